@@ -1,0 +1,51 @@
+# Each target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
+# Nothing is needed but make and Python 3.11 or newer. Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+TRACES ?= ../shared/traces
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-long lint format bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
+		printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "pagedkv needs Python 3.11 or newer, and '$(PYTHON)' is not." \
+			"Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(STAMP) ## generate the conversation workload and replay it, then a recorded trace if it is there
+	$(BIN)/pagedkv demo --traces $(TRACES)
+
+# The same tests see compiled loops first, then those marked `interpreted` see them as plain Python.
+test: $(STAMP) ## all tests but the long ones: compiled, then the interpreted subset
+	$(BIN)/pytest -n auto --maxprocesses 8
+	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -n auto --maxprocesses 8 -m "interpreted and not long"
+
+test-long: $(STAMP) ## the tests marked long
+	$(BIN)/pytest -n auto --maxprocesses 8 -m long
+
+lint: $(STAMP) ## ruff, mypy and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## apply ruff's fixes and its format
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: $(STAMP) ## all benchmarks: a table, and out/bench.json
+	@mkdir -p out
+	$(BIN)/python -m benchmarks --json out/bench.json
+
+clean: ## remove everything that the other targets make
+	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist out
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Benchmarks of the bookkeeping: ``make bench``, or ``python -m benchmarks --json FILE``."""

@@ -1,0 +1,39 @@
+"""The command line: ``pagedkv replay``, ``pagedkv curve`` and ``pagedkv demo``.
+
+In the order in which data flows::
+
+    app          the commands and their options
+    demo         what ``pagedkv demo`` runs
+    run          drives a replay; curve drives a capacity curve
+    progress     bars and status while that takes its time
+    tables       what a human reads; curve_tables for curves
+    json_file    what a program reads, written whole or not at all
+    user_errors  one line and exit code 2 for mistakes, 130 for Ctrl-C
+
+Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
+"""
+
+import sys
+from typing import Final
+
+__all__ = ["main"]
+
+EXTRA_PACKAGES: Final = ("msgspec", "rich", "typer")
+EXIT_INTERRUPTED: Final = 130
+EXIT_USER_ERROR: Final = 2
+
+
+def main() -> None:
+    """Run the command line; exits the process."""
+    try:
+        from pagedkv.cli.app import app  # noqa: PLC0415 - so that a missing extra can be named
+
+        app()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_PACKAGES:
+            raise
+        sys.stderr.write(f"pagedkv: the command line needs {package}: pip install 'pagedkv[cli]'\n")
+        sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,87 @@
+"""Drives ``pagedkv curve``: reads the trace, measures point after point, shows how far it has come.
+
+The bars go to stderr, and only when that is a terminal. While the trace is read, the bar shows the share of the file,
+in stored bytes; then the share of the points, of which there is one for each policy and capacity.
+"""
+
+from itertools import islice
+from pathlib import PurePath
+
+from rich.progress import Progress
+
+from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.run import require_limit
+from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.errors import ConfigurationError
+from pagedkv.replay.capacity.curve import POLICIES, CapacityCurve, compile_loops, default_capacities, measure_curve
+from pagedkv.replay.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.replay.trace import TraceReader
+
+__all__ = ["curve_of_trace", "parse_capacities"]
+
+
+def parse_capacities(text: str) -> list[int]:
+    """Read capacities separated by commas.
+
+    Raises:
+        ConfigurationError: one is not a whole number, or not positive.
+
+    >>> parse_capacities("1000, 200")
+    [1000, 200]
+    """
+    try:
+        capacities = [int(capacity) for capacity in text.split(",")]
+    except ValueError as error:
+        raise ConfigurationError(f"--capacities must be whole numbers separated by commas, got {text!r}") from error
+    if min(capacities) < 1:
+        raise ConfigurationError(f"--capacities must be at least 1 block, got {min(capacities)}")
+    return capacities
+
+
+def curve_of_trace(
+    path: str,
+    capacities: list[int] | None = None,
+    *,
+    full_blocks_only: bool = False,
+    trace_block_size: int | None = None,
+    limit: int | None = None,
+) -> CapacityCurve:
+    """Measure a trace, or its first ``limit`` requests, at the given capacities or the default ones.
+
+    Raises:
+        ConfigurationError: a size or the limit is out of range.
+        TraceError: the trace cannot be read, or has no block ids.
+        InterruptedRunError: Ctrl-C.
+    """
+    require_limit(limit)
+    collector = ReferenceCollector(path, full_blocks_only=full_blocks_only)
+    with TraceReader(path, trace_block_size) as trace:
+        prepare(compile_loops)
+        with progress_bars() as progress:
+            references = _collect(trace, collector, PurePath(path).name, limit, progress)
+            return _measure(references, capacities or default_capacities(references), progress)
+
+
+def _collect(
+    trace: TraceReader, collector: ReferenceCollector, name: str, limit: int | None, progress: Progress
+) -> BlockReferences:
+    task = progress.add_task(name, total=trace.num_bytes, come_to="")
+    try:
+        for request in islice(trace, limit):
+            collector.add(request)
+            progress.update(task, completed=trace.num_bytes_read, come_to=f"{collector.num_requests:,} requests")
+        return collector.references()
+    except KeyboardInterrupt as error:
+        message = f"interrupted after {collector.num_requests:,} requests; nothing was written"
+        raise InterruptedRunError(message) from error
+
+
+def _measure(references: BlockReferences, capacities: list[int], progress: Progress) -> CapacityCurve:
+    num_points = len(set(capacities)) * len(POLICIES)
+    task = progress.add_task("curve", total=num_points, come_to=f"{num_points} points")
+    try:
+        return measure_curve(references, capacities, show=lambda num_done: progress.update(task, completed=num_done))
+    except KeyboardInterrupt as error:
+        num_done = int(progress.tasks[-1].completed)
+        message = f"interrupted after {num_done} of {num_points} points of the curve; nothing was written"
+        raise InterruptedRunError(message) from error

@@ -1,0 +1,34 @@
+"""What ``pagedkv demo`` runs: a generated workload, and a real trace where there is one."""
+
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from pagedkv.cli.run import replay_trace, replay_workload
+from pagedkv.cli.tables import print_summary, print_workload
+from pagedkv.replay.replayer import ReplayConfig
+from pagedkv.replay.workload import ConversationWorkload
+
+__all__ = ["run_demo"]
+
+MOONCAKE_TRACE: Final = "mooncake_conversation.jsonl.gz"
+
+PUBLIC_TRACES: Final = f"""\
+No {MOONCAKE_TRACE} here (--traces FOLDER). Public traces:
+  Mooncake, FAST'25 release    github.com/kvcache-ai/Mooncake, FAST25-release/traces (read as they are)
+  Azure LLM inference          github.com/Azure/AzurePublicDataset, data
+  coding-agent sessions        github.com/callanjfox/kv-cache-tester, traces
+  agent benchmark runs         github.com/LMCache/lmcache-agent-trace
+The last three need converting to a format that `pagedkv replay --help` names."""
+
+
+def run_demo(workload: ConversationWorkload, config: ReplayConfig, traces: Path | None) -> None:
+    """Replay the workload, then the Mooncake conversation trace from ``traces``, or say where to get it."""
+    print_workload(workload)
+    print_summary("Replay of the generated conversations", replay_workload(workload, config))
+    trace = traces / MOONCAKE_TRACE if traces is not None else None
+    if trace is None or not trace.exists():
+        typer.echo(PUBLIC_TRACES)
+        return
+    print_summary(f"Replay of {trace.name}", replay_trace(str(trace), config))

@@ -1,0 +1,75 @@
+"""Drives a replay from the command line: the loop over the requests, its progress bar, its interruption.
+
+The bar goes to stderr, and only when that is a terminal. Over a trace it shows the share of the file that has been
+read, in stored bytes, for nobody knows the number of requests in advance.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import PurePath
+
+from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.errors import ConfigurationError
+from pagedkv.replay.replayer import ReplayConfig, Replayer, compile_loops
+from pagedkv.replay.request import TokenizedRequest
+from pagedkv.replay.summary import ReplaySummary
+from pagedkv.replay.tokens import tokenized
+from pagedkv.replay.trace import TraceReader
+from pagedkv.replay.workload import ConversationWorkload
+
+__all__ = ["replay_trace", "replay_workload", "require_limit"]
+
+
+def replay_trace(
+    path: str, config: ReplayConfig, *, trace_block_size: int | None = None, limit: int | None = None
+) -> ReplaySummary:
+    """Replay a trace, or its first ``limit`` requests.
+
+    Raises:
+        ConfigurationError: a size or the limit is out of range.
+        TraceError: the trace cannot be read.
+        InterruptedRunError: Ctrl-C.
+    """
+    require_limit(limit)
+    with TraceReader(path, trace_block_size) as trace:
+        prepare(compile_loops)
+        with progress_bars() as progress:
+            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
+            return _serve(
+                islice(tokenized(trace), limit),
+                config,
+                lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
+            )
+
+
+def replay_workload(workload: ConversationWorkload, config: ReplayConfig) -> ReplaySummary:
+    """Replay generated conversations.
+
+    Raises:
+        ConfigurationError: a size is out of range.
+        InterruptedRunError: Ctrl-C.
+    """
+    prepare(compile_loops)
+    with progress_bars() as progress:
+        task = progress.add_task("conversations", total=None, come_to="")
+        return _serve(workload.requests(), config, lambda come_to: progress.update(task, come_to=come_to))
+
+
+def require_limit(limit: int | None) -> None:
+    """Check the number of requests to stop after. Raises ConfigurationError."""
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"--limit must be at least 1 request, got {limit}")
+
+
+def _serve(requests: Iterable[TokenizedRequest], config: ReplayConfig, show: Callable[[str], None]) -> ReplaySummary:
+    replayer = Replayer(config, time.perf_counter_ns)
+    try:
+        for request in requests:
+            replayer.serve(request)
+            show(f"{replayer.num_requests:,} requests")
+    except KeyboardInterrupt as error:
+        message = f"interrupted after {replayer.num_requests:,} requests; nothing was written"
+        raise InterruptedRunError(message) from error
+    return replayer.summary()

@@ -1,0 +1,51 @@
+"""How a command ends when it cannot go on: one clear line on stderr, and an exit code that says whose turn it is.
+
+====================================================  =========
+what happened                                         exit code
+====================================================  =========
+a bad trace, size, option or output file              2
+Ctrl-C                                                130
+====================================================  =========
+
+Anything else is a fault of this library and keeps its traceback.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import typer
+
+from pagedkv.errors import ConfigurationError, TraceError
+
+__all__ = ["InterruptedRunError", "OutputError", "reported"]
+
+EXIT_USER_ERROR: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+class OutputError(Exception):
+    """A file that the user asked for cannot be written."""
+
+
+class InterruptedRunError(Exception):
+    """Ctrl-C ended a run; the message says how far it came."""
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn the errors above into a line on stderr and an exit code."""
+    try:
+        yield
+    except (TraceError, ConfigurationError, OutputError) as error:
+        typer.echo(f"pagedkv: {error}", err=True)
+        raise typer.Exit(EXIT_USER_ERROR) from error
+    except MemoryError as error:
+        typer.echo(f"pagedkv: not enough memory: {error}. Ask for fewer or smaller blocks", err=True)
+        raise typer.Exit(EXIT_USER_ERROR) from error
+    except InterruptedRunError as error:
+        typer.echo(f"pagedkv: {error}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+    except KeyboardInterrupt as error:
+        typer.echo("pagedkv: interrupted before the first request", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from error

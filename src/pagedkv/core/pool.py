@@ -1,0 +1,323 @@
+"""The blocks of one pool: who holds each, when it goes back, and what is evicted to make room.
+
+``BlockPool`` owns the arrays of :mod:`~pagedkv.core.blocks` and, with this module's compiled functions,
+reference counts, deferred frees and eviction. It does not know sequences or tables.
+
+A block's journey::
+
+            acquire                     release, count 0, no step needs it: cached -> back, else -> front
+    FREE ------------> IN USE --------------------------------------------------------> FREE
+      ^                 |   ^
+      |                 |   | reuse (a prefix hit)
+      |   settle        v   |
+      +-------------- DEFERRED   release, count 0, a step in flight or a planned copy may still use it
+
+Steps are numbered. ``OPEN_STEP`` is being put together, every step up to ``SETTLED_STEP`` is over, those
+between are in flight. A block released while steps are in flight waits for the last of them, since
+nobody knows here which of them reads it; in order, so one queue with one comparison does.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pagedkv.core import free_queue
+from pagedkv.core.blocks import (
+    DEFERRED,
+    EVENT_FIELDS,
+    EXTRA,
+    FREE,
+    HOLD_STEP,
+    IN_USE,
+    LIFE,
+    NAME,
+    NEXT,
+    NULL_BLOCK,
+    NUM_ACQUIRED,
+    NUM_CACHED,
+    NUM_DEFERRED,
+    NUM_EVENTS,
+    NUM_EVICTED,
+    NUM_FREE,
+    NUM_HIT_BLOCKS,
+    OPEN_STEP,
+    PENDING_STEP,
+    QUEUE,
+    REF_COUNT,
+    SETTLED_STEP,
+    Int32Array,
+    PoolArrays,
+    new_pool_arrays,
+)
+from pagedkv.core.compiled import compiled, inlined
+from pagedkv.core.prefix_index import PrefixIndex, forget
+from pagedkv.errors import BlockError, ConfigurationError
+from pagedkv.events import CLEARED, CacheEvents
+
+FEWEST_EVENTS: Final = 1024
+
+__all__ = ["BlockPool", "KVCacheBlock", "acquire", "drop_name", "release", "reuse", "settle"]
+
+
+@inlined
+def acquire(pool: PoolArrays) -> int:
+    """Hand out the next free block, evicting what it cached; the caller has checked that there is one."""
+    block = free_queue.popleft(pool.records, pool.counts)
+    records = pool.records
+    if records[block, NAME]:
+        pool.counts[NUM_CACHED] -= 1
+        pool.counts[NUM_EVICTED] += 1
+        forget(pool, block)
+    records[block, REF_COUNT] = 1
+    records[block, LIFE] += 1
+    records[block, HOLD_STEP] = 0
+    records[block, PENDING_STEP] = 0
+    records[block, EXTRA] = 0
+    pool.counts[NUM_ACQUIRED] += 1
+    return block
+
+
+@inlined
+def reuse(pool: PoolArrays, block: int) -> None:
+    """Take one more reference to a named block, wherever it is."""
+    records = pool.records
+    if records[block, QUEUE] == FREE:
+        free_queue.remove(pool.records, pool.counts, block)
+        pool.counts[NUM_CACHED] -= 1
+    elif records[block, QUEUE] == DEFERRED:
+        free_queue.unlink(pool.records, block)
+        records[block, QUEUE] = IN_USE
+        pool.counts[NUM_DEFERRED] -= 1
+    records[block, REF_COUNT] += 1
+
+
+@compiled
+def reuse_all(pool: PoolArrays, block_ids: Int32Array) -> None:
+    """Take one more reference to each block of a prefix hit (null blocks are passed over)."""
+    for block in block_ids:
+        if block != NULL_BLOCK:
+            reuse(pool, block)
+            pool.counts[NUM_HIT_BLOCKS] += 1
+
+
+@inlined
+def release(pool: PoolArrays, block: int) -> None:
+    """Give one reference back; the last one sends the block to the free queue or defers it."""
+    records = pool.records
+    records[block, REF_COUNT] -= 1
+    if records[block, REF_COUNT] > 0:
+        return
+    counts = pool.counts
+    if records[block, NAME] and records[block, PENDING_STEP] == counts[OPEN_STEP]:
+        forget(pool, block)  # nobody is left to compute what was promised for the open step
+    last_planned = counts[OPEN_STEP] - 1
+    if last_planned > counts[SETTLED_STEP] and records[block, HOLD_STEP] < last_planned:
+        records[block, HOLD_STEP] = last_planned
+    if records[block, HOLD_STEP] > counts[SETTLED_STEP]:
+        free_queue.link_before(pool.records, len(pool.records) - 1, block)
+        records[block, QUEUE] = DEFERRED
+        counts[NUM_DEFERRED] += 1
+    else:
+        _enqueue(pool, block)
+
+
+@inlined
+def _enqueue(pool: PoolArrays, block: int) -> None:
+    """Put an unreferenced block where its content says: the back if it is cached, else the front."""
+    if pool.records[block, NAME]:
+        free_queue.append(pool.records, pool.counts, block)
+        pool.counts[NUM_CACHED] += 1
+    else:
+        free_queue.prepend(pool.records, pool.counts, block)
+
+
+@compiled
+def settle(pool: PoolArrays, step: int) -> None:
+    """Note that every step up to ``step`` is over, and free what waited for them."""
+    pool.counts[SETTLED_STEP] = step
+    sentinel = len(pool.records) - 1
+    block = pool.records[sentinel, NEXT]
+    while block != sentinel and pool.records[block, HOLD_STEP] <= step:
+        free_queue.unlink(pool.records, block)
+        pool.counts[NUM_DEFERRED] -= 1
+        _enqueue(pool, block)
+        block = pool.records[sentinel, NEXT]
+
+
+@compiled
+def drop_name(pool: PoolArrays, block: int) -> None:
+    """Make a named block's content unfindable; if it is free, it has no content any more."""
+    forget(pool, block)
+    if pool.records[block, QUEUE] == FREE:
+        free_queue.remove(pool.records, pool.counts, block)
+        free_queue.prepend(pool.records, pool.counts, block)
+        pool.counts[NUM_CACHED] -= 1
+
+
+@compiled
+def drop_all_names(pool: PoolArrays) -> int:
+    """Make everything unfindable; return how many blocks had a name."""
+    num_dropped = 0
+    for block in range(1, len(pool.records) - 1):
+        if pool.records[block, NAME]:
+            drop_name(pool, block)
+            num_dropped += 1
+    return num_dropped
+
+
+@compiled
+def withdraw_since(pool: PoolArrays, step: int) -> int:
+    """Drop the names whose content steps from ``step`` on were to compute; return how many."""
+    num_dropped = 0
+    for block in range(1, len(pool.records) - 1):
+        if pool.records[block, NAME] and pool.records[block, PENDING_STEP] >= step:
+            drop_name(pool, block)
+            num_dropped += 1
+    return num_dropped
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheBlock:
+    """One block as it is now (a copy of its record; later changes do not show).
+
+    Args:
+        block_id: its id.
+        ref_count: table entries that point to it.
+        group: index of the group under whose name it can be found, or None.
+        digest: SHA-256 of its chain while it can be found, else None.
+        is_computed: no step in flight or open still writes it.
+        place: "in use", "free" or "deferred".
+    """
+
+    block_id: int
+    ref_count: int
+    group: int | None
+    digest: bytes | None
+    is_computed: bool
+    place: str
+
+
+class BlockPool:
+    """A pool of blocks of equal size, with reference counts, prefix index and eviction.
+
+    Args:
+        name: for messages.
+        num_blocks: blocks, the null block included.
+        block_size: most tokens that one of its blocks stands for.
+        caching: keep tokens and digests, so that blocks can be named.
+    """
+
+    def __init__(self, name: str, num_blocks: int, block_size: int = 16, *, caching: bool = True) -> None:
+        """Build an empty pool. O(num_blocks). Raises ConfigurationError for sizes that cannot be."""
+        if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
+            raise ConfigurationError(
+                f"pool {name!r} needs at least 2 blocks of at least 1 token, got {num_blocks} of {block_size}"
+            )
+        self.name = name
+        self.num_blocks = num_blocks
+        self.arrays = new_pool_arrays(num_blocks, block_size, caching=caching)
+        self.free_queue = free_queue.FreeBlockQueue(self.arrays)
+        self.prefix_index = PrefixIndex(self.arrays)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now, cached ones included. O(1)."""
+        return int(self.arrays.counts[NUM_FREE])
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks of an empty pool: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that the bookkeeping of all blocks takes."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def block(self, block_id: int) -> KVCacheBlock:
+        """Look at one block. Raises BlockError for a foreign id. O(1)."""
+        self._require_own(block_id)
+        record = self.arrays.records[block_id]
+        named = bool(record[NAME])
+        return KVCacheBlock(
+            block_id=block_id,
+            ref_count=int(record[REF_COUNT]),
+            group=int(record[NAME]) - 1 if named else None,
+            digest=self.arrays.digests[block_id].astype(">u4").tobytes() if named else None,
+            is_computed=bool(record[PENDING_STEP] <= self.arrays.counts[SETTLED_STEP]),
+            place={IN_USE: "in use", FREE: "free", DEFERRED: "deferred"}[int(record[QUEUE])],
+        )
+
+    def acquire(self, n: int) -> list[int] | None:
+        """Take ``n`` blocks, evicting as needed, or None and nothing changed. Raises BlockError if n < 0. O(n)."""
+        if n < 0:
+            raise BlockError(f"cannot take {n} blocks from pool {self.name!r}")
+        if n > self.num_free:
+            return None
+        self.reserve_events(n)
+        return [acquire(self.arrays) for _ in range(n)]
+
+    def release(self, block_ids: list[int]) -> None:
+        """Give one reference to each block back.
+
+        Raises:
+            BlockError: a block is foreign or has fewer references; nothing was changed.
+        """
+        for block_id, given_back in Counter(block_ids).items():
+            self._require_own(block_id)
+            held = int(self.arrays.records[block_id, REF_COUNT])
+            if given_back > held:
+                message = f"block {block_id} of pool {self.name!r} has {held} references, {given_back} were released"
+                raise BlockError(message)
+        self.reserve_events(len(block_ids))
+        for block_id in block_ids:
+            release(self.arrays, block_id)
+
+    def record_events(self) -> None:
+        """Record events from now on."""
+        if len(self.arrays.event_log) == 0:
+            log = np.zeros((FEWEST_EVENTS, EVENT_FIELDS), np.uint32)
+            self.arrays = self.arrays._replace(event_log=log)
+
+    def reserve_events(self, num_events: int) -> None:
+        """Make room for so many more events, when events are on (see :meth:`record_events`)."""
+        if len(self.arrays.event_log) == 0:
+            return
+        needed = int(self.arrays.counts[NUM_EVENTS]) + num_events
+        capacity = len(self.arrays.event_log)
+        if needed > capacity:
+            grown = np.zeros((max(needed, 2 * capacity), EVENT_FIELDS), np.uint32)
+            grown[:capacity] = self.arrays.event_log
+            self.arrays = self.arrays._replace(event_log=grown)
+
+    def log_cleared(self) -> None:
+        """Record that everything was dropped at once (when events are on)."""
+        self.reserve_events(1)
+        if len(self.arrays.event_log):
+            count = int(self.arrays.counts[NUM_EVENTS])
+            self.arrays.event_log[count] = 0
+            self.arrays.event_log[count, 0] = CLEARED
+            self.arrays.counts[NUM_EVENTS] += 1
+
+    def drain_events(self) -> CacheEvents:
+        """Take the events recorded since the last call. O(events)."""
+        num_events = int(self.arrays.counts[NUM_EVENTS])
+        assert num_events <= len(self.arrays.event_log), f"{num_events} events, room for {len(self.arrays.event_log)}"
+        log = self.arrays.event_log[:num_events]
+        self.arrays.counts[NUM_EVENTS] = 0
+        words = log[:, 3:].astype(">u4").view(np.uint8).reshape(len(log), 2, 32)
+        return CacheEvents(
+            pool=self.name,
+            kinds=log[:, 0].astype(np.int32),
+            groups=log[:, 1].astype(np.int32) - 1,
+            block_ids=log[:, 2].astype(np.int32),
+            digests=words[:, 0].copy(),
+            parent_digests=words[:, 1].copy(),
+        )
+
+    def _require_own(self, block_id: int) -> None:
+        if not 0 < block_id < self.num_blocks:
+            message = f"block {block_id} is not one of the blocks 1..{self.num_blocks - 1} of pool {self.name!r}"
+            raise BlockError(message)

@@ -1,0 +1,125 @@
+"""Every error pagedkv raises, as one tree.
+
+Scarcity is an answer, not an error: an operation that finds too few free blocks changes nothing and
+returns a :class:`~pagedkv.plan.Shortage`, or, in the words of the classic block managers, answers
+``AllocStatus.LATER`` when asked first and raises :class:`OutOfBlocksError` when not asked at all.
+Misuse raises, with the numbers that explain it. A broken invariant is a fault of this library: an
+``AssertionError`` that stops the program.
+
+::
+
+    PagedKVError
+    |-- ConfigurationError        a size, fraction or combination that cannot work
+    |-- TokenError                empty prompt, ids outside int32, wrong shape or dtype
+    |-- OutOfBlocksError          an unasked action met a shortage (classic methods only)
+    |-- TooManySequencesError     more sequences at once than rows were configured
+    |-- SequenceError             the sequence or row is not in a state that allows this
+    |   |-- UnknownSequenceError  never allocated here
+    |   |-- FreedSequenceError    freed before: double free, use after free
+    |   |-- SwappedOutError       its blocks are in the host pool
+    |   `-- LostSequenceError     an aborted step left its memory undefined
+    |-- SharedPrefixError         truncating into blocks that another sequence holds
+    |-- TruncationError           the content needed at that length is gone, or length is absurd
+    |-- NoHostPoolError           swapping without a host pool
+    |-- BlockError                a block id that is foreign, free, or freed twice
+    |-- StepError                 steps acknowledged or aborted out of order
+    `-- TraceError                a trace file that cannot be read: file, line, reason, remedy
+"""
+
+__all__ = [
+    "BlockError",
+    "ConfigurationError",
+    "FreedSequenceError",
+    "LostSequenceError",
+    "NoHostPoolError",
+    "OutOfBlocksError",
+    "PagedKVError",
+    "SequenceError",
+    "SharedPrefixError",
+    "StepError",
+    "SwappedOutError",
+    "TokenError",
+    "TooManySequencesError",
+    "TraceError",
+    "TruncationError",
+    "UnknownSequenceError",
+]
+
+
+class PagedKVError(Exception):
+    """Base of all errors raised by pagedkv."""
+
+
+class ConfigurationError(PagedKVError, ValueError):
+    """A size, a fraction or a combination of settings that cannot work."""
+
+
+class TokenError(PagedKVError, ValueError):
+    """Token ids that cannot be stored: none at all, outside int32, wrong shape or type."""
+
+
+class OutOfBlocksError(PagedKVError):
+    """A classic action was called without asking first, and the free blocks do not suffice."""
+
+
+class TooManySequencesError(PagedKVError):
+    """More sequences at once than the tables have rows."""
+
+
+class SequenceError(PagedKVError):
+    """The sequence (or row) is not in a state that allows the operation."""
+
+
+class UnknownSequenceError(SequenceError, LookupError):
+    """This sequence was never allocated here."""
+
+
+class FreedSequenceError(SequenceError, LookupError):
+    """This sequence has been freed: a double free or a use after free."""
+
+
+class SwappedOutError(SequenceError):
+    """The blocks of this sequence are in the host pool; swap it in first."""
+
+
+class LostSequenceError(SequenceError):
+    """An aborted step left this sequence's memory undefined; free it and allocate it again."""
+
+
+class SharedPrefixError(PagedKVError):
+    """Truncation would reach into blocks that another sequence holds too."""
+
+
+class TruncationError(PagedKVError, ValueError):
+    """The sequence cannot be rolled back to that length."""
+
+
+class NoHostPoolError(PagedKVError):
+    """Swapping was asked for, but no host pool was configured."""
+
+
+class BlockError(PagedKVError):
+    """A block id that is foreign to the pool, not in use, or released twice."""
+
+
+class StepError(PagedKVError):
+    """Steps must be acknowledged in the order in which they were planned."""
+
+
+class TraceError(PagedKVError):
+    """A trace that cannot be read.
+
+    Args:
+        path: the file.
+        line: 1-based line number, or None when the file as a whole is at fault.
+        reason: what is wrong, with the offending value.
+        remedy: what the user can do.
+    """
+
+    def __init__(self, path: str, line: int | None, reason: str, remedy: str) -> None:
+        where = path if line is None else f"{path}:{line}"
+        super().__init__(f"{where}: {reason}. {remedy}")
+        self.path = path
+        self.line = line
+        self.reason = reason
+        self.remedy = remedy

@@ -1,0 +1,172 @@
+"""The audit: every invariant of a block space, proved in O(blocks + table entries).
+
+An invariant that does not hold is a fault of this library, so these are assertions.
+"""
+
+from itertools import islice
+
+import numpy as np
+
+from pagedkv.core.blocks import (
+    BUCKET_NEXT,
+    DEFERRED,
+    FREE,
+    HOLD_STEP,
+    IN_USE,
+    LIFE,
+    NAME,
+    NEXT,
+    NULL_BLOCK,
+    NUM_CACHED,
+    NUM_DEFERRED,
+    NUM_FREE,
+    NUM_NAMED,
+    OPEN_STEP,
+    PARENT,
+    PARENT_LIFE,
+    PENDING_STEP,
+    PREVIOUS,
+    QUEUE,
+    REF_COUNT,
+    SETTLED_STEP,
+    SUCCESSOR,
+)
+from pagedkv.core.free_queue import blocks_of_list
+from pagedkv.core.pool import BlockPool
+from pagedkv.core.prefix_index import bucket_of
+from pagedkv.core.rows import (
+    AT,
+    DIRTY_FROM,
+    DIRTY_TO,
+    FIRST_BLOCK,
+    LOST,
+    LOST_ON_HOST,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DIGESTED,
+    NUM_PLANNED,
+    NUM_PUBLISHED,
+    NUM_SINK_BLOCKS,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    SWAPPED,
+    VACANT,
+)
+from pagedkv.space.state import Group, SpaceState
+
+__all__ = ["check_space"]
+
+
+def check_space(state: SpaceState) -> None:
+    """Prove that pools, index and tables agree. Raises AssertionError with the first contradiction."""
+    for pool in state.all_pools:
+        _check_places(pool)
+        _check_names(pool)
+    _check_references(state)
+    for group in state.groups:
+        _check_rows(state, group)
+    vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
+    assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
+
+
+def _check_places(pool: BlockPool) -> None:
+    """The free queue, the deferred queue and the blocks in use partition the blocks."""
+    records, counts = pool.arrays.records, pool.arrays.counts
+    sentinel = len(records) - 1
+    following = records[records[:, NEXT], PREVIOUS]
+    linked = np.append(records[:sentinel, QUEUE] != IN_USE, True)
+    linked[NULL_BLOCK] = True
+    assert (following == np.arange(len(records)))[linked].all(), f"{pool.name}: links forward and backward differ"
+    free = blocks_of_list(records, NULL_BLOCK, int(counts[NUM_FREE]))
+    deferred = blocks_of_list(records, sentinel, int(counts[NUM_DEFERRED]))
+    place = records[1:sentinel, QUEUE]
+    assert len(free) == counts[NUM_FREE], f"{pool.name}: {counts[NUM_FREE]} blocks counted free, {len(free)} linked"
+    assert len(deferred) == counts[NUM_DEFERRED], f"{pool.name}: deferred blocks miscounted"
+    assert sorted(free) == (np.flatnonzero(place == FREE) + 1).tolist(), f"{pool.name}: free queue and places differ"
+    assert sorted(deferred) == (np.flatnonzero(place == DEFERRED) + 1).tolist(), f"{pool.name}: deferred differ"
+    held = records[1:sentinel, REF_COUNT] > 0
+    assert (held == (place == IN_USE)).all(), f"{pool.name}: a block is referenced and queued, or neither"
+    assert (records[1:sentinel, REF_COUNT] >= 0).all(), f"{pool.name}: negative reference count"
+    assert records[NULL_BLOCK, [REF_COUNT, NAME, LIFE]].tolist() == [0, 0, 0], f"{pool.name}: null block touched"
+    cached = (records[free, NAME] != 0) if free else np.zeros(0, bool)
+    assert cached.sum() == counts[NUM_CACHED], f"{pool.name}: cached blocks miscounted"
+    assert (np.diff(cached.astype(int)) >= 0).all(), f"{pool.name}: an empty block waits behind a cached one"
+    if deferred:
+        assert (records[deferred, HOLD_STEP] > counts[SETTLED_STEP]).any(), f"{pool.name}: a settled block is deferred"
+        assert records[deferred[0], HOLD_STEP] > counts[SETTLED_STEP], f"{pool.name}: the first deferred block is due"
+    waiting = records[free, PENDING_STEP] if free else np.zeros(0, int)
+    assert not (cached & (waiting == counts[OPEN_STEP])).any(), f"{pool.name}: nobody will compute a cached block"
+
+
+def _check_names(pool: BlockPool) -> None:
+    """The index finds exactly the named blocks, each once, under different names; living links hold."""
+    records = pool.arrays.records
+    named = pool.prefix_index.named_blocks()
+    indexed = sorted(islice(pool.prefix_index.indexed_blocks(), len(named) + 1))
+    assert indexed == named.tolist(), f"{pool.name}: index and named blocks differ"
+    assert len(named) == pool.arrays.counts[NUM_NAMED], f"{pool.name}: named blocks miscounted"
+    if len(named):
+        for block in named.tolist():
+            name, first_word = int(records[block, NAME]), int(pool.arrays.digests[block, 0])
+            assert block in _bucket(pool, bucket_of(pool.arrays, name, first_word)), (
+                f"{pool.name}: {block} is misplaced"
+            )
+        identities = np.column_stack([records[named, NAME].astype(np.uint32), pool.arrays.digests[named]])
+        assert len(np.unique(identities, axis=0)) == len(named), f"{pool.name}: two blocks carry one name"
+        parents = records[named, PARENT]
+        assert ((parents >= 0) & (parents < pool.num_blocks)).all(), f"{pool.name}: a parent is foreign"
+        alive = records[parents, LIFE] == records[named, PARENT_LIFE]
+        assert (records[named[~alive], PARENT] != NULL_BLOCK).all(), f"{pool.name}: the root died"
+    followed = records[:-1][records[:-1, SUCCESSOR] != NULL_BLOCK]
+    assert (followed[:, SUCCESSOR] < pool.num_blocks).all(), f"{pool.name}: a successor is foreign"
+
+
+def _bucket(pool: BlockPool, bucket: int) -> list[int]:
+    block = int(pool.arrays.buckets[bucket])
+    blocks = []
+    while block != NULL_BLOCK:
+        blocks.append(block)
+        block = int(pool.arrays.records[block, BUCKET_NEXT])
+    return blocks
+
+
+def _check_references(state: SpaceState) -> None:
+    """Reference counts equal the references of the tables."""
+    statuses = state.rows[:, STATUS]
+    for pools, holding in ((state.pools, (RUNNING, LOST)), (state.host_pools, (SWAPPED, LOST_ON_HOST))):
+        for name, pool in pools.items():
+            counted = np.zeros(pool.num_blocks, np.int64)
+            for group in state.groups:
+                if group.pool.name == name:
+                    entries = group.arrays.table[np.isin(statuses, holding)]
+                    assert ((entries >= 0) & (entries < pool.num_blocks)).all(), f"{name}: a table entry is foreign"
+                    counted += np.bincount(entries.ravel(), minlength=pool.num_blocks)
+            counted[NULL_BLOCK] = 0
+            held = pool.arrays.records[:-1, REF_COUNT]
+            wrong = np.flatnonzero(counted != held)
+            assert len(wrong) == 0, (
+                f"{name}: block {wrong[0]} has {held[wrong[0]]} references, the tables hold {counted[wrong[0]]}"
+            )
+
+
+def _check_rows(state: SpaceState, group: Group) -> None:
+    """Each row's counts and its table entries fit together."""
+    at = int(group.arrays.parameters[AT])
+    num_sinks = int(group.arrays.parameters[NUM_SINK_BLOCKS])
+    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
+        record = state.rows[row].tolist()
+        mine = record[at:]
+        where = f"group {group.index}, row {row}"
+        assert 0 <= record[NUM_PLANNED] <= record[NUM_TOKENS], f"{where}: planned beyond its tokens"
+        assert 0 <= record[NUM_ACCEPTED] <= record[NUM_TOKENS], f"{where}: accepted beyond its tokens"
+        assert mine[NUM_BLOCKS] >= -(-record[NUM_TOKENS] // group.block_size), f"{where}: too few blocks"
+        full = record[NUM_ACCEPTED] // group.block_size
+        assert mine[NUM_PUBLISHED] <= mine[NUM_DIGESTED] <= full, f"{where}: published what is not certain"
+        assert 0 <= mine[DIRTY_FROM] <= mine[DIRTY_TO] <= mine[NUM_BLOCKS], f"{where}: changes beyond the table"
+        entries = group.arrays.table[row]
+        held = np.flatnonzero(entries != NULL_BLOCK)
+        assert (held < mine[NUM_BLOCKS]).all(), f"{where}: an entry beyond its blocks"
+        assert ((held >= mine[FIRST_BLOCK]) | (held < num_sinks)).all(), f"{where}: an entry below its window"
+        present = np.arange(mine[FIRST_BLOCK], mine[NUM_BLOCKS])
+        assert (entries[present] != NULL_BLOCK).all(), f"{where}: a hole in its table"

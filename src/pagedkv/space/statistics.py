@@ -1,0 +1,90 @@
+"""Statistics: a frozen snapshot of every pool, taken only when asked for."""
+
+from dataclasses import dataclass
+
+from pagedkv.core.blocks import NUM_ACQUIRED, NUM_CACHED, NUM_DEFERRED, NUM_EVICTED, NUM_FREE, NUM_HIT_BLOCKS, NUM_NAMED
+from pagedkv.core.pool import BlockPool
+from pagedkv.core.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
+from pagedkv.space.state import SpaceState
+
+__all__ = ["PoolStatistics", "SpaceStatistics", "take_statistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """One pool at one moment; the last three count since the pool was built.
+
+    Args:
+        name: name of the pool; host pools carry the name of their device pool.
+        num_blocks: blocks that can be handed out at all (the null block is not).
+        num_free: blocks that can be handed out now, cached ones included.
+        num_cached: free blocks whose content can still be found.
+        num_deferred: unreferenced blocks that wait for a step.
+        num_in_use: blocks that tables refer to.
+        num_named: blocks that can be found, in use or free.
+        num_acquired: blocks handed out.
+        num_evictions: of these, blocks that had cached content.
+        num_hit_blocks: references given to cached blocks.
+        nbytes: host memory of the bookkeeping.
+    """
+
+    name: str
+    num_blocks: int
+    num_free: int
+    num_cached: int
+    num_deferred: int
+    num_in_use: int
+    num_named: int
+    num_acquired: int
+    num_evictions: int
+    num_hit_blocks: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceStatistics:
+    """A block space at one moment.
+
+    Args:
+        pools: device pools; host_pools: host pools.
+        num_running: sequences with blocks on the device; num_swapped: with blocks in the host pool.
+        num_tokens: tokens of the running sequences.
+        num_steps_in_flight: planned steps that are not acknowledged.
+    """
+
+    pools: tuple[PoolStatistics, ...]
+    host_pools: tuple[PoolStatistics, ...]
+    num_running: int
+    num_swapped: int
+    num_tokens: int
+    num_steps_in_flight: int
+
+
+def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatistics:
+    """Count. O(rows)."""
+    running = state.rows[:, STATUS] == RUNNING
+    return SpaceStatistics(
+        pools=tuple(map(_of_pool, state.pools.values())),
+        host_pools=tuple(map(_of_pool, state.host_pools.values())),
+        num_running=int(running.sum()),
+        num_swapped=int((state.rows[:, STATUS] == SWAPPED).sum()),
+        num_tokens=int(state.rows[running, NUM_TOKENS].sum()),
+        num_steps_in_flight=num_steps_in_flight,
+    )
+
+
+def _of_pool(pool: BlockPool) -> PoolStatistics:
+    counts = pool.arrays.counts.tolist()
+    return PoolStatistics(
+        name=pool.name,
+        num_blocks=pool.num_usable,
+        num_free=counts[NUM_FREE],
+        num_cached=counts[NUM_CACHED],
+        num_deferred=counts[NUM_DEFERRED],
+        num_in_use=pool.num_usable - counts[NUM_FREE] - counts[NUM_DEFERRED],
+        num_named=counts[NUM_NAMED],
+        num_acquired=counts[NUM_ACQUIRED],
+        num_evictions=counts[NUM_EVICTED],
+        num_hit_blocks=counts[NUM_HIT_BLOCKS],
+        nbytes=pool.nbytes,
+    )

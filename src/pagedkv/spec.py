@@ -1,0 +1,255 @@
+"""The words everything above shares: ids, group rules, the configuration, sequences, statuses.
+
+Owns no state and knows no algorithm. A *group* is the set of layers that share one retention rule
+and one block table; four rules exist:
+
+==================  ==============================================  =============================
+rule                what a query at position q still needs          a prefix hit of L tokens needs
+==================  ==============================================  =============================
+FullAttention       every earlier block                             every block below L
+SlidingWindow       positions > q - window, and the sinks           the last window, and the sinks
+ChunkedLocal        positions from the start of q's chunk           the chunk in which L lies
+RecurrentState      the state after token q - 1: one block          the checkpoint at L
+==================  ==============================================  =============================
+"""
+
+from collections.abc import Mapping, Sequence as AbstractSequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Literal, NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.errors import ConfigurationError
+from pagedkv.numbers import as_count
+
+__all__ = [
+    "AllocStatus",
+    "ChunkedLocal",
+    "FullAttention",
+    "GroupSpec",
+    "RecurrentState",
+    "Row",
+    "Sequence",
+    "SequenceGroup",
+    "SlidingWindow",
+    "SpaceConfig",
+    "StepId",
+    "TokenIds",
+]
+
+Row = NewType("Row", int)
+"""Row of the tables that serves one live sequence."""
+
+StepId = NewType("StepId", int)
+"""Number of a planned step; they grow by one."""
+
+TokenIds: TypeAlias = AbstractSequence[int] | npt.NDArray[np.integer] | memoryview | bytearray
+"""Token ids as callers bring them: a NumPy array, a list, or any one-dimensional integer buffer."""
+
+DEFAULT_POOL: Final = "device"
+FEWEST_BLOCKS: Final = 2  # the null block, and one more
+NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
+
+
+class AllocStatus(Enum):
+    """Answer to "does this fit": now, after others have freed blocks, or not even an empty pool."""
+
+    OK = "ok"
+    LATER = "later"
+    NEVER = "never"
+
+
+def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as an assertion
+    if not condition:
+        raise ConfigurationError(message)
+
+
+def _check_count(spec: object, name: str, *, least: int = 1) -> None:
+    """Replace a field of a frozen value by the plain integer that it must be."""
+    object.__setattr__(spec, name, as_count(getattr(spec, name), name, least=least))
+
+
+def _check_group(spec: object, *counts: str) -> None:
+    for name in counts:
+        _check_count(spec, name, least=0 if name == "num_sink_tokens" else 1)
+    pool = getattr(spec, "pool", None)
+    _require(isinstance(pool, str), f"pool must be a name, got {pool!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """Layers that attend to every earlier token.
+
+    Args:
+        block_size: tokens a block.
+        pool: name of the block pool the group draws from; groups may share one.
+    """
+
+    block_size: int = 16
+    pool: str = DEFAULT_POOL
+    kind: Literal["full"] = field(default="full", init=False)
+
+    def __post_init__(self) -> None:
+        _check_group(self, "block_size")
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Layers whose query at position q attends to positions in ``(q - window, q]`` and the sinks.
+
+    Args:
+        window: tokens attended to, the query's own included; at least 1.
+        num_sink_tokens: leading tokens that stay attended to (StreamingLLM); their blocks are kept.
+    """
+
+    window: int
+    block_size: int = 16
+    num_sink_tokens: int = 0
+    pool: str = DEFAULT_POOL
+    kind: Literal["window"] = field(default="window", init=False)
+
+    def __post_init__(self) -> None:
+        _check_group(self, "block_size", "window", "num_sink_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedLocal:
+    """Layers whose query attends only to its own chunk of ``chunk_size`` positions (Llama 4)."""
+
+    chunk_size: int
+    block_size: int = 16
+    pool: str = DEFAULT_POOL
+    kind: Literal["chunk"] = field(default="chunk", init=False)
+
+    def __post_init__(self) -> None:
+        _check_group(self, "block_size", "chunk_size")
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """Layers that keep a state instead of keys and values (Mamba, linear attention, convolutions).
+
+    A block holds one state. A sequence holds the block of its current state; with prefix caching on,
+    the state at every multiple of ``checkpoint_interval`` tokens stays in a block of its own, so that
+    prefixes hit there. The step that computes positions ``[s, e)`` reads the state from the block of
+    position ``s - 1``, and writes it to the block of ``e - 1`` and of every checkpoint it passes.
+
+    Args:
+        checkpoint_interval: tokens between checkpoints: the group's block size.
+    """
+
+    checkpoint_interval: int
+    pool: str = "state"
+    kind: Literal["recurrent"] = field(default="recurrent", init=False)
+
+    def __post_init__(self) -> None:
+        _check_group(self, "checkpoint_interval")
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that one block stands for."""
+        return self.checkpoint_interval
+
+
+GroupSpec: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | RecurrentState
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceConfig:
+    """Everything a block space needs to know; checked when built.
+
+    Args:
+        groups: the model's KV-cache groups, in the order of the tables.
+        num_blocks: blocks of each pool, the null block included; one number when there is one pool.
+        num_host_blocks: blocks of the host pool of each device pool (0: no swapping).
+        max_sequences: rows of the tables: sequences that can be live or swapped out at once.
+        max_tokens: longest sequence, lookahead included; sets the width of the tables.
+        watermark: fraction of a pool that admissions leave free for running sequences, in [0, 1).
+        prefix_caching: name full blocks and share them between sequences.
+        events: record stored/removed/cleared events.
+        weights_epoch: version of the model's weights, part of every block's identity.
+    """
+
+    groups: tuple[GroupSpec, ...]
+    num_blocks: int | Mapping[str, int]
+    num_host_blocks: int | Mapping[str, int] = 0
+    max_sequences: int = 1024
+    max_tokens: int = 131_072 + 1024
+    watermark: float = 0.01
+    prefix_caching: bool = True
+    events: bool = False
+    weights_epoch: str = ""
+
+    def __post_init__(self) -> None:
+        is_groups = isinstance(self.groups, tuple) and all(isinstance(group, GroupSpec) for group in self.groups)
+        _require(is_groups and len(self.groups) >= 1, f"groups must be a tuple of group rules, got {self.groups!r}")
+        _check_count(self, "max_sequences")
+        _check_count(self, "max_tokens")
+        is_fraction = isinstance(self.watermark, int | float) and 0 <= self.watermark < 1
+        _require(is_fraction, f"watermark must be in [0, 1), got {self.watermark!r}")
+        _require(isinstance(self.weights_epoch, str), f"weights_epoch must be text, got {self.weights_epoch!r}")
+        for name, blocks in self.blocks_by_pool().items():
+            _require(
+                blocks >= FEWEST_BLOCKS, f"pool {name!r} needs at least 2 blocks (one is the null block), got {blocks}"
+            )
+        for name, blocks in self.host_blocks_by_pool().items():
+            _require(
+                blocks == 0 or blocks >= FEWEST_BLOCKS,
+                f"the host pool of {name!r} needs 0 blocks or at least 2, got {blocks}",
+            )
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Names of the pools, in the order in which groups mention them."""
+        return tuple(dict.fromkeys(group.pool for group in self.groups))
+
+    def blocks_by_pool(self) -> dict[str, int]:
+        """Number of device blocks of each pool, the null block included."""
+        return self._by_pool(self.num_blocks, "num_blocks")
+
+    def host_blocks_by_pool(self) -> dict[str, int]:
+        """Number of host blocks of each pool; 0 where that pool cannot swap."""
+        return self._by_pool(self.num_host_blocks, "num_host_blocks")
+
+    def _by_pool(self, given: int | Mapping[str, int], what: str) -> dict[str, int]:
+        names = self.pool_names
+        if isinstance(given, Mapping):
+            unknown = sorted(set(given) - set(names))
+            missing = sorted(set(names) - set(given))
+            _require(
+                not unknown and not missing,
+                f"{what} must name the pools {list(names)}: missing {missing}, unknown {unknown}",
+            )
+            return {name: as_count(given[name], f"{what} of pool {name!r}", least=NO_LIMIT) for name in names}
+        number = as_count(given, what, least=NO_LIMIT)
+        _require(
+            number == 0 or len(names) == 1,
+            f"{what} is one number ({number}) but the groups draw from the pools {list(names)}: give a mapping",
+        )
+        return dict.fromkeys(names, number)
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One sequence as the classic block managers see it: an id and its tokens so far.
+
+    The engine appends to ``token_ids``; the manager reads what it has not seen yet.
+    """
+
+    seq_id: int
+    token_ids: list[int]
+
+
+@dataclass(eq=False, slots=True)
+class SequenceGroup:
+    """Sequences that share one prompt: parallel samples or beams of one request.
+
+    Args:
+        request_id: for messages only.
+        seqs: the live sequences of the group.
+    """
+
+    request_id: str
+    seqs: list[Sequence]

@@ -1,0 +1,219 @@
+"""``pagedkv curve``: what it prints and writes, and what bad input gets."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pagedkv.cli import curve as driver
+from tests.cli.command import run, start
+from tests.replay.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace, as_text
+
+TRACE = as_text(
+    {"timestamp": 0, "input_length": 1100, "output_length": 20, "hash_ids": [0, 1, 2]},
+    {"timestamp": 0, "input_length": 1536, "output_length": 20, "hash_ids": [0, 1, 3]},
+    {"timestamp": 3000, "input_length": 1100, "output_length": 20, "hash_ids": [0, 1, 2]},
+    {"timestamp": 3000, "input_length": 13, "output_length": 20, "hash_ids": [4]},
+    {"timestamp": 3000, "input_length": 13, "output_length": 20, "hash_ids": [4]},
+)
+GOLDEN = """\
+{
+  "trace": "TRACE",
+  "block_size": 512,
+  "num_requests": 5,
+  "num_block_refs": 11,
+  "num_unique_blocks": 5,
+  "ideal_hits": 6,
+  "ideal_block_ratio": 0.5454545454545454,
+  "ideal_token_ratio": 0.5680489101541734,
+  "policies": {
+    "lru": {
+      "1": 3,
+      "3": 5,
+      "4": 6
+    },
+    "optimal": {
+      "1": 3,
+      "3": 6,
+      "4": 6
+    }
+  },
+  "capacity_for": {
+    "0.9": 4,
+    "0.99": 4,
+    "1.0": 4
+  },
+  "gaps": {
+    "content_ceiling": 0.45454545454545453,
+    "capacity_gap": {
+      "1": 0.2727272727272727,
+      "3": 0.0,
+      "4": 0.0
+    },
+    "policy_gap": {
+      "lru": {
+        "1": 0.0,
+        "3": 0.09090909090909091,
+        "4": 0.0
+      }
+    }
+  }
+}
+"""
+"""Worked out by hand: 2 + 3 + 1 blocks of 1024 + 1100 + 13 tokens come again, of 11 blocks and 3762 tokens."""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE)
+    return path
+
+
+def test_the_json_is_golden_whatever_the_order_of_the_capacities(tmp_path: Path, trace: Path) -> None:
+    for name, capacities in (("first.json", "1,3,4"), ("second.json", "4, 1,3,3")):
+        result = run("curve", trace, "--capacities", capacities, "--json", tmp_path / name)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "Capacity curve of trace.jsonl" in result.stdout
+        assert (tmp_path / name).read_text() == GOLDEN.replace("TRACE", str(trace))
+
+
+def test_the_table_shows_the_figures(trace: Path) -> None:
+    result = run("curve", trace, "--capacities", "1,3,4")
+    shown = [line.split("  ") for line in result.stdout.splitlines()]
+    rows = [tuple(cell.strip() for cell in line if cell.strip()) for line in shown]
+    assert ("block references", "11") in rows
+    assert ("ideal hit ratio by block", "54.55% (6 of 11)") in rows
+    assert ("ideal hit ratio by token", "56.80% (2,137 of 3,762)") in rows
+    assert ("content ceiling, never seen before", "45.45%") in rows
+    assert ("LRU reaches 90% of the ideal at", "4 blocks") in rows
+    assert ("1", "512", "27.27%", "27.27%", "0.00%", "27.27%") in rows
+    assert ("3", "1,536", "45.45%", "54.55%", "9.09%", "0.00%") in rows
+
+
+def test_the_default_capacities_span_the_trace(trace: Path) -> None:
+    document = json.loads(run("curve", trace, "--json", "-").stdout)
+    assert list(document["policies"]["lru"]) == ["1", "2", "3", "4", "5"]
+
+
+def test_full_blocks_only_leaves_partly_filled_blocks_out(trace: Path) -> None:
+    document = json.loads(run("curve", trace, "--full-blocks-only", "--json", "-").stdout)
+    assert (document["num_requests"], document["num_block_refs"], document["ideal_hits"]) == (5, 7, 4)
+    assert document["ideal_token_ratio"] == 2048 / 3762
+
+
+@pytest.mark.parametrize(
+    ("text", "num_block_refs", "block_size"), [(HASH_IDS, 7, 512), (HASH_RUNS, 6, 16), (SESSIONS, 6, 64)]
+)
+def test_every_format_with_ids_is_measured(tmp_path: Path, text: str, num_block_refs: int, block_size: int) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(text)
+    document = json.loads(run("curve", trace, "--json", "-").stdout)
+    assert (document["num_block_refs"], document["block_size"]) == (num_block_refs, block_size)
+
+
+def test_the_trace_block_size_may_be_named(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(as_text({"timestamp": 0, "input_length": 100, "output_length": 0, "hash_ids": [1, 2]}))
+    document = json.loads(run("curve", trace, "--trace-block-size", 50, "--json", "-").stdout)
+    assert document["block_size"] == 50
+    assert run("curve", trace).exit_code == 2
+
+
+def test_lines_beyond_the_limit_are_not_read(trace: Path) -> None:
+    trace.write_text(TRACE + "broken\n")
+    result = run("curve", trace, "--limit", 5, "--json", "-")
+    assert (result.exit_code, json.loads(result.stdout)["num_requests"]) == (0, 5)
+    assert run("curve", trace, "--limit", 6).exit_code == 2
+
+
+def assert_one_line(trace: Path, arguments: list[object], expected: str) -> None:
+    """Run a command that must fail, and leave nothing beside the trace."""
+    result = run("curve", trace, *arguments, "--json", trace.with_name("result.json"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    (message,) = result.stderr.splitlines()
+    assert message.startswith("pagedkv: ")
+    assert expected in message
+    assert list(trace.parent.iterdir()) == [trace]
+
+
+@pytest.mark.parametrize(
+    "broken", [pytest.param(broken, id=name) for name, broken in BROKEN.items() if not name.startswith("csv")]
+)
+def test_a_broken_trace_gets_one_line_and_leaves_no_file(tmp_path: Path, broken: BrokenTrace) -> None:
+    trace = tmp_path / "trace"
+    trace.write_bytes(broken.content)
+    place = trace if broken.line is None else f"{trace}:{broken.line}"
+    assert_one_line(trace, [], f"pagedkv: {place}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LENGTHS, "request 1 has no block ids. Name a trace with hash_ids, hash_runs or requests"),
+        (TRACE + TRACE.replace("[4]", "[1]"), "request 9 repeats a block id after other blocks than before"),
+        (HASH_RUNS.splitlines()[0], "every prompt is shorter than a block"),
+        (SESSIONS + SESSIONS.replace("64", "32").replace("130", "66").replace("200", "98"), "blocks of 32 tokens"),
+    ],
+)
+def test_a_trace_that_has_no_curve_gets_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(text)
+    assert_one_line(trace, [], expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--capacities", "0", "at least 1 block, got 0"),
+        ("--capacities", "1000,-5", "at least 1 block, got -5"),
+        ("--capacities", "many", "whole numbers separated by commas, got 'many'"),
+        ("--capacities", "10,,20", "whole numbers separated by commas, got '10,,20'"),
+        ("--capacities", "1.5", "whole numbers separated by commas, got '1.5'"),
+        ("--capacities", "", "whole numbers separated by commas, got ''"),
+        ("--trace-block-size", "0", "at least 1 token, got 0"),
+        ("--limit", "0", "at least 1 request, got 0"),
+        ("--limit", "-1", "at least 1 request, got -1"),
+    ],
+)
+def test_a_number_out_of_range_gets_one_line(trace: Path, option: str, value: str, expected: str) -> None:
+    assert_one_line(trace, [option, value], expected)
+
+
+def test_a_missing_trace_and_an_unwritable_result_get_one_line(tmp_path: Path, trace: Path) -> None:
+    for arguments in ([tmp_path / "missing"], [trace, "--json", tmp_path / "no folder" / "result.json"]):
+        result = run("curve", *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_between_two_points_tells_how_far_it_came(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, show: Callable[[int], None]) -> None:
+        show(3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "measure_curve", interrupted)
+    result = run("curve", trace, "--capacities", "1,2", "--json", trace.with_name("result.json"))
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "pagedkv: interrupted after 3 of 4 points of the curve; nothing was written\n"
+    assert list(trace.parent.iterdir()) == [trace]
+
+
+def test_ctrl_c_while_reading_tells_how_far_it_came(tmp_path: Path) -> None:
+    process = start("curve", "/dev/stdin", "--json", tmp_path / "result.json")
+    assert process.stdin is not None
+    process.stdin.write(b"\n" * 400_000)  # more than a pipe holds: when it is written, the command is reading
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=300)
+    assert (process.returncode, stdout) == (130, b"")
+    assert stderr.decode() == "pagedkv: interrupted after 0 requests; nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_help_has_examples() -> None:
+    result = run("curve", "--help")
+    assert result.exit_code == 0
+    assert " pagedkv curve mooncake_conversation.jsonl.gz " in result.stdout.replace("\n", " ")

@@ -1,0 +1,94 @@
+"""The command line as a process: Ctrl-C, the terminal, missing packages."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import start
+from tests.replay.trace_files import HASH_IDS
+
+PATIENCE_S = 300  # the first run in a fresh checkout compiles
+
+
+def interrupted(process: subprocess.Popen[bytes], trace: bytes) -> tuple[bytes, bytes]:
+    """Send a trace of hundreds of kB, then Ctrl-C; return what the command said.
+
+    A pipe holds 64 kB: when all is written, most has been read. Its end, which follows the signal, wakes the
+    command should it be about to block in a read: Python looks for signals between instructions only.
+    """
+    assert process.stdin is not None
+    process.stdin.write(trace)
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    return process.communicate(timeout=PATIENCE_S)
+
+
+def test_ctrl_c_tells_how_far_it_came_and_leaves_no_file(tmp_path: Path) -> None:
+    process = start("replay", "/dev/stdin", "--json", tmp_path / "result.json")
+    header, row = b"arrived_s,input_length,output_length,padding\n", b"0,20,5," + b"x" * 1000 + b"\n"
+    stdout, stderr = interrupted(process, header + 400 * row)
+    assert (process.returncode, stdout) == (130, b"")
+    (message,) = stderr.decode().splitlines()
+    told = re.fullmatch(r"pagedkv: interrupted after (\d+) requests; nothing was written", message)
+    assert told is not None
+    assert 250 < int(told[1]) <= 400
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_before_the_first_request_is_told_too(tmp_path: Path) -> None:
+    process = start("replay", "/dev/stdin", "--json", tmp_path / "result.json")
+    stdout, stderr = interrupted(process, b"\n" * 400_000)
+    assert (process.returncode, stdout) == (130, b"")
+    assert stderr.decode() == "pagedkv: interrupted after 0 requests; nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_gets_a_progress_bar_on_stderr(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(HASH_IDS)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "wb") as terminal:
+        process = start("replay", trace, "--json", "-", stderr=terminal)
+    shown = b""
+    while chunk := read_terminal(ours):
+        shown += chunk
+    os.close(ours)
+    stdout, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert stdout.startswith(b"{")
+    assert b"3 requests" in shown
+
+
+def read_terminal(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # how Linux says that the other end was closed
+        return b""
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich", "msgspec"])
+def test_a_missing_extra_is_named(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from pagedkv.cli import main; main()"
+    process = subprocess.run([sys.executable, "-c", program, "demo"], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr == f"pagedkv: the command line needs {missing}: pip install 'pagedkv[cli]'\n"
+
+
+def test_without_msgspec_the_replay_floor_is_still_there() -> None:
+    program = """
+import sys
+sys.modules["msgspec"] = None
+import pagedkv.replay
+try:
+    import pagedkv.replay.trace
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout == "reading traces needs msgspec: pip install 'pagedkv[cli]'\n"

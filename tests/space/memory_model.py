@@ -1,0 +1,240 @@
+"""A simulated device: memory whose every slot says what was written there last, and which obeys plans.
+
+The content of a slot is ``(group, number of the prefix that ends there)``, so reading a sequence back
+through its table shows at once whose keys and values would be attended to. Plans are carried out in the
+order that :mod:`pagedkv.plan` documents, and everything documented there is asserted on the way.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from pagedkv.plan import BlockMoves, StepPlan, TableWrites
+from tests.space.sequence_model import GroupRule, ModelSequence
+
+__all__ = ["UNDEFINED", "Device", "Place", "Step", "View", "host"]
+
+Content: TypeAlias = tuple[int, int]
+Place: TypeAlias = tuple[str, int]
+"""A block: label of its pool, and its id."""
+
+UNDEFINED: Final[Content] = (-1, -1)
+NUM_PARTS: Final = 5
+
+
+def host(pool: str) -> str:
+    """Label of the host pool that belongs to a device pool."""
+    return f"{pool} (host)"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A running sequence as it was when a plan was made: what the device is to see.
+
+    Args:
+        sequence: the sequence, which may have moved on since.
+        era: its era then.
+        prefixes: its prefixes then.
+        tables: its block ids then, one list a group.
+    """
+
+    sequence: ModelSequence
+    era: int
+    prefixes: list[int]
+    tables: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan in flight.
+
+    Args:
+        views: every running sequence, by row.
+        ranges: ``(row, start, end)`` that the plan computes.
+        touched: blocks that the device may read or write for it.
+    """
+
+    plan: StepPlan
+    views: dict[int, View]
+    ranges: list[tuple[int, int, int]]
+    touched: frozenset[Place]
+
+
+def pairs(moves: BlockMoves) -> list[tuple[int, int]]:
+    """``(source, destination)`` of each move."""
+    return list(zip(moves.src_ids.tolist(), moves.dst_ids.tolist(), strict=True))
+
+
+def sources(moves: Iterable[BlockMoves]) -> list[Place]:
+    """Blocks that moves read, as if all were device blocks."""
+    return [(move.pool, block) for move in moves for block in move.src_ids.tolist()]
+
+
+def destinations(moves: Iterable[BlockMoves]) -> list[Place]:
+    """Blocks that moves write, as if all were device blocks."""
+    return [(move.pool, block) for move in moves for block in move.dst_ids.tolist()]
+
+
+class Device:
+    """Memory, the device's own copy of the block tables, and the five parts of a step.
+
+    Attributes:
+        memory: content of every block of every pool, by label and id.
+        tables: block ids by group, row and logical block, as table writes have told.
+    """
+
+    def __init__(self, groups: list[GroupRule], num_blocks: dict[str, int]) -> None:
+        """Make undefined memory; ``num_blocks`` has the device pools and, by label, the host pools."""
+        self.groups = groups
+        self.memory: dict[str, list[list[Content]]] = {}
+        for label, count in num_blocks.items():
+            slots = max(group.slots_per_block for group in groups if label in {group.pool, host(group.pool)})
+            self.memory[label] = [[UNDEFINED] * slots for _ in range(count)]
+        self.tables: list[dict[int, dict[int, int]]] = [{} for _ in groups]
+
+    def forget(self, place: Place) -> None:
+        """Make a block's content undefined."""
+        label, block = place
+        self.memory[label][block] = [UNDEFINED] * len(self.memory[label][block])
+
+    def content(self, group: GroupRule, block: int, position: int) -> Content:
+        """What a device block says of a position."""
+        return self.memory[group.pool][block][group.slot(position)[1]]
+
+    def put(self, group: GroupRule, table: list[int], prefixes: list[int], positions: Iterable[int]) -> None:
+        """Write positions of a sequence through a table."""
+        for position in positions:
+            index, offset = group.slot(position)
+            self.memory[group.pool][table[index]][offset] = (group.index, prefixes[position])
+
+    def require(self, group: GroupRule, table: list[int], prefixes: list[int], positions: Iterable[int]) -> None:
+        """Assert that reading positions through a table gives exactly a sequence's own tokens."""
+        blocks = self.memory[group.pool]
+        for position in positions:
+            index, offset = group.slot(position)
+            found = blocks[table[index]][offset]
+            assert found == (group.index, prefixes[position]), (
+                f"group {group.index}: position {position} in block {table[index]} holds {found}, "
+                f"not the prefix {prefixes[position]}"
+            )
+
+    # Carrying a plan out
+
+    def run(self, step: Step) -> None:
+        """Carry a plan out, part by part, and check all that its forward pass reads."""
+        self._require_order_free(step.plan)
+        self._swap_out(step, garbage=False)
+        self._swap_in(step, garbage=False)
+        self._copy(step, garbage=False)
+        self._write_tables(step.plan.table_writes)
+        self._require_tables(step)
+        for group in self.groups:
+            if group.is_state:
+                self._require_one_owner(group, step)
+                self._read(group, step)
+                self._write(group, step, garbage=False)
+            else:
+                self._write(group, step, garbage=False)
+                self._read(group, step)
+
+    def fail(self, step: Step, num_parts: int, *, garbage: bool) -> None:
+        """Carry out only the first parts of a plan; with ``garbage`` what they write is undefined."""
+        if num_parts > 0:
+            self._swap_out(step, garbage=garbage)
+        if num_parts > 1:
+            self._swap_in(step, garbage=garbage)
+        if num_parts > 2:
+            self._copy(step, garbage=garbage)
+        if num_parts > 3:
+            self._write_tables(step.plan.table_writes)
+        if num_parts >= NUM_PARTS:
+            for group in self.groups:
+                self._write(group, step, garbage=garbage)
+
+    @staticmethod
+    def _require_order_free(plan: StepPlan) -> None:
+        """Each part can be one parallel kernel, and swaps out read what nothing else in the plan moves into."""
+        for part in (plan.swaps_out, plan.swaps_in, plan.copies):
+            assert len(set(destinations(part))) == len(destinations(part)), "a destination appears twice"
+        assert not set(sources(plan.copies)) & set(destinations(plan.copies)), "a block is source and destination"
+        moved_into = {*destinations(plan.swaps_in), *destinations(plan.copies)}
+        assert not set(sources(plan.swaps_out)) & moved_into, "a block swapped out is rewritten by its own plan"
+        assert len(set(moved_into)) == len(destinations(plan.swaps_in)) + len(destinations(plan.copies))
+
+    def _swap_out(self, step: Step, *, garbage: bool) -> None:
+        for moves in step.plan.swaps_out:
+            self._move(moves.pool, host(moves.pool), moves, garbage=garbage)
+
+    def _swap_in(self, step: Step, *, garbage: bool) -> None:
+        for moves in step.plan.swaps_in:
+            self._move(host(moves.pool), moves.pool, moves, garbage=garbage)
+
+    def _copy(self, step: Step, *, garbage: bool) -> None:
+        for moves in step.plan.copies:
+            self._move(moves.pool, moves.pool, moves, garbage=garbage)
+
+    def _move(self, source: str, destination: str, moves: BlockMoves, *, garbage: bool) -> None:
+        """Read all sources, then write all destinations."""
+        contents = [list(self.memory[source][block]) for block, _ in pairs(moves)]
+        for (_, block), content in zip(pairs(moves), contents, strict=True):
+            self.memory[destination][block] = [UNDEFINED] * len(content) if garbage else content
+
+    def _write_tables(self, table_writes: tuple[TableWrites, ...]) -> None:
+        for writes in table_writes:
+            ids = iter(writes.block_ids.tolist())
+            runs = zip(writes.rows.tolist(), writes.starts.tolist(), writes.counts.tolist(), strict=True)
+            for row, start, count in runs:
+                entries = self.tables[writes.group].setdefault(row, {})
+                for index in range(start, start + count):
+                    entries[index] = next(ids)
+            assert next(ids, None) is None, "table writes bring more block ids than their runs take"
+
+    def _require_tables(self, step: Step) -> None:
+        """The device's tables agree with the space's wherever the forward pass looks."""
+        for row, start, end in step.ranges:
+            for group in self.groups:
+                entries = self.tables[group.index].get(row, {})
+                table = step.views[row].tables[group.index]
+                for index in group.indices([*group.read(start, end), *group.written(start, end)]):
+                    assert table[index], f"group {group.index}, row {row}: block {index} is read but gone"
+                    assert entries.get(index) == table[index], (
+                        f"group {group.index}, row {row}: the device has {entries.get(index)} as block {index}, "
+                        f"the space {table[index]}"
+                    )
+
+    def _write(self, group: GroupRule, step: Step, *, garbage: bool) -> None:
+        """Write what the forward pass computes.
+
+        Two rows may write one slot of a block that they share only if they write the same keys and values, as happens
+        when both have to compute these tokens for the sake of another block. No two rows advance one state.
+        """
+        written: dict[tuple[int, int], int] = {}
+        blocks = self.memory[group.pool]
+        for row, start, end in step.ranges:
+            view = step.views[row]
+            for position in group.written(start, end):
+                index, offset = group.slot(position)
+                slot = view.tables[group.index][index], offset
+                if slot in written:
+                    assert not group.is_state, f"two rows advance the state in block {slot[0]}"
+                    assert written[slot] == view.prefixes[position], f"two rows write different tokens to slot {slot}"
+                written[slot] = view.prefixes[position]
+                blocks[slot[0]][offset] = UNDEFINED if garbage else (group.index, view.prefixes[position])
+
+    def _read(self, group: GroupRule, step: Step) -> None:
+        """Every position that the rule lets this step's queries see holds the row's own prefix."""
+        for row, start, end in step.ranges:
+            view = step.views[row]
+            self.require(group, view.tables[group.index], view.prefixes, group.read(start, end))
+
+    @staticmethod
+    def _require_one_owner(group: GroupRule, step: Step) -> None:
+        """No row reads a state block that another row of the step writes."""
+        writers: dict[int, int] = {}
+        for row, start, end in step.ranges:
+            for index in group.indices(group.written(start, end)):
+                writers[step.views[row].tables[group.index][index]] = row
+        for row, start, end in step.ranges:
+            for index in group.indices(group.read(start, end)):
+                block = step.views[row].tables[group.index][index]
+                assert writers.get(block, row) == row, f"state block {block}: row {row} reads what another row writes"

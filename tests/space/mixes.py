@@ -1,0 +1,132 @@
+"""Group mixes under test: what is combined, in spaces so small that shortages and collisions are common."""
+
+from dataclasses import dataclass, field
+
+from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
+
+__all__ = ["MIXES", "Mix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """One kind of model.
+
+    Args:
+        name: what is combined.
+        groups: its groups.
+        num_blocks: for each pool, the sizes to choose from, null block included.
+        num_host_blocks: for each pool with a host pool, the size of that.
+        watermark, caching, events: as in ``SpaceConfig``.
+        expected: things that a long run must have met at least once.
+    """
+
+    name: str
+    groups: tuple[GroupSpec, ...]
+    num_blocks: dict[str, tuple[int, ...]]
+    num_host_blocks: dict[str, int] = field(default_factory=dict)
+    watermark: float = 0.0
+    caching: bool = True
+    events: bool = False
+    expected: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        """Name the mix, for test ids."""
+        return self.name
+
+    @property
+    def takes_digests(self) -> bool:
+        """Whether callers may bring digests: all groups full attention of one block size."""
+        return (
+            all(isinstance(group, FullAttention) for group in self.groups)
+            and len({group.block_size for group in self.groups}) == 1
+        )
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether drafts may be appended: no group is a state."""
+        return not any(isinstance(group, RecurrentState) for group in self.groups)
+
+    def config(self, size: int) -> SpaceConfig:
+        """Configure a space of one of the sizes."""
+        num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
+        return SpaceConfig(
+            self.groups,
+            num_blocks=num_blocks,
+            num_host_blocks={pool: self.num_host_blocks.get(pool, 0) for pool in num_blocks},
+            max_sequences=6,
+            max_tokens=40,
+            watermark=self.watermark,
+            prefix_caching=self.caching,
+            events=self.events,
+        )
+
+
+ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "several steps in flight", "truncate"})
+CACHED = ALWAYS | {"hit", "eviction"}
+SWAPPING = frozenset({"swap out", "swap in"})
+
+MIXES = (
+    Mix(
+        "full",
+        (FullAttention(2),),
+        {"device": (14, 30, 40)},
+        {"device": 16},
+        watermark=0.1,
+        expected=CACHED | SWAPPING | {"merge"},
+    ),
+    Mix(
+        "window with sinks",
+        (SlidingWindow(window=5, block_size=2, num_sink_tokens=3),),
+        {"device": (14, 30)},
+        events=True,
+        expected=CACHED | {"slide", "merge"},
+    ),
+    Mix(
+        "full and window in one pool",
+        (FullAttention(3), SlidingWindow(window=4, block_size=2)),
+        {"device": (16, 40)},
+        {"device": 12},
+        expected=CACHED | SWAPPING | {"slide"},
+    ),
+    Mix(
+        "chunk and full",
+        (ChunkedLocal(chunk_size=6, block_size=2), FullAttention(4), ChunkedLocal(chunk_size=3, block_size=4)),
+        {"device": (20, 40)},
+        expected=CACHED | {"slide"},
+    ),
+    Mix(
+        "state and full",
+        (RecurrentState(4), FullAttention(2)),
+        {"state": (8, 16), "device": (16, 40)},
+        watermark=0.2,
+        expected=CACHED | {"slide"},
+    ),
+    Mix(
+        "state",
+        (RecurrentState(3),),
+        {"state": (6, 12, 20)},
+        {"state": 10},
+        events=True,
+        expected=CACHED | SWAPPING | {"slide"},
+    ),
+    Mix(
+        "all rules, swapping",
+        (
+            FullAttention(2),
+            SlidingWindow(window=5, block_size=1, num_sink_tokens=2),
+            ChunkedLocal(chunk_size=4, block_size=4),
+            RecurrentState(4),
+        ),
+        {"device": (40, 60), "state": (10, 16)},
+        {"device": 30, "state": 6},
+        expected=CACHED | SWAPPING | {"slide"},
+    ),
+    Mix(
+        "without caching",
+        (FullAttention(3), SlidingWindow(window=4, block_size=2, num_sink_tokens=1), RecurrentState(4)),
+        {"device": (16, 40), "state": (4, 7)},
+        {"device": 14, "state": 4},
+        caching=False,
+        expected=ALWAYS | SWAPPING | {"slide"},
+    ),
+)

@@ -1,0 +1,173 @@
+"""Sequences as plain lists, and the groups' rules in plain positions: what a block space has to get right.
+
+Written from the documentation of :mod:`pagedkv.spec`; nothing here is taken from the core.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pagedkv.keys import RequestKeys
+from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+
+__all__ = ["GroupRule", "ModelSequence", "Prefixes", "Status"]
+
+
+class Prefixes:
+    """Numbers for prefixes: two prefixes have one number exactly when tokens and extra keys are all equal."""
+
+    def __init__(self) -> None:
+        """Know the empty prefix, 0."""
+        self._numbers: dict[tuple[int, Hashable], int] = {}
+
+    def follow(self, prefix: int, item: Hashable) -> int:
+        """Number of the prefix that continues ``prefix`` by one item."""
+        return self._numbers.setdefault((prefix, item), len(self._numbers) + 1)
+
+    def root(self, keys: RequestKeys, generation: int) -> int:
+        """Number of a request's prefix before its first token.
+
+        Args:
+            keys: the request's keys; what holds for all its tokens goes in here.
+            generation: how often the cache was reset before the request: nothing older may hit.
+        """
+        adapter = None if keys.lora_name is None else (keys.lora_name, keys.lora_version)
+        return self.follow(0, (generation, adapter, keys.salt))
+
+    def extend(self, prefix: int, keys: RequestKeys, start: int, tokens: Iterable[int]) -> list[int]:
+        """Numbers of the prefixes that end with each of ``tokens``, the first of which is at position ``start``."""
+        numbers = []
+        for position, token in enumerate(tokens, start):
+            media = tuple(
+                (span.digest, position - span.start)
+                for span in keys.media
+                if span.start <= position < span.start + span.num_tokens
+            )
+            prefix = self.follow(prefix, (token, media))
+            numbers.append(prefix)
+        return numbers
+
+
+class Status(Enum):
+    """Where a sequence is."""
+
+    RUNNING = "running"
+    SWAPPED = "swapped out"
+    LOST = "lost in an aborted step"
+
+
+@dataclass(eq=False, slots=True)
+class ModelSequence:
+    """One live sequence.
+
+    Args:
+        row: its row.
+        keys: its extra keys.
+        prefixes: number of the prefix that ends at each position.
+        tokens: its tokens.
+        num_accepted: leading tokens that are no drafts.
+        num_planned: leading tokens that a plan computes or has computed.
+        marked_steps: steps in flight when somebody else brought its content: aborting these does not concern it.
+        tables: its block ids, one list a group, as the space told them last.
+        status: where it is; lost sequences stay ``on_host`` or not as they were.
+        is_sharer: whether it began with blocks of another sequence.
+        era: grows whenever the sequence does anything but grow.
+    """
+
+    row: int
+    keys: RequestKeys
+    root: int
+    tokens: list[int] = field(default_factory=list)
+    prefixes: list[int] = field(default_factory=list)
+    num_accepted: int = 0
+    num_planned: int = 0
+    marked_steps: set[int] = field(default_factory=set)
+    tables: list[list[int]] = field(default_factory=list)
+    status: Status = Status.RUNNING
+    on_host: bool = False
+    is_sharer: bool = False
+    era: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether an aborted step left its memory undefined."""
+        return self.status is Status.LOST
+
+    def extend(self, numbers: Prefixes, tokens: list[int], num_draft: int = 0) -> None:
+        """Append tokens, the last ``num_draft`` of them guesses; all earlier ones are accepted thereby."""
+        if not tokens:
+            return
+        last = self.prefixes[-1] if self.prefixes else self.root
+        self.prefixes += numbers.extend(last, self.keys, len(self.tokens), tokens)
+        self.tokens += tokens
+        self.num_accepted = len(self.tokens) - num_draft
+
+    def cut(self, length: int) -> None:
+        """Forget the tokens from ``length`` on; what remains is accepted."""
+        self.era += length < len(self.tokens)
+        self.tokens = self.tokens[:length]
+        self.prefixes = self.prefixes[:length]
+        self.num_accepted = length
+        self.num_planned = min(self.num_planned, length)
+
+
+class GroupRule:
+    """One group's retention rule, spelled out in positions.
+
+    Attributes:
+        index: position among the groups; pool: name of its pool.
+        is_state: whether a block holds a state instead of one slot a token.
+        block_size: tokens a block. Without prefix caching one state block serves the whole sequence.
+    """
+
+    def __init__(self, index: int, spec: GroupSpec, *, caching: bool, max_tokens: int) -> None:
+        """Describe group ``index``."""
+        self.index = index
+        self.spec = spec
+        self.pool = spec.pool
+        self.is_state = isinstance(spec, RecurrentState)
+        self.block_size = max_tokens if self.is_state and not caching else spec.block_size
+        self.slots_per_block = 1 if self.is_state else spec.block_size
+        self.num_sink_tokens = spec.num_sink_tokens if isinstance(spec, SlidingWindow) else 0
+
+    def num_blocks(self, num_tokens: int, num_lookahead: int = 0) -> int:
+        """Blocks for so many tokens and reserved slots (states reserve nothing)."""
+        num_slots = num_tokens if self.is_state else num_tokens + num_lookahead
+        return -(-num_slots // self.block_size)
+
+    def first_kept(self, query: int) -> int:
+        """First position, sinks apart, that computing position ``query`` reads."""
+        match self.spec:
+            case FullAttention():
+                return 0
+            case SlidingWindow(window=window):
+                return max(0, query - window + 1)
+            case ChunkedLocal(chunk_size=chunk_size):
+                return query // chunk_size * chunk_size
+            case RecurrentState():
+                return max(0, query - 1)
+
+    def kept(self, query: int) -> list[int]:
+        """Positions before ``query`` that computing it reads."""
+        first = self.first_kept(query)
+        return [*range(min(self.num_sink_tokens, first)), *range(first, query)]
+
+    def read(self, start: int, end: int) -> list[int]:
+        """Positions that a step which computes ``[start, end)`` reads; a state reads only what is before."""
+        return self.kept(start) if self.is_state else [*self.kept(start), *range(start, end)]
+
+    def written(self, start: int, end: int) -> list[int]:
+        """Positions whose content that step writes: each one, or the last one in each state block."""
+        if not self.is_state:
+            return list(range(start, end))
+        boundaries = range((start // self.block_size + 1) * self.block_size, end, self.block_size)
+        return [boundary - 1 for boundary in boundaries] + [end - 1]
+
+    def slot(self, position: int) -> tuple[int, int]:
+        """Logical block of a position, and the offset in that block."""
+        index, offset = divmod(position, self.block_size)
+        return index, 0 if self.is_state else offset
+
+    def indices(self, positions: Iterable[int]) -> set[int]:
+        """Logical blocks in which positions lie."""
+        return {position // self.block_size for position in positions}

@@ -1,0 +1,137 @@
+"""Small block spaces for tests: how they are built, driven by a line each, and shown not to have changed."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypedDict, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RequestKeys, SpaceConfig, StepPlan
+from pagedkv.core.blocks import NUM_EVENTS
+from pagedkv.core.pool import BlockPool
+from pagedkv.core.rows import MARK
+from pagedkv.keys import NO_KEYS
+from pagedkv.spec import TokenIds
+
+__all__ = [
+    "acknowledge",
+    "allocate",
+    "cache",
+    "held",
+    "hit",
+    "new_space",
+    "only_pool",
+    "prefill",
+    "run_step",
+    "tokens",
+    "unchanged",
+]
+
+
+class Settings(TypedDict, total=False):
+    """What a test may set of a :class:`SpaceConfig`."""
+
+    num_blocks: int | Mapping[str, int]
+    num_host_blocks: int | Mapping[str, int]
+    max_sequences: int
+    max_tokens: int
+    watermark: float
+    prefix_caching: bool
+    events: bool
+    weights_epoch: str
+
+
+def new_space(*groups: GroupSpec, **settings: Unpack[Settings]) -> BlockSpace:
+    """Build a space: full attention with blocks of 4 tokens, 100 of them to be had, no watermark, unless told."""
+    settings.setdefault("num_blocks", 101)
+    settings.setdefault("max_sequences", 16)
+    settings.setdefault("max_tokens", 1000)
+    settings.setdefault("watermark", 0.0)
+    return BlockSpace(SpaceConfig(groups or (FullAttention(4),), **settings))
+
+
+def tokens(length: int, first: int = 0) -> npt.NDArray[np.int32]:
+    """Make tokens ``first, first + 1, ...``: prompts with different ``first`` share no block."""
+    return np.arange(first, first + length, dtype=np.int32)
+
+
+def allocate(space: BlockSpace, token_ids: TokenIds, keys: RequestKeys = NO_KEYS, num_lookahead: int = 0) -> int:
+    """Allocate a sequence that fits; return its row."""
+    allocation = space.allocate(token_ids, keys=keys, num_lookahead=num_lookahead)
+    assert isinstance(allocation, Allocation)
+    return allocation.row
+
+
+def run_step(space: BlockSpace) -> StepPlan:
+    """Plan a step, and acknowledge it at once."""
+    plan = space.plan_step()
+    space.acknowledge(plan.step_id)
+    return plan
+
+
+def acknowledge(space: BlockSpace, *plans: StepPlan) -> None:
+    """Acknowledge planned steps, in this order."""
+    for plan in plans:
+        space.acknowledge(plan.step_id)
+
+
+def prefill(space: BlockSpace, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -> int:
+    """Allocate a sequence that fits, and compute it; return its row."""
+    row = allocate(space, token_ids, keys)
+    run_step(space)
+    return row
+
+
+def cache(space: BlockSpace, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -> None:
+    """Serve a sequence from beginning to end, so that only its cached blocks are left."""
+    space.free(prefill(space, token_ids, keys))
+
+
+def hit(space: BlockSpace, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -> int:
+    """Tell how many tokens of a prompt are cached."""
+    return space.match(token_ids, keys=keys).num_tokens
+
+
+def held(space: BlockSpace, row: int, group: int = 0) -> list[int]:
+    """Blocks that a row holds, the null block left out."""
+    return [block for block in space.block_ids(row, group) if block]
+
+
+def only_pool(space: BlockSpace) -> BlockPool:
+    """The device pool of a space that has one."""
+    (pool,) = space._state.pools.values()
+    return pool
+
+
+@contextmanager
+def unchanged(space: BlockSpace) -> Iterator[None]:
+    """Assert that nothing observable changes inside: not one number of any array, and no planned move."""
+    before, statistics = _numbers_of(space), space.statistics()
+    yield
+    after = _numbers_of(space)
+    assert space.statistics() == statistics
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, err_msg=f"{name} changed")
+    space.check()
+
+
+def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
+    """Copy everything a space consists of, but for the marks that checking a batch leaves on its rows."""
+    state, opened = space._state, space._ledger._open
+    numbers: dict[str, npt.NDArray[np.integer]] = {"rows": np.delete(state.rows, MARK, axis=1)}
+    numbers["vacant rows"] = np.array(state.vacant_rows)
+    numbers["extra keys"] = np.array(len(state.extra_keys))
+    for index, chains in enumerate(state.chains):
+        numbers[f"digest chains {index}"] = chains.copy()
+    for group in state.groups:
+        numbers[f"table {group.index}"] = group.arrays.table.copy()
+    for place, pool in enumerate(state.all_pools):
+        for name, array in pool.arrays._asdict().items():
+            num_kept = int(pool.arrays.counts[NUM_EVENTS]) if name == "event_log" else len(array)
+            numbers[f"pool {place} {name}"] = array[:num_kept].copy()
+    for kind, moves in (("copies", opened.copies), ("out", opened.swaps_out), ("in", opened.swaps_in)):
+        pairs = [pair for by_pool in moves.values() for pair in by_pool.items()]
+        numbers[f"planned {kind}"] = np.array(pairs, np.int64)
+    return numbers

@@ -1,0 +1,214 @@
+"""check(): passes where nothing is wrong, and names each contradiction that tampering makes (promise 17)."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow
+from pagedkv.core.blocks import (
+    BUCKET_NEXT,
+    HOLD_STEP,
+    LIFE,
+    NAME,
+    NEXT,
+    NUM_CACHED,
+    NUM_DEFERRED,
+    NUM_FREE,
+    NUM_NAMED,
+    OPEN_STEP,
+    PARENT,
+    PARENT_LIFE,
+    PENDING_STEP,
+    PREVIOUS,
+    QUEUE,
+    REF_COUNT,
+    SUCCESSOR,
+)
+from pagedkv.core.prefix_index import forget, name_block
+from pagedkv.core.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED
+from tests.space.spaces import acknowledge, allocate, cache, new_space, only_pool, prefill, run_step, tokens
+
+Tamper = Callable[[BlockSpace], None]
+
+
+def audited_space() -> BlockSpace:
+    """Row 0 holds blocks 1 to 3, of which two are named; 4 is cached, 6 and 5 are deferred, 7 to 10 are empty."""
+    space = new_space(num_blocks=11, num_host_blocks=4)
+    prefill(space, tokens(10))
+    cache(space, tokens(4, first=100))
+    row = allocate(space, tokens(6, first=200))
+    space.plan_step()
+    space.free([row])
+    space.check()
+    return space
+
+
+def record(block: int, column: int, value: int) -> Tamper:
+    """Set one number of a block."""
+
+    def tamper(space: BlockSpace) -> None:
+        records = only_pool(space).arrays.records
+        assert records[block, column] != value
+        records[block, column] = value
+
+    return tamper
+
+
+def count(place: int) -> Tamper:
+    """Count one more."""
+
+    def tamper(space: BlockSpace) -> None:
+        only_pool(space).arrays.counts[place] += 1
+
+    return tamper
+
+
+def entry(index: int, block: int) -> Tamper:
+    """Set one entry of row 0's table."""
+
+    def tamper(space: BlockSpace) -> None:
+        space._state.groups[0].arrays.table[0, index] = block
+
+    return tamper
+
+
+def row(column: int, number: int) -> Tamper:
+    """Add to one number of row 0."""
+
+    def tamper(space: BlockSpace) -> None:
+        space._state.rows[0, column] += number
+
+    return tamper
+
+
+def row_in_group(column: int, number: int) -> Tamper:
+    """Add to one number of row 0 that is kept for each group."""
+
+    def tamper(space: BlockSpace) -> None:
+        row(int(space._state.groups[0].arrays.parameters[AT]) + column, number)(space)
+
+    return tamper
+
+
+def both(*tampers: Tamper) -> Tamper:
+    def tamper(space: BlockSpace) -> None:
+        for each in tampers:
+            each(space)
+
+    return tamper
+
+
+def digest(space: BlockSpace) -> None:
+    only_pool(space).arrays.digests[1, 0] ^= 1
+
+
+def second_block_of_one_name(space: BlockSpace) -> None:
+    arrays = only_pool(space).arrays
+    forget(arrays, 2)
+    arrays.digests[2] = arrays.digests[1]
+    name_block(arrays, 1, 2, 1, int(arrays.records[1, LIFE]))
+
+
+def empty_block_at_the_back(space: BlockSpace) -> None:
+    queue = only_pool(space).free_queue
+    queue.remove(7)
+    queue.append(7)
+
+
+def promise_of_the_open_step(space: BlockSpace) -> None:
+    arrays = only_pool(space).arrays
+    arrays.records[4, PENDING_STEP] = arrays.counts[OPEN_STEP]
+
+
+def vacant_row(space: BlockSpace) -> None:
+    space._state.vacant_rows.pop()
+
+
+def host_block(space: BlockSpace) -> None:
+    space._state.host_pools["device"].acquire(1)
+
+
+CONTRADICTIONS: dict[str, tuple[Tamper, str]] = {
+    "a link forward": (record(7, NEXT, 9), "links forward and backward differ"),
+    "a link backward": (record(7, PREVIOUS, 9), "links forward and backward differ"),
+    "a queue that ends too early": (record(7, NEXT, 0), "links forward and backward differ"),
+    "a queue that never ends": (record(7, NEXT, 7), "links forward and backward differ"),
+    "a count of free blocks": (count(NUM_FREE), "6 blocks counted free, 5 linked"),
+    "a count of deferred blocks": (count(NUM_DEFERRED), "deferred blocks miscounted"),
+    "a count of cached blocks": (count(NUM_CACHED), "cached blocks miscounted"),
+    "a count of named blocks": (count(NUM_NAMED), "named blocks miscounted"),
+    "a free block said to be in use": (record(7, QUEUE, 0), "free queue and places differ"),
+    "a free block said to be deferred": (record(7, QUEUE, 2), "free queue and places differ"),
+    "a deferred block said to be in use": (record(5, QUEUE, 0), "deferred differ"),
+    "a deferred block that is due": (record(6, HOLD_STEP, 0), "the first deferred block is due"),
+    "no reference to a block in use": (record(2, REF_COUNT, 0), "referenced and queued, or neither"),
+    "a reference to a free block": (record(7, REF_COUNT, 1), "referenced and queued, or neither"),
+    "a negative reference count": (record(7, REF_COUNT, -1), "negative reference count"),
+    "a reference too many": (record(2, REF_COUNT, 2), "block 2 has 2 references, the tables hold 1"),
+    "a name of the null block": (record(0, NAME, 1), "null block touched"),
+    "an empty block at the back": (empty_block_at_the_back, "an empty block waits behind a cached one"),
+    "a promise that nobody will keep": (promise_of_the_open_step, "nobody will compute a cached block"),
+    "a lost name": (record(1, NAME, 0), "index and named blocks differ"),
+    "a name that nobody gave": (record(3, NAME, 1), "index and named blocks differ"),
+    "a bucket that never ends": (record(1, BUCKET_NEXT, 1), "index and named blocks differ"),
+    "a name of another group": (record(1, NAME, 2), "1 is misplaced"),
+    "a digest": (digest, "1 is misplaced"),
+    "two blocks of one name": (second_block_of_one_name, "two blocks carry one name"),
+    "a foreign parent": (record(2, PARENT, 99), "a parent is foreign"),
+    "a negative parent": (record(2, PARENT, -1), "a parent is foreign"),
+    "a root that died": (record(1, PARENT_LIFE, 1), "the root died"),
+    "a foreign successor": (record(1, SUCCESSOR, 99), "a successor is foreign"),
+    "an entry of another block in use": (entry(1, 1), "block 1 has 1 references, the tables hold 2"),
+    "an entry of a free block": (entry(1, 7), "block 2 has 1 references, the tables hold 0"),
+    "an entry that is gone": (entry(1, 0), "block 2 has 1 references, the tables hold 0"),
+    "a foreign entry": (entry(1, 99), "a table entry is foreign"),
+    "a negative entry": (entry(1, -1), "a table entry is foreign"),
+    "an entry beyond its blocks": (both(entry(3, 1), record(1, REF_COUNT, 2)), "row 0: an entry beyond its blocks"),
+    "a hole": (row_in_group(NUM_BLOCKS, 1), "row 0: a hole in its table"),
+    "fewer blocks than tokens": (row_in_group(NUM_BLOCKS, -1), "row 0: too few blocks"),
+    "blocks below a window": (row_in_group(FIRST_BLOCK, 1), "row 0: an entry below its window"),
+    "published before it is full": (row_in_group(NUM_PUBLISHED, 1), "row 0: published what is not certain"),
+    "changes that are none": (row_in_group(DIRTY_TO, 9), "row 0: changes beyond the table"),
+    "more planned than there is": (row(NUM_PLANNED, 1), "row 0: planned beyond its tokens"),
+    "more accepted than there is": (row(NUM_ACCEPTED, 1), "row 0: accepted beyond its tokens"),
+    "a vacant row": (vacant_row, "the vacant rows are not those handed out next"),
+    "a leak on the host": (host_block, "block 1 has 1 references, the tables hold 0"),
+}
+
+
+@pytest.mark.parametrize(("tamper", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+def test_promise_17_check_notices_tampering_with(tamper: Tamper, message: str) -> None:
+    """Negative controls: each changes a number or two, and each must be noticed for what it is."""
+    space = audited_space()
+    tamper(space)
+    with pytest.raises(AssertionError, match=message):
+        space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_17_check_passes_where_nothing_is_wrong() -> None:
+    """All kinds of groups, forks, lookahead, steps in flight, and blocks on both sides of a swap."""
+    groups = FullAttention(4), SlidingWindow(8, 2, num_sink_tokens=3), RecurrentState(4)
+    sizes = {"device": 101, "state": 21}
+    space = new_space(*groups, num_blocks=sizes, num_host_blocks=sizes)
+    space.check()
+    rows = [prefill(space, tokens(30)), allocate(space, tokens(30))]
+    plan = space.plan_step()
+    rows += space.fork(rows[0], 2).tolist()
+    space.append(rows, np.arange(4), num_lookahead=5)
+    space.check()
+    acknowledge(space, plan, space.plan_step())
+    space.swap_out(rows[:2])
+    space.check()
+    space.free(rows[1:3])
+    space.check()
+    run_step(space)
+    space.check()
+
+
+def test_promise_17_check_changes_nothing() -> None:
+    space = audited_space()
+    before = only_pool(space).arrays.records.copy()
+    space.check()
+    np.testing.assert_array_equal(only_pool(space).arrays.records, before)

@@ -1,0 +1,192 @@
+"""Negative controls: spaces that are broken in one place each; the state machine must notice every one."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from pagedkv import AllocStatus, BlockSpace, RequestKeys
+from pagedkv.core.blocks import HOLD_STEP, OPEN_STEP, SETTLED_STEP, Int32Array, PoolArrays, Uint32Array
+from pagedkv.core.extra_keys import ExtraKeyArrays
+from pagedkv.core.prefix_index import find
+from pagedkv.core.rows import NAME_IN_POOL, SPAN, GroupArrays
+from pagedkv.plan import StepPlan
+from pagedkv.space import stepping
+from tests.space.mixes import MIXES
+from tests.space.space_machine import Sabotage, machine_of
+
+BOUNDED = settings(
+    settings.get_profile("pagedkv"),
+    max_examples=400,
+    stateful_step_count=50,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    print_blob=False,
+)
+
+
+def require_noticed(mix_name: str, sabotage: Sabotage | None = None) -> None:
+    """Run a bounded machine on a broken space, and expect that an assertion or a missing error stops it."""
+    mix = next(mix for mix in MIXES if mix.name == mix_name)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        run_state_machine_as_test(machine_of(mix, Counter(), sabotage), settings=BOUNDED)
+
+
+def replace_method(
+    space: BlockSpace, name: str, wrap: Callable[[Callable[..., object]], Callable[..., object]]
+) -> None:
+    """Put a wrapper around a method of one space."""
+    setattr(space, name, wrap(getattr(space, name)))
+
+
+def in_plans(tamper: Callable[[StepPlan], StepPlan]) -> Sabotage:
+    """Break the plans that a space hands out."""
+
+    def sabotage(space: BlockSpace) -> None:
+        replace_method(space, "plan_step", lambda plan_step: lambda: tamper(cast("StepPlan", plan_step())))
+
+    return sabotage
+
+
+@pytest.mark.parametrize(
+    ("mix_name", "tamper"),
+    [
+        ("full", lambda plan: replace(plan, copies=())),
+        (
+            "full",
+            lambda plan: replace(plan, swaps_in=tuple(replace(m, src_ids=m.src_ids[::-1]) for m in plan.swaps_in)),
+        ),
+        ("full", lambda plan: replace(plan, swaps_in=())),
+        ("full", lambda plan: replace(plan, swaps_out=())),
+        ("full", lambda plan: replace(plan, table_writes=())),
+        ("full and window in one pool", lambda plan: replace(plan, table_writes=plan.table_writes[:1])),
+        ("window with sinks", lambda plan: replace(plan, compute=replace(plan.compute, starts=plan.compute.ends - 1))),
+    ],
+    ids=["no copies", "swaps mixed up", "no swaps in", "no swaps out", "no tables", "one table", "last token only"],
+)
+def test_a_plan_that_says_too_little_is_noticed(mix_name: str, tamper: Callable[[StepPlan], StepPlan]) -> None:
+    require_noticed(mix_name, in_plans(tamper))
+
+
+@pytest.mark.parametrize(
+    ("mix_name", "group"), [("window with sinks", 0), ("full and window in one pool", 1), ("all rules, swapping", 1)]
+)
+def test_a_window_that_slides_one_block_early_is_noticed(mix_name: str, group: int) -> None:
+    def sabotage(space: BlockSpace) -> None:
+        parameters = space._state.groups[group].arrays.parameters
+
+        def acknowledge_with_narrow_window(acknowledge: Callable[..., object]) -> Callable[..., object]:
+            def wrapped(step_id: int) -> None:
+                parameters[SPAN] -= space.block_size(group)
+                acknowledge(step_id)
+                parameters[SPAN] += space.block_size(group)
+
+            return wrapped
+
+        replace_method(space, "acknowledge", acknowledge_with_narrow_window)
+
+    require_noticed(mix_name, sabotage)
+
+
+def test_a_salt_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_salt = RequestKeys.first_block_key
+    monkeypatch.setattr(RequestKeys, "first_block_key", lambda keys, epoch: with_salt(replace(keys, salt=b""), epoch))
+    require_noticed("full")
+
+
+def test_a_weights_epoch_that_drops_nothing_is_noticed() -> None:
+    def sabotage(space: BlockSpace) -> None:
+        replace_method(space, "reset_prefix_cache", lambda _: lambda: None)
+
+    require_noticed("state", sabotage)
+
+
+@contextmanager
+def no_step_in_flight(space: BlockSpace) -> Iterator[None]:
+    """Pretend meanwhile that every planned step is over."""
+    pools = space._state.all_pools
+    settled = [int(pool.arrays.counts[SETTLED_STEP]) for pool in pools]
+    for pool in pools:
+        pool.arrays.counts[SETTLED_STEP] = pool.arrays.counts[OPEN_STEP] - 1
+        pool.arrays.records[:, HOLD_STEP] = 0
+    yield
+    for pool, step in zip(pools, settled, strict=True):
+        pool.arrays.counts[SETTLED_STEP] = step
+
+
+@pytest.mark.parametrize("mix_name", ["full", "chunk and full", "without caching"])
+def test_a_block_freed_while_a_step_uses_it_is_noticed(mix_name: str) -> None:
+    def sabotage(space: BlockSpace) -> None:
+        def free_at_once(free: Callable[..., object]) -> Callable[..., object]:
+            def wrapped(rows: object) -> None:
+                with no_step_in_flight(space):
+                    free(rows)
+
+            return wrapped
+
+        replace_method(space, "free", free_at_once)
+
+    require_noticed(mix_name, sabotage)
+
+
+def test_a_hit_that_is_not_verified_is_noticed() -> None:
+    def sabotage(space: BlockSpace) -> None:
+        loops = space._state.loops
+        verified = loops.match_chain
+
+        def trusting(  # noqa: PLR0913, PLR0917 - the arguments of match_chain
+            pool: PoolArrays,
+            group: GroupArrays,
+            tokens: Int32Array,
+            extra_ids: Int32Array,
+            extra_keys: ExtraKeyArrays,
+            digests: Uint32Array,
+            out: Int32Array,
+        ) -> tuple[int, int]:
+            if not len(digests):
+                return verified(pool, group, tokens, extra_ids, extra_keys, digests, out)
+            found = [find(pool, int(group.parameters[NAME_IN_POOL]), digest) for digest in digests[: len(out)]]
+            num_hits = (*found, 0).index(0)
+            out[:num_hits] = found[:num_hits]
+            return num_hits, num_hits
+
+        loops.match_chain = trusting
+
+    require_noticed("full", sabotage)
+
+
+def test_an_abort_that_withdraws_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "withdraw_since", lambda *_: 0)
+    require_noticed("full")
+
+
+def test_drafts_that_are_published_are_noticed() -> None:
+    def sabotage(space: BlockSpace) -> None:
+        def without_drafts(append: Callable[..., object]) -> Callable[..., object]:
+            return lambda *args, **options: append(*args, **(options | {"num_draft": 0}))
+
+        replace_method(space, "append_with_copies", without_drafts)
+
+    require_noticed("full", sabotage)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("can_append", True),
+        ("can_allocate", AllocStatus.OK),
+        ("can_swap_out", AllocStatus.OK),
+        ("can_swap_in", AllocStatus.OK),
+    ],
+)
+def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer: object) -> None:
+    def sabotage(space: BlockSpace) -> None:
+        replace_method(space, question, lambda _: lambda *_args, **_options: answer)
+
+    require_noticed("full", sabotage)

@@ -1,0 +1,23 @@
+"""What docstrings show is what the code does."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import pagedkv
+
+MODULES = ["pagedkv", *(module.name for module in pkgutil.walk_packages(pagedkv.__path__, "pagedkv."))]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_docstrings_show_is_true(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_docstrings_show_something() -> None:
+    """Or the test above would pass on nothing."""
+    finder = doctest.DocTestFinder()
+    shown = {name for name in MODULES if any(test.examples for test in finder.find(importlib.import_module(name)))}
+    assert shown >= {"pagedkv", "pagedkv.core.free_queue", "pagedkv.space.manager", "pagedkv.space.block_table"}
