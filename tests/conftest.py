@@ -1,13 +1,14 @@
-"""Hypothesis profiles. No deadline: the first call of a loop compiles it, which takes seconds, once."""
+"""Hypothesis profiles. No deadline: the first call of a loop compiles it, which takes seconds, once.
 
-import os
+`make test` draws the same examples everywhere and every time; `make test-long` draws new ones.
+"""
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "pagedkv",
     deadline=None,
-    derandomize="CI" in os.environ,  # there the same runs every time; elsewhere new ones, and failures are remembered
+    derandomize=True,
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],  # compiling; long runs of a machine
 )

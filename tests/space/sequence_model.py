@@ -66,7 +66,8 @@ class ModelSequence:
         prefixes: number of the prefix that ends at each position.
         tokens: its tokens.
         num_accepted: leading tokens that are no drafts.
-        num_planned: leading tokens that a plan computes or has computed.
+        num_planned: leading tokens that a plan computes or has computed, or that were hit.
+        is_planned: whether a plan saw it whole; before, what it hit may fall to it to compute.
         marked_steps: steps in flight when somebody else brought its content: aborting these does not concern it.
         tables: its block ids, one list a group, as the space told them last.
         status: where it is; lost sequences stay ``on_host`` or not as they were.
@@ -81,6 +82,7 @@ class ModelSequence:
     prefixes: list[int] = field(default_factory=list)
     num_accepted: int = 0
     num_planned: int = 0
+    is_planned: bool = False
     marked_steps: set[int] = field(default_factory=set)
     tables: list[list[int]] = field(default_factory=list)
     status: Status = Status.RUNNING

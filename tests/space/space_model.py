@@ -368,7 +368,7 @@ class SpaceModel:
             child = ModelSequence(row, parent.keys, parent.root, list(parent.tokens), list(parent.prefixes))
             child.is_sharer = True
             child.num_accepted = parent.num_accepted
-            child.num_planned = parent.num_planned
+            child.num_planned, child.is_planned = parent.num_planned, parent.is_planned
             child.tables = self.read_tables(row)
             for group, table, mine in zip(self.groups, parent.tables, child.tables, strict=True):
                 assert mine == table[: group.num_blocks(num_tokens)]
@@ -453,7 +453,7 @@ class SpaceModel:
         for row, start, end in ranges:
             assert 0 <= start < end == len(views[row].prefixes)
         for sequence in self.running:
-            sequence.num_planned = len(sequence.tokens)
+            sequence.num_planned, sequence.is_planned = len(sequence.tokens), True
         touched = self._touched(plan, views, ranges)
         assert {place for place in self.open_written if place in touched} == self.open_written, "a move was dropped"
         self.planned.append(Step(plan, views, ranges, frozenset(touched)))
@@ -599,7 +599,7 @@ class SpaceModel:
                 positions = group.written(0, len(sequence.tokens))
                 present = [position for position in positions if table[group.slot(position)[0]]]
                 self.device.put(group, table, sequence.prefixes, present)
-            sequence.num_planned = len(sequence.tokens)
+            sequence.num_planned, sequence.is_planned = len(sequence.tokens), True
             sequence.marked_steps |= {step.plan.step_id for step in self.in_flight}
             sequence.era += 1
             self._follow_changes(sequence, sequence.num_accepted)
@@ -619,7 +619,8 @@ class SpaceModel:
                 if block and (group.pool, block) not in awaited:
                     start, stop = index * group.block_size, (index + 1) * group.block_size
                     self.device.require(group, table, sequence.prefixes, group.written(start, stop))
-            if not self.in_flight and sequence.num_planned == len(sequence.tokens) and self._is_alone(group, sequence):
+            is_computed = sequence.is_planned and sequence.num_planned == len(sequence.tokens)
+            if is_computed and not self.in_flight and self._is_alone(group, sequence):
                 assert len(told) == len(sequence.tokens) // group.block_size
 
     def _is_alone(self, group: GroupRule, sequence: ModelSequence) -> bool:
