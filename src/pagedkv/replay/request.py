@@ -31,6 +31,10 @@ class Request:
             mean an equal *whole prefix* up to the end of that block.
         block_size: tokens an id stands for; 0 when the trace has no ids, or none has appeared yet.
         session: name of the conversation that the request belongs to, if the trace tells.
+        num_samples: sequences generated from the one prompt, at least 1.
+        priority: requests of a higher one are admitted first.
+        prompt_token_ids: int32 ``[input_length]`` when the trace has tokens, instead of block ids.
+        output_token_ids: int32 ``[output_length]`` when the trace has these too.
     """
 
     arrival_s: float
@@ -39,6 +43,10 @@ class Request:
     block_ids: npt.NDArray[np.int64] | None = None
     block_size: int = 0
     session: str | None = None
+    num_samples: int = 1
+    priority: int = 0
+    prompt_token_ids: npt.NDArray[np.int32] | None = None
+    output_token_ids: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,10 +57,12 @@ class TokenizedRequest:
         arrival_s: as in :class:`Request`.
         prompt_token_ids: int32 ``[input_length]``, at least one token.
         output_token_ids: int32 ``[output_length]``, possibly none.
-        session: as in :class:`Request`.
+        session: as in :class:`Request`, like what follows.
     """
 
     arrival_s: float
     prompt_token_ids: npt.NDArray[np.int32]
     output_token_ids: npt.NDArray[np.int32]
     session: str | None = None
+    num_samples: int = 1
+    priority: int = 0
