@@ -2,11 +2,12 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.errors import TraceError
-from pagedkv.replay.block_runs import MAX_BLOCK_ID, InferredBlockSize, count_ids, expand_runs
+from pagedkv.replay.block_runs import MAX_BLOCK_ID, InferredBlockSize, count_ids, expand_runs, run_lengths
 from pagedkv.replay.lines import Line
 
 LINE = Line("trace", 1, "")
@@ -23,6 +24,7 @@ def test_runs_expand_to_the_ids_they_code(ids: list[int]) -> None:
     runs = runs_of(ids)
     assert expand_runs(runs).tolist() == ids
     assert count_ids(LINE, runs) == len(ids)
+    assert run_lengths(np.array(ids, np.int64)) == runs
 
 
 @given(st.integers(0, 12), st.lists(st.integers(1, 10_000), min_size=1))

@@ -89,3 +89,17 @@ def test_prompts_without_ids_share_nothing() -> None:
     assert [len(request.prompt_token_ids) for request in requests] == [6, 6, 3, 3]
     assert len({int(request.prompt_token_ids[0]) for request in requests}) == 4
     assert all(request.prompt_token_ids.dtype == request.output_token_ids.dtype == np.int32 for request in requests)
+
+
+def test_a_request_with_tokens_of_its_own_sends_these() -> None:
+    prompt, output = np.array([3, 1, 2], np.int32), np.array([7], np.int32)
+    both = Request(0.0, 3, 1, prompt_token_ids=prompt, output_token_ids=output, num_samples=4, priority=-2)
+    prompt_only = Request(0.0, 3, 2, np.array([5]), 2, prompt_token_ids=prompt)
+    output_only = Request(0.0, 2, 1, np.array([5]), 2, output_token_ids=output)
+    first, second, third = tokenized([both, prompt_only, output_only])
+    assert (first.prompt_token_ids.tolist(), first.output_token_ids.tolist()) == ([3, 1, 2], [7])
+    assert (first.num_samples, first.priority) == (4, -2)
+    assert second.prompt_token_ids.tolist() == [3, 1, 2]
+    assert second.output_token_ids.tolist() == unique_token_ids(1, OUTPUT_PART, 2).tolist()
+    assert third.prompt_token_ids.tolist() == block_token_ids(np.array([5]), 2).tolist()
+    assert third.output_token_ids.tolist() == [7]

@@ -6,12 +6,23 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.replay import Request, lines
 from pagedkv.replay.trace import TraceReader
-from tests.replay.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace, as_text
+from tests.replay.trace_files import (
+    BROKEN,
+    HASH_IDS,
+    HASH_RUNS,
+    LENGTHS,
+    PAGEDKV,
+    SESSIONS,
+    TOKENS,
+    BrokenTrace,
+    as_text,
+)
 
 
 def plain(text: str) -> bytes:
@@ -73,6 +84,39 @@ def test_lengths_alone_have_no_ids(trace_of: Callable[[str], Path]) -> None:
     assert (second.arrival_s, second.output_length) == (4.315, 0)
 
 
+def test_our_own_format_says_everything(trace_of: Callable[[str], Path]) -> None:
+    first, second, third, fourth = read(trace_of(PAGEDKV))
+    assert (first.arrival_s, first.input_length, first.output_length) == (0.0, 40, 3)
+    assert (first.block_size, ids(first), first.session) == (16, [5, 6], None)
+    assert (first.num_samples, first.priority, first.prompt_token_ids, first.output_token_ids) == (1, 0, None, None)
+    assert (second.num_samples, second.priority, second.session) == (2, -1, "s")
+    assert (ids(second), ids(third), ids(fourth)) == ([5, 6, 9], [5], None)
+
+
+def test_our_own_format_may_hold_tokens(trace_of: Callable[[str], Path]) -> None:
+    first, second = read(trace_of(TOKENS))
+    assert first.prompt_token_ids is not None
+    assert first.output_token_ids is not None
+    assert (first.input_length, first.output_length, first.block_size, ids(first)) == (5, 2, 0, None)
+    assert (first.prompt_token_ids.tolist(), first.output_token_ids.tolist()) == ([5, 6, 7, 8, 9], [1, 2])
+    assert first.prompt_token_ids.dtype == first.output_token_ids.dtype == np.int32
+    assert (second.input_length, second.output_length, second.output_token_ids) == (4, 3, None)
+
+
+def test_null_is_as_good_as_no_key(trace_of: Callable[[str], Path]) -> None:
+    header = {"format": "pagedkv-trace", "version": 1, "block_size": None}
+    row = {
+        "arrival_s": 0,
+        "input_length": 3,
+        "output_length": 1,
+        "session": None,
+        "block_ids": None,
+        "token_ids": [1, 2, 3],
+    }
+    (request,) = read(trace_of(as_text(header, row)))
+    assert (request.session, ids(request), request.block_size) == (None, None, 0)
+
+
 def test_columns_may_come_in_any_order_with_others_between(trace_of: Callable[[str], Path]) -> None:
     (request,) = read(trace_of("output_length, model ,input_length,arrived_s\r\n7,gpt,5,1.5\r\n"))
     assert (request.arrival_s, request.input_length, request.output_length) == (1.5, 5, 7)
@@ -90,6 +134,10 @@ def test_the_given_block_size_replaces_the_traces_own(trace_of: Callable[[str], 
     assert read(trace_of(as_text(runs)), 48)[0].block_size == 48
     session = {"session": "s", "block_size": 64, "requests": [runs | {"t": 0}]}
     assert read(trace_of(as_text(session)), 48)[0].block_size == 48
+    own = {"arrival_s": 0, "input_length": 100, "output_length": 1, "block_runs": [[1, 2]]}
+    header = {"format": "pagedkv-trace", "version": 1}
+    for named in ({}, {"block_size": 16}):
+        assert read(trace_of(as_text(header | named, own)), 48)[0].block_size == 48
 
 
 def test_a_given_block_size_is_checked_on_every_row(trace_of: Callable[[str], Path]) -> None:
@@ -124,6 +172,39 @@ def test_requests_before_the_broken_line_are_delivered(tmp_path: Path) -> None:
         assert [next(requests).input_length, next(requests).input_length] == [1100, 1536]
         with pytest.raises(TraceError):
             next(requests)
+
+
+@pytest.mark.parametrize("name", [name for name in BROKEN if "unsorted" in name])
+def test_arrivals_out_of_order_name_the_remedy_and_can_be_allowed(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(BROKEN[name].content)
+    with pytest.raises(TraceError, match="pagedkv convert --sort"):
+        read(path)
+    with TraceReader(path, any_order=True) as trace:
+        arrivals = [request.arrival_s for request in trace]
+    assert (arrivals == sorted(arrivals)) == name.startswith("session")  # a session's line is sorted as it is read
+
+
+def test_sessions_can_be_drawn_from_while_later_ones_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(SESSIONS)
+    with TraceReader(path) as trace:
+        assert trace.session_per_row
+        one, none, two = trace.sessions()
+        assert [(request.session, ids(request)) for request in two] == [("two", [11])]
+        assert [ids(request) for request in one] == [[1, 2], [1, 2, 9]]
+        assert list(none) == []
+
+
+@pytest.mark.parametrize("text", [HASH_IDS, HASH_RUNS, LENGTHS, PAGEDKV, TOKENS])
+def test_other_formats_have_one_clock(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with TraceReader(path) as trace:
+        assert not trace.session_per_row
+        with pytest.raises(TraceError, match="one common clock already"):
+            next(trace.sessions())
+        assert len(list(trace)) == len(text.splitlines()) - (text in {LENGTHS, PAGEDKV, TOKENS})
 
 
 def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import gzip
 import json
 from dataclasses import dataclass
 
-__all__ = ["BROKEN", "HASH_IDS", "HASH_RUNS", "LENGTHS", "SESSIONS", "BrokenTrace", "as_text"]
+__all__ = ["BROKEN", "HASH_IDS", "HASH_RUNS", "LENGTHS", "PAGEDKV", "SESSIONS", "TOKENS", "BrokenTrace", "as_text"]
 
 
 def as_text(*rows: object) -> str:
@@ -39,6 +39,26 @@ SESSIONS = as_text(
         "requests": [{"t": 0.0, "input_length": 64, "output_length": 1, "hash_runs": [[1, 1]]}],
     },
 )
+PAGEDKV = as_text(
+    {"format": "pagedkv-trace", "version": 1, "block_size": 16, "x_made_by": "hand"},
+    {"arrival_s": 0, "input_length": 40, "output_length": 3, "block_runs": [[5, 2]]},
+    {
+        "arrival_s": 0.5,
+        "session": "s",
+        "input_length": 40,
+        "output_length": 0,
+        "num_samples": 2,
+        "priority": -1,
+        "block_ids": [5, 6, 9],
+    },
+    {"arrival_s": 0.5, "input_length": 16, "output_length": 1, "block_ids": [5], "x_model": {"name": "m"}},
+    {"arrival_s": 0.75, "input_length": 7, "output_length": 1},
+)
+TOKENS = as_text(
+    {"format": "pagedkv-trace", "version": 1},
+    {"arrival_s": 0, "token_ids": [5, 6, 7, 8, 9], "output_token_ids": [1, 2]},
+    {"arrival_s": 1.25, "input_length": 4, "token_ids": [5, 6, 7, 7], "output_length": 3},
+)
 LENGTHS = "arrived_s,input_length,output_length\n0.000,374,44\n4.315,396,0\n"
 
 
@@ -60,8 +80,18 @@ _RUNS_ROW = {"timestamp": 0, "session": "a", "input_length": 100, "output_length
 _SESSION_REQUEST = {"t": 0.0, "input_length": 130, "output_length": 9, "hash_runs": [[1, 2]]}
 
 
-def _session(**changes: object) -> dict[str, object]:
-    return {"session": "s", "block_size": 64, "requests": [_SESSION_REQUEST, _SESSION_REQUEST | changes]}
+_HEADER = {"format": "pagedkv-trace", "version": 1, "block_size": 16}
+_OWN_ROW = {"arrival_s": 0, "input_length": 100, "output_length": 3, "block_runs": [[0, 6]]}
+
+
+def _session(name: str = "s", **changes: object) -> dict[str, object]:
+    return {"session": name, "block_size": 64, "requests": [_SESSION_REQUEST, _SESSION_REQUEST | changes]}
+
+
+def _own(reason: str, **changes: object) -> BrokenTrace:
+    """A row in our own format that is wrong after these changes, None taking a key away."""
+    row = {key: value for key, value in (_OWN_ROW | changes).items() if value is not None}
+    return _json(3, reason, _HEADER, _OWN_ROW, row)
 
 
 _BAD_CHECKSUM = bytearray(gzip.compress(HASH_IDS.encode()))
@@ -118,13 +148,90 @@ BROKEN = {
     "absurd run": _json(2, "1000000000000 block ids", _RUNS_ROW, _RUNS_ROW | {"hash_runs": [[0, 10**12]]}),
     "run beyond 63 bits": _json(1, "hash_runs holds", _RUNS_ROW | {"hash_runs": [[2**63 - 5, 6]]}),
     "run of three": _json(1, "$.hash_runs", _RUNS_ROW | {"hash_runs": [[0, 3, 3]]}),
-    "session request": _json(2, "request 2: output_length is -9", _session(), _session(output_length=-9)),
+    "session request": _json(2, "request 2: output_length is -9", _session("r"), _session(output_length=-9)),
     "session ids": _json(1, "request 2: 3 block ids do not fit a prompt of 130", _session(hash_runs=[[1, 3]])),
-    "session id negative": _json(2, "hash_runs holds [-1, 2]", _session(), _session(hash_runs=[[-1, 2]])),
-    "session ids beyond 63 bits": _json(2, "hash_runs holds", _session(), _session(hash_runs=[[2**63 - 2, 2]])),
+    "session id negative": _json(2, "hash_runs holds [-1, 2]", _session("r"), _session(hash_runs=[[-1, 2]])),
+    "session ids beyond 63 bits": _json(2, "hash_runs holds", _session("r"), _session(hash_runs=[[2**63 - 2, 2]])),
     "session time": _json(1, "request 2: the arrival in seconds is -1", _session(t=-1)),
     "session block size": _json(1, "block_size is 0", {"session": "s", "block_size": 0, "requests": []}),
     "session without requests": _json(1, "no request follows", {"session": "s", "block_size": 64, "requests": []}),
+    "session twice": _json(2, "session 's' was on line 1 already", _session(), _session()),
+    "session name too long": _json(1, "length <= 1000", _session("s" * 1001)),
+    "session unsorted": _json(
+        1,
+        "request 2: arrives at 1.5 s, after the one before at 2.25 s",
+        {
+            "session": "s",
+            "block_size": 64,
+            "requests": [_SESSION_REQUEST | {"t": 2.25}, _SESSION_REQUEST | {"t": 1.5}],
+        },
+    ),
+    "unsorted": _json(
+        3,
+        "arrives at 1.0 s, after line 2 at 2.0 s",
+        _IDS_ROW,
+        _IDS_ROW | {"timestamp": 2000},
+        _IDS_ROW | {"timestamp": 1000},
+    ),
+    "unsorted runs": _json(
+        2, "arrives at 1.0 s, after line 1 at 2.0 s", _RUNS_ROW | {"timestamp": 2000}, _RUNS_ROW | {"timestamp": 1000}
+    ),
+    "true for a number": _json(2, "Expected `int`, got `bool`", _IDS_ROW, _IDS_ROW | {"output_length": True}),
+    "true for a time": _json(2, "Expected `float`, got `bool`", _IDS_ROW, _IDS_ROW | {"timestamp": True}),
+    "true for an id": _json(2, "Expected `int`, got `bool`", _IDS_ROW, _IDS_ROW | {"hash_ids": [0, True]}),
+    "fraction for a length": _json(2, "Expected `int`, got `float`", _IDS_ROW, _IDS_ROW | {"input_length": 600.0}),
+    "time not a number": BrokenTrace(
+        b'{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n', 1, "invalid character"
+    ),
+    "format of others": _json(1, "the format is 'other'", {"format": "other", "version": 1}),
+    "format without version": _json(1, "missing required field `version`", {"format": "pagedkv-trace"}),
+    "version to come": _json(
+        1, "version 2 of pagedkv-trace is not known, only version 1", _HEADER | {"version": 2, "new": 1}, _OWN_ROW
+    ),
+    "header key": _json(1, "unknown field `blocksize`", {"format": "pagedkv-trace", "version": 1, "blocksize": 4}),
+    "header block size": _json(1, "block_size is 0, but must be from 1", _HEADER | {"block_size": 0}, _OWN_ROW),
+    "header alone": _json(1, "no request follows", _HEADER),
+    "header missing": _json(1, "no known trace format has the keys arrival_s, block_runs", _OWN_ROW),
+    "header twice": _json(2, "unknown field `format`", _HEADER, _HEADER, _OWN_ROW),
+    "own line cut": BrokenTrace(as_text(_HEADER, _OWN_ROW).encode()[:-20], 2, "not a whole JSON object"),
+    "own key": _own("unknown field `num_sample`", num_sample=2),
+    "own key beside an extension": _own("unknown field `num_sample`", num_sample=2, x_note=1),
+    "own without arrival": _own("missing required field `arrival_s`", arrival_s=None),
+    "own without input": _own("has neither input_length nor token_ids", input_length=None),
+    "own without output": _own("has neither output_length nor output_token_ids", output_length=None),
+    "own input": _own("input_length is 0, but must be from 1", input_length=0),
+    "own output": _own("output_length is -1, but must be from 0", output_length=-1),
+    "own absurd output": _own("output_length is 100000000000000000000000", output_length=10**23),
+    "own time": _own("arrival_s is -0.5", arrival_s=-0.5),
+    "own absurd time": _own("arrival_s is 1e+18", arrival_s=1e18),
+    "own samples": _own("num_samples is 0, but must be from 1 to 65536", num_samples=0),
+    "own samples true": _own("Expected `int`, got `bool`", num_samples=True),
+    "own priority": _own("priority is 2147483648", priority=2**31),
+    "own session": _own("Expected `str | null`, got `int`", session=7),
+    "own prompt twice": _own("has both block_runs and token_ids", token_ids=[1] * 100),
+    "own run": _own("block_runs holds [3, 0]", block_runs=[[3, 0]]),
+    "own absurd run": _own("1000000000000 block ids do not fit", block_runs=[[0, 10**12]]),
+    "own too few ids": _own("5 block ids do not fit a prompt of 100 tokens at 16", block_runs=[[0, 5]]),
+    "own too many ids": _own("8 block ids do not fit", block_runs=None, block_ids=[1] * 8),
+    "own negative id": _own("$.block_ids", block_runs=None, block_ids=[0, -1]),
+    "own tokens": _own("input_length is 100, but token_ids holds 2", block_runs=None, token_ids=[1, 2]),
+    "own no tokens": _own("input_length is 0", block_runs=None, input_length=None, token_ids=[]),
+    "own token beyond 31 bits": _own("$.token_ids", block_runs=None, token_ids=[2**31]),
+    "own negative token": _own("$.output_token_ids", output_token_ids=[1, 2, -1]),
+    "own output tokens": _own("output_length is 3, but output_token_ids holds 1", output_token_ids=[1]),
+    "own ids without a block size": _json(
+        2, "has block ids, but the header on line 1 names no block_size", _HEADER | {"block_size": None}, _OWN_ROW
+    ),
+    "own unsorted": _json(
+        3,
+        "arrives at 0.25 s, after line 2 at 0.5 s",
+        _HEADER,
+        _OWN_ROW | {"arrival_s": 0.5},
+        _OWN_ROW | {"arrival_s": 0.25},
+    ),
+    "csv unsorted": BrokenTrace(LENGTHS.encode() + b"4.25,1,3\n", 4, "arrives at 4.25 s, after line 3 at 4.315 s"),
+    "csv column twice": BrokenTrace(b"arrived_s,input_length,output_length,arrived_s\n1,2,3,4\n", 1, "there twice"),
+    "csv true": BrokenTrace(LENGTHS.encode() + b"5,true,3\n", 4, "$.input_length"),
     "csv header alone": BrokenTrace(b"arrived_s,input_length,output_length\n", 1, "no request follows"),
     "csv line cut": BrokenTrace(LENGTHS.encode()[:-4], 3, "2 columns, where the header has 3"),
     "csv number cut away": BrokenTrace(LENGTHS.encode()[:-2], 3, "$.output_length"),

@@ -227,6 +227,21 @@ class BlockPool:
         return int(self.arrays.counts[NUM_FREE])
 
     @property
+    def num_cached(self) -> int:
+        """Free blocks that can be found. O(1)."""
+        return int(self.arrays.counts[NUM_CACHED])
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events wait to be drained. O(1)."""
+        return bool(self.arrays.counts[NUM_EVENTS])
+
+    @property
+    def num_deferred(self) -> int:
+        """Unreferenced blocks that wait for a step. O(1)."""
+        return int(self.arrays.counts[NUM_DEFERRED])
+
+    @property
     def num_usable(self) -> int:
         """Blocks of an empty pool: all but the null block."""
         return self.num_blocks - 1

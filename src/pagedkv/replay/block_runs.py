@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pagedkv.errors import TraceError
 from pagedkv.replay.lines import Line
 
-__all__ = ["MAX_BLOCK_ID", "InferredBlockSize", "count_ids", "expand_runs", "wrong_number_of_ids"]
+__all__ = ["MAX_BLOCK_ID", "InferredBlockSize", "count_ids", "expand_runs", "run_lengths", "wrong_number_of_ids"]
 
 MAX_BLOCK_ID: Final = 2**63 - 1
 
@@ -38,17 +38,37 @@ def expand_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
     return np.repeat(firsts - starts, counts) + np.arange(counts.sum(), dtype=np.int64)
 
 
-def count_ids(line: Line, runs: Sequence[tuple[int, int]], offset: int = 0) -> int:
+def run_lengths(block_ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Code ids as the fewest runs: the inverse of :func:`expand_runs`. O(ids).
+
+    Args:
+        block_ids: int64 ``[n]``, none negative.
+
+    >>> run_lengths(np.array([7, 8, 9, 2]))
+    [(7, 3), (2, 1)]
+    """
+    if not len(block_ids):
+        return []
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(block_ids) != 1) + 1))
+    counts = np.diff(starts, append=len(block_ids))
+    return list(zip(block_ids[starts].tolist(), counts.tolist(), strict=True))
+
+
+def count_ids(line: Line, runs: Sequence[tuple[int, int]], offset: int = 0, key: str = "hash_runs") -> int:
     """Check the runs of a row and count their ids, without writing them out: a count may be absurd.
+
+    Args:
+        line: the row.
+        runs: pairs ``(first, count)``.
+        offset: what will be added to each id.
+        key: what the format calls the runs.
 
     Raises:
         TraceError: a run is empty, an id is negative, or one exceeds ``MAX_BLOCK_ID`` once ``offset`` is added.
     """
     for first, count in runs:
         if first < 0 or count < 1 or offset + first + count - 1 > MAX_BLOCK_ID:
-            raise line.fault(
-                f"hash_runs holds [{first}, {count}]", "A run is [first id >= 0, count >= 1], ids below 2**63"
-            )
+            raise line.fault(f"{key} holds [{first}, {count}]", "A run is [first id >= 0, count >= 1], ids below 2**63")
     return sum(count for _, count in runs)
 
 

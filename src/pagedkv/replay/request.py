@@ -66,3 +66,13 @@ class TokenizedRequest:
     session: str | None = None
     num_samples: int = 1
     priority: int = 0
+
+    @property
+    def input_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def output_length(self) -> int:
+        """Generated tokens."""
+        return len(self.output_token_ids)

@@ -1,4 +1,6 @@
-"""Tokens for traces that hold none: a fixed function of block ids, the same everywhere.
+"""Tokens for every request of a trace: its own, or else a fixed function of block ids, the same everywhere.
+
+Where a trace holds the tokens of a prompt or of its output, these are what is sent. For all else they are made up.
 
 An id of a trace stands for a block of tokens *together with everything before it*: equal ids mean an equal
 whole prefix. So the tokens of a block may be a function of its id and the offset alone; prefixes that were
@@ -26,7 +28,7 @@ import numpy.typing as npt
 
 from pagedkv.replay.request import Request, TokenizedRequest
 
-__all__ = ["block_token_ids", "tokenized", "unique_token_ids"]
+__all__ = ["block_token_ids", "tokenize", "tokenized", "unique_token_ids"]
 
 GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 FIRST_MULTIPLIER: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -67,20 +69,35 @@ def unique_token_ids(request_number: int, part: int, num_tokens: int) -> npt.NDA
 def tokenized(requests: Iterable[Request]) -> Iterator[TokenizedRequest]:
     """Give each request of a trace its tokens, one at a time; numbers the requests from 0."""
     for number, request in enumerate(requests):
-        yield TokenizedRequest(
-            arrival_s=request.arrival_s,
-            prompt_token_ids=_prompt_token_ids(request, number),
-            output_token_ids=unique_token_ids(number, OUTPUT_PART, request.output_length),
-            session=request.session,
-        )
+        yield tokenize(request, number)
+
+
+def tokenize(request: Request, number: int) -> TokenizedRequest:
+    """Give a request its tokens; ``number`` is its position in the trace, from 0."""
+    return TokenizedRequest(
+        arrival_s=request.arrival_s,
+        prompt_token_ids=_prompt_token_ids(request, number),
+        output_token_ids=_output_token_ids(request, number),
+        session=request.session,
+        num_samples=request.num_samples,
+        priority=request.priority,
+    )
 
 
 def _prompt_token_ids(request: Request, number: int) -> npt.NDArray[np.int32]:
+    if request.prompt_token_ids is not None:
+        return request.prompt_token_ids
     if request.block_ids is None:
         return unique_token_ids(number, PROMPT_PART, request.input_length)
     covered = block_token_ids(request.block_ids, request.block_size)[: request.input_length]
     rest = unique_token_ids(number, PROMPT_PART, request.input_length - len(covered))
     return np.concatenate((covered, rest))
+
+
+def _output_token_ids(request: Request, number: int) -> npt.NDArray[np.int32]:
+    if request.output_token_ids is not None:
+        return request.output_token_ids
+    return unique_token_ids(number, OUTPUT_PART, request.output_length)
 
 
 def _numbers(keys: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.int32]:

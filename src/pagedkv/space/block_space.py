@@ -18,7 +18,8 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.core.blocks import PENDING_STEP, Int32Array
+from pagedkv.core.blocks import PENDING_STEP, REF_COUNT, Int32Array
+from pagedkv.core.pool import BlockPool
 from pagedkv.core.rows import (
     AT,
     NUM_BLOCKS,
@@ -43,7 +44,7 @@ from pagedkv.space.batches import Rows, as_batch, as_row, as_step_id, require_st
 from pagedkv.space.prompts import match_prompt, prepare_prompt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.statistics import SpaceStatistics, take_statistics
-from pagedkv.space.steps import StepLedger
+from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.spec import AllocStatus, SpaceConfig, StepId, TokenIds
 
 __all__ = ["BlockSpace"]
@@ -335,6 +336,38 @@ class BlockSpace:
         """Physical blocks of a sequence in one group, reserved ones included; 0 where a window has moved on."""
         return cast("list[int]", self._entries(self._occupied(row), group).tolist())
 
+    def block_table(self, group: int = 0) -> Int32Array:
+        """View the block table of one group: read-only int32 ``[max_sequences, at least width]``, by row. O(1).
+
+        Entries beyond a row's blocks mean nothing; see :meth:`num_blocks`.
+        """
+        return read_only(self._group(group).arrays.table[:])
+
+    def num_blocks(self, rows: Rows, group: int = 0) -> Int32Array:
+        """Entries in use of some rows' tables, reserved ones and null blocks included: int32 ``[rows]``."""
+        batch = as_batch(rows)
+        require_status(self._state, batch, OCCUPIED)
+        num_blocks: Int32Array = self._state.rows[batch, self._group(group).arrays.parameters[AT] + NUM_BLOCKS]
+        return num_blocks
+
+    def lengths(self, rows: Rows) -> Int32Array:
+        """Tokens of some rows: int32 ``[rows]``."""
+        batch = as_batch(rows)
+        require_status(self._state, batch, OCCUPIED)
+        lengths: Int32Array = self._state.rows[batch, NUM_TOKENS]
+        return lengths
+
+    def ref_counts(self, pool: str | None = None) -> Int32Array:
+        """View the table entries that refer to each block of a pool: read-only int32 ``[num_blocks]``. O(1)."""
+        return read_only(self._pool(pool).arrays.records[:-1, REF_COUNT])
+
+    def _pool(self, name: str | None) -> BlockPool:
+        if name is None:
+            return self._state.groups[0].pool
+        if not isinstance(name, str) or name not in self._state.pools:
+            raise ConfigurationError(f"there is no pool {name!r}: the pools are {list(self._state.pools)}")
+        return self._state.pools[name]
+
     def _group(self, index: int) -> Group:
         if as_count(index, "group", least=-1) not in range(len(self._state.groups)):
             raise ConfigurationError(f"there is no group {index}: the groups are 0 to {len(self._state.groups) - 1}")
@@ -358,15 +391,29 @@ class BlockSpace:
 
     def num_free_blocks(self, pool: str | None = None) -> int:
         """Blocks that can be handed out now; of the first group's pool when none is named."""
-        if pool is None:
-            return self._state.groups[0].pool.num_free
-        if not isinstance(pool, str) or pool not in self._state.pools:
-            raise ConfigurationError(f"there is no pool {pool!r}: the pools are {list(self._state.pools)}")
-        return self._state.pools[pool].num_free
+        return self._pool(pool).num_free
+
+    def num_cached_blocks(self, pool: str | None = None) -> int:
+        """Free blocks whose content can still be found; of the first group's pool when none is named. O(1)."""
+        return self._pool(pool).num_cached
+
+    def num_deferred_blocks(self, pool: str | None = None) -> int:
+        """Unreferenced blocks that wait for a step; of the first group's pool when none is named. O(1)."""
+        return self._pool(pool).num_deferred
+
+    def num_live_blocks(self, pool: str | None = None) -> int:
+        """Blocks that tables refer to; of the first group's pool when none is named. O(1)."""
+        owner = self._pool(pool)
+        return owner.num_usable - owner.num_free - owner.num_deferred
 
     def statistics(self) -> SpaceStatistics:
         """Take a snapshot of all counts. O(rows)."""
         return take_statistics(self._state, len(self._ledger.in_flight))
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events wait to be drained. O(pools)."""
+        return any(pool.has_events for pool in self._state.pools.values())
 
     def drain_events(self) -> tuple[CacheEvents, ...]:
         """Take the events since the last call, one batch a pool (empty unless ``config.events``)."""

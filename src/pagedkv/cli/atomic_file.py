@@ -1,0 +1,71 @@
+"""Output files that are there whole or not at all.
+
+The content goes to a temporary file in the same folder, which then takes the target's name in one step; whoever looks
+sees the old file or the new one, whatever happens in between. ``-`` is the standard output, which gets the content
+as it comes, as do devices and pipes.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import typer
+
+from pagedkv.cli.user_errors import OutputError
+
+__all__ = ["STANDARD_OUTPUT", "atomic_file", "is_replaced_whole", "require_writable"]
+
+STANDARD_OUTPUT: Final = Path("-")
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a target that cannot be written, before the work whose result it is to hold.
+
+    Raises:
+        OutputError: the folder is missing or not writable, or the target is a folder.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise OutputError(f"{path}: cannot be written, there is no folder {folder}")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise OutputError(f"{path}: cannot be written, name a file in a writable folder")
+
+
+def is_replaced_whole(path: Path) -> bool:
+    """Tell whether a target is an ordinary file, existing or not: neither the standard output, a device nor a pipe."""
+    return path != STANDARD_OUTPUT and (path.is_file() or not path.exists())
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a target to write; it changes only when the block ends without an error.
+
+    Raises:
+        OutputError: writing failed; the target is as it was, unless it is a device, a pipe or the standard output.
+    """
+    try:
+        if path == STANDARD_OUTPUT:
+            stream = typer.get_binary_stream("stdout")
+            yield stream
+            stream.flush()
+        elif is_replaced_whole(path):
+            with _replaced(path.resolve()) as file:
+                yield file
+        else:
+            with path.open("wb") as file:
+                yield file
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _replaced(target: Path) -> Iterator[BinaryIO]:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

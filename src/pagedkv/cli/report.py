@@ -1,0 +1,149 @@
+"""Drives ``pagedkv report``: finds out what each source is, has traces run, and writes the page.
+
+A source is a trace, or the JSON that ``pagedkv replay --json`` wrote; its content tells which. How a trace is run is
+the caller's to say. Mistakes are found before the first trace runs, for that takes its time; so is a missing
+``report`` extra, without which this module can still be imported.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import msgspec
+
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
+from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.report.documents import Curve, Replay, ReportRun
+
+__all__ = ["NO_BLOCK_IDS", "as_run", "write_report"]
+
+HTML_SUFFIX: Final = ".html"
+EXTRA_PACKAGES: Final = ("jinja2", "markupsafe", "matplotlib")
+RESULT_KEYS: Final = frozenset({"pools", "timeline"})
+"""The keys that tell a replay's result from everything else in JSON; no line of a trace has them."""
+LONGEST_FIRST_LINE: Final = 2**26
+"""Bytes. A result in one line has a few hundred thousand, so a longer line is a trace's, and need not be read here."""
+AS_RESULT: Final = "Name a trace, or a file that pagedkv replay --json wrote"
+FROM_JSON: Final = (
+    "This run was read from a JSON result, which holds no capacity curve; name the trace itself to have one."
+)
+NO_BLOCK_IDS: Final = (
+    "The trace has lengths but no block ids, so nobody can tell which blocks requests share: it has no capacity curve."
+)
+"""Why there is no curve, for a caller whose trace has none."""
+
+
+def write_report(
+    sources: Sequence[str], output: Path, run_trace: Callable[[str], ReportRun], *, version: str, command: str
+) -> None:
+    """Write the report of one source, or of several side by side.
+
+    Args:
+        sources: traces and JSON results; the first is the one that the others are compared with.
+        output: an .html file, or - for the standard output.
+        run_trace: replays a trace and measures its curve; what it raises comes through.
+        version: of this program.
+        command: the command line, as typed.
+
+    Raises:
+        ConfigurationError: the output is no .html file, or is a source; there are too many sources; the report extra
+            is missing.
+        TraceError: a source cannot be read, or is neither a trace nor a result.
+        OutputError: the output cannot be written.
+    """
+    _require_output(output, sources)
+    page = _import_page()
+    page.require_num_runs(len(sources))
+    results = [_read_result(source) for source in sources]
+    runs = [
+        run_trace(source) if result is None else ReportRun(Path(source).name, result, without_curve=FROM_JSON)
+        for source, result in zip(sources, results, strict=True)
+    ]
+    text: str = page.render_report(runs, version=version, command=command)
+    with atomic_file(output) as file:
+        file.write(text.encode())
+
+
+def as_run(
+    name: str,
+    replay: Mapping[str, object],
+    curve: Mapping[str, object] | None = None,
+    without_curve: str = NO_BLOCK_IDS,
+) -> ReportRun:
+    """Make a run of the documents that a replay and a curve lay out for JSON.
+
+    Raises:
+        msgspec.ValidationError: they are not laid out as the report expects, which is a fault of this library.
+    """
+    return ReportRun(
+        name,
+        msgspec.convert(replay, type=Replay),
+        None if curve is None else msgspec.convert(curve, type=Curve),
+        without_curve,
+    )
+
+
+def _require_output(output: Path, sources: Sequence[str]) -> None:
+    if output == STANDARD_OUTPUT:
+        return
+    if output.suffix != HTML_SUFFIX:
+        raise ConfigurationError(f"the report is a page: name an {HTML_SUFFIX} file, or -, got {output}")
+    require_writable(output)
+    for source in sources:
+        if output.exists() and Path(source).exists() and output.samefile(source):
+            raise ConfigurationError(f"{output}: the report would overwrite its source; name another file")
+
+
+def _import_page() -> ModuleType:
+    """Import what needs the report extra; this late, so that all other commands do without it."""
+    try:
+        from pagedkv.report import page  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA_PACKAGES:
+            raise
+        raise ConfigurationError(str(error)) from error
+    return page
+
+
+def _read_result(source: str) -> Replay | None:
+    """Read a source that is a result; None for everything else, which the reader of traces judges.
+
+    Raises:
+        TraceError: it is one JSON document, but not a result.
+    """
+    path = Path(source)
+    if not path.is_file():
+        return None  # a pipe can be read only once; and of a missing file the reader of traces says so
+    try:
+        with path.open("rb") as file:
+            first_line = file.readline(LONGEST_FIRST_LINE)
+        if not first_line.lstrip().startswith(b"{"):
+            return None
+        keys = _keys(first_line)
+        if keys is not None and not keys >= RESULT_KEYS:
+            return None
+        document = path.read_bytes()
+    except OSError as error:
+        raise TraceError(source, None, f"cannot be read: {error.strerror or error}", AS_RESULT) from error
+    return _decode_result(source, document)
+
+
+def _decode_result(source: str, document: bytes) -> Replay:
+    keys = _keys(document)
+    if keys is not None and not keys >= RESULT_KEYS:
+        missing = ", ".join(sorted(RESULT_KEYS - keys))
+        raise TraceError(source, None, f"a JSON document, but no replay's result: it has no {missing}", AS_RESULT)
+    try:
+        return msgspec.json.decode(document, type=Replay)
+    except msgspec.DecodeError as error:  # of which a ValidationError is one
+        reason = f"not a replay's result in whole JSON: {error}"
+        raise TraceError(source, None, reason, "Write it again with pagedkv replay --json") from error
+
+
+def _keys(text: bytes) -> frozenset[str] | None:
+    """Keys of a JSON object, or None when the text is no whole JSON object."""
+    try:
+        return frozenset(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
+    except msgspec.DecodeError:
+        return None

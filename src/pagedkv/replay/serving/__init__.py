@@ -1,0 +1,23 @@
+"""A trace served on a virtual clock: continuous batching over the production block space, without a model.
+
+In the order in which data flows::
+
+    config        ServingConfig: the pools, the limits of a step, the rules
+    job           Job: one request under way
+    waiting       WaitingQueue: who comes next
+    branching     forks into samples, and the replacement of beams
+    swapping      who is moved to the host pool and back
+    scheduler     Scheduler: what each step decodes, computes, admits and preempts
+    step_work     StepWork: what a plan computes, for the cost model
+    meters        what is measured on the way: waste, ages, latencies, sharing, time series
+    result        ServingResult: what came out
+    server        VirtualServer: the clock, and all of the above
+
+What exactly happens in a step is told in docs/replay.md.
+"""
+
+from pagedkv.replay.serving.config import ServingConfig
+from pagedkv.replay.serving.result import ServingResult
+from pagedkv.replay.serving.server import VirtualServer
+
+__all__ = ["ServingConfig", "ServingResult", "VirtualServer"]

@@ -1,0 +1,13 @@
+"""What is measured while a trace is served, one figure a module; none of it changes what happens.
+
+::
+
+    ages            counts by age, in fixed intervals
+    block_history   when each block was last given up: ages of hits and of evictions
+    occupancy       blocks live, cached and free: peaks, and means over time
+    waste           slots without a token, paged and contiguous
+    sharing         blocks that samples and beams need not have of their own
+    latencies       queueing, first token, whole request
+    timeline        how it went over time, in a bounded number of intervals
+    meters          all of them, for the scheduler and the clock
+"""

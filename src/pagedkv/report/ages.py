@@ -1,0 +1,82 @@
+"""Reuse and eviction: how long blocks had lain free when they were hit, or evicted."""
+
+from matplotlib.figure import Figure
+
+from pagedkv.report.documents import AgeHistogram, Pool, ReportRun
+from pagedkv.report.drawing import COUNT_TICKS, FILLS, HALF, Fill, draw, only_axes
+from pagedkv.report.elements import Cell, Plot, Section, Table
+from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
+from pagedkv.report.number_text import COUNT, RATIO, edge
+
+__all__ = ["age_section"]
+
+
+def age_section(run: ReportRun) -> Section:
+    """Draw and list the ages in every pool; where there are none, say so instead."""
+    pools = run.replay["pools"]
+    several = len(pools) > 1
+    sentences: list[str] = []
+    plots: list[Plot] = []
+    tables: list[Table] = []
+    for number, (name, pool) in enumerate(pools.items()):
+        suffix = f", pool {name}" if several else ""
+        sentences.append(_sentence(pool, suffix))
+        for key, fill in (("hits_by_age", FILLS[0]), ("evictions_by_age", FILLS[1])):
+            histogram = pool["hits_by_age"] if key == "hits_by_age" else pool["evictions_by_age"]
+            if any(histogram["num_blocks"]):
+                plots.append(_bars(f"{key}-{number}", key, histogram, fill, suffix))
+        if any(pool["hits_by_age"]["num_blocks"]) or any(pool["evictions_by_age"]["num_blocks"]):
+            tables.append(_table(pool, suffix))
+    return Section("ages", SECTIONS["ages"], tuple(sentences), tuple(plots), tuple(tables))
+
+
+def _sentence(pool: Pool, suffix: str) -> str:
+    num_hits = sum(pool["hits_by_age"]["num_blocks"])
+    num_evictions = pool["num_evictions"]
+    hits = f"{COUNT.text(num_hits)} blocks were hit{suffix}" if num_hits else f"No block was hit{suffix}"
+    if not num_evictions:
+        return f"{hits}; none was evicted."
+    never = pool["num_never_reused"]
+    return (
+        f"{hits}; {COUNT.text(num_evictions)} were evicted, {COUNT.text(never)} of them "
+        f"({RATIO.text(never / num_evictions)}) without having been hit once."
+    )
+
+
+def _bars(key: str, kind: str, histogram: AgeHistogram, fill: Fill, suffix: str) -> Plot:
+    numbers = [float(number) for number in histogram["num_blocks"]]
+    edges_s = histogram["upper_edges_s"]
+    labels = [f"> {edges_s[-2]:,g}" if edge_s is None and len(edges_s) > 1 else _short(edge_s) for edge_s in edges_s]
+
+    def paint(figure: Figure) -> None:
+        axes = only_axes(figure, "age in seconds, at most", "blocks")
+        axes.bar(range(len(numbers)), numbers, color=fill.colour, hatch=fill.hatch, width=0.8)
+        axes.set_xticks(range(len(numbers)), labels, rotation=45, ha="right", rotation_mode="anchor")
+        axes.yaxis.set_major_formatter(COUNT_TICKS)
+        axes.grid(visible=False, axis="x")
+
+    explanation = PLOTS[kind]
+    return Plot(
+        explanation.title + suffix,
+        explanation.sentence,
+        draw(key, HALF, f"Bars: {explanation.title.lower()}, blocks in each range of ages", paint),
+    )
+
+
+def _short(edge_s: float | None) -> str:
+    return "any" if edge_s is None else f"{edge_s:,g}"
+
+
+def _table(pool: Pool, suffix: str) -> Table:
+    hits, evictions = pool["hits_by_age"], pool["evictions_by_age"]
+    lower_edges_s = (None, *hits["upper_edges_s"][:-1])
+    return Table(
+        TABLES["ages"] + suffix,
+        ("age, seconds", "hits", "evictions"),
+        tuple(
+            (Cell(edge(upper_s, lower_s)), Cell(COUNT.text(num_hits)), Cell(COUNT.text(num_evictions)))
+            for upper_s, lower_s, num_hits, num_evictions in zip(
+                hits["upper_edges_s"], lower_edges_s, hits["num_blocks"], evictions["num_blocks"], strict=True
+            )
+        ),
+    )

@@ -1,0 +1,211 @@
+"""Several runs side by side: key figures with their differences to the first run, and overlaid plots."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pagedkv.report.capacity import hit_ratios, replay_point, shown_policy
+from pagedkv.report.documents import ReportRun
+from pagedkv.report.drawing import (
+    COUNT_TICKS,
+    HALF,
+    LINES,
+    PERCENT_TICKS,
+    WIDE,
+    LineStyle,
+    Size,
+    draw,
+    line_legend,
+    logarithmic,
+    only_axes,
+)
+from pagedkv.report.elements import Cell, Plot, Section, Table
+from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
+from pagedkv.report.key_figures import KEY_FIGURES, KeyFigure
+from pagedkv.report.latencies import PERCENTILES, latency_kinds, percentile_values
+from pagedkv.report.number_text import relative
+from pagedkv.report.timelines import TimeAxis, levels
+
+__all__ = ["MAX_RUNS", "figures_section", "overlaid_section"]
+
+MAX_RUNS: Final = len(LINES)
+"""As many as can be told apart in a plot."""
+OWN_MARK_SIZE: Final = 11
+
+
+def figures_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
+    """List the key figures of all runs that have them."""
+    rows = []
+    for figure in KEY_FIGURES:
+        values = [figure.value(run) for run in runs]
+        if any(value is not None for value in values):
+            rows.append((Cell(figure.explanation.title), *_cells(figure, values)))
+    return Section("figures", SECTIONS["figures"], tables=(Table(TABLES["figures"], ("figure", *names), tuple(rows)),))
+
+
+def _cells(figure: KeyFigure, values: Sequence[float | None]) -> list[Cell]:
+    first = values[0]
+    cells = [Cell(figure.unit.text(first))]
+    for value in values[1:]:
+        if value is None or first is None:
+            cells.append(Cell(figure.unit.text(value)))
+            continue
+        difference = value - first
+        tone = figure.verdict(difference)
+        parts = [figure.unit.difference(difference), relative(difference, first), tone]
+        note = ", ".join(part for part in parts if part) if difference else "the same"
+        cells.append(Cell(figure.unit.text(value), note, tone))
+    return cells
+
+
+def overlaid_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
+    """Draw the runs over each other; a plot for which no run has anything is left out."""
+    sentences = [
+        f"{name} is not in the capacity plot. {run.without_curve}"
+        for name, run in zip(names, runs, strict=True)
+        if not _has_capacity(run)
+    ]
+    if len({str(run.replay["config"].get("block_size")) for run in runs}) > 1:
+        sentences.append("The runs differ in block size, so equal numbers of blocks are not equal numbers of tokens.")
+    plots = [_plot(overlay, runs, names) for overlay in OVERLAYS if any(map(overlay.has_data, runs))]
+    return Section("overlaid", SECTIONS["overlaid"], tuple(sentences), tuple(plots))
+
+
+@dataclass(frozen=True, slots=True)
+class _StyledRun:
+    run: ReportRun
+    name: str
+    line: LineStyle
+
+
+@dataclass(frozen=True, slots=True)
+class _Overlay:
+    """One plot of several runs: ``paint`` draws those that ``has_data`` admits, each in its own style.
+
+    ``marked`` says whether lines carry markers.
+    """
+
+    key: str
+    size: Size
+    label: str
+    has_data: Callable[[ReportRun], bool]
+    paint: Callable[[Figure, Sequence[_StyledRun]], None]
+    marked: bool = True
+
+
+def _plot(overlay: _Overlay, runs: Sequence[ReportRun], names: Sequence[str]) -> Plot:
+    styled = [
+        _StyledRun(run, name, line)
+        for run, name, line in zip(runs, names, LINES, strict=False)
+        if overlay.has_data(run)
+    ]
+    explanation = PLOTS[overlay.key]
+    return Plot(
+        explanation.title,
+        explanation.sentence,
+        draw(overlay.key, overlay.size, overlay.label, lambda figure: overlay.paint(figure, styled)),
+        tuple(
+            line_legend(f"{overlay.key}-legend-{number}", each.line, each.name, marked=overlay.marked)
+            for number, each in enumerate(styled)
+        ),
+        wide=overlay.size is WIDE,
+    )
+
+
+def _draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], line: LineStyle) -> None:
+    axes.plot(xs, ys, color=line.colour, linestyle=line.dashes, marker=line.marker)
+
+
+def _has_capacity(run: ReportRun) -> bool:
+    return run.curve is not None or replay_point(run) is not None
+
+
+def _paint_capacity(figure: Figure, styled: Sequence[_StyledRun]) -> None:
+    axes = only_axes(figure, "capacity in tokens", "hit ratio by block")
+    for each in styled:
+        curve, point = each.run.curve, replay_point(each.run)
+        if curve is not None:
+            ratios = hit_ratios(curve, shown_policy(each.run, curve))
+            tokens = [capacity * curve["block_size"] for capacity in ratios]
+            _draw_line(axes, tokens, list(ratios.values()), each.line)
+        if point is not None:
+            axes.plot(*point, each.line.marker, color=each.line.colour, markersize=OWN_MARK_SIZE)
+    logarithmic(axes, "x")
+    axes.yaxis.set_major_formatter(PERCENT_TICKS)
+    axes.set_ylim(bottom=0)
+
+
+def _has_waste(run: ReportRun) -> bool:
+    return any(share is not None for share in run.replay["waste"]["by_block_size"].values())
+
+
+def _paint_waste(figure: Figure, styled: Sequence[_StyledRun]) -> None:
+    axes = only_axes(figure, "tokens a block", "slots without a token")
+    sizes: set[int] = set()
+    for each in styled:
+        by_size = each.run.replay["waste"]["by_block_size"]
+        known = {int(size): share for size, share in by_size.items() if share is not None}
+        sizes |= known.keys()
+        _draw_line(axes, sorted(known), [known[size] for size in sorted(known)], each.line)
+    logarithmic(axes, "x")
+    axes.set_xticks(sorted(sizes), [f"{size:,}" for size in sorted(sizes)])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(PERCENT_TICKS)
+    axes.set_ylim(bottom=0)
+
+
+def _has_timeline(run: ReportRun) -> bool:
+    return bool(run.replay["timeline"]["time_s"] and run.replay["timeline"]["pools"])
+
+
+def _paint_live(figure: Figure, styled: Sequence[_StyledRun]) -> None:
+    time = TimeAxis(max(each.run.replay["timeline"]["time_s"][-1] for each in styled))
+    axes = only_axes(figure, time.label, "live blocks")
+    for each in styled:
+        timeline = each.run.replay["timeline"]
+        live = np.sum([levels(pool["num_live"]) for pool in timeline["pools"].values()], axis=0)
+        axes.plot(time.edges(timeline), live, color=each.line.colour, linestyle=each.line.dashes)
+    axes.yaxis.set_major_formatter(COUNT_TICKS)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+
+
+def _has_latency(run: ReportRun) -> bool:
+    return run.replay["latency"]["queueing_s"]["mean"] is not None
+
+
+def _paint_latency(figure: Figure, styled: Sequence[_StyledRun]) -> None:
+    runs_kinds = [latency_kinds(each.run.replay["latency"]) for each in styled]
+    names = list(runs_kinds[0])
+    for position, name in enumerate(names, 1):
+        axes = figure.add_subplot(1, len(names), position)
+        axes.set_title(name)
+        axes.set_ylabel("seconds")
+        seen_s: list[float] = []
+        for each, kinds in zip(styled, runs_kinds, strict=True):
+            known = [(x, s) for x, s in enumerate(percentile_values(kinds[name])) if s is not None]
+            seen_s += [s for _, s in known]
+            _draw_line(axes, [x for x, _ in known], [s for _, s in known], each.line)
+        axes.set_xticks(range(len(PERCENTILES)), PERCENTILES)
+        axes.yaxis.set_major_formatter(COUNT_TICKS)
+        if seen_s and min(seen_s) > 0:
+            logarithmic(axes, "y")
+
+
+OVERLAYS: Final = (
+    _Overlay(
+        "compared_capacity", HALF, "Lines of the hit ratio over capacity, one a run", _has_capacity, _paint_capacity
+    ),
+    _Overlay("compared_waste", HALF, "Lines of the waste over the block size, one a run", _has_waste, _paint_waste),
+    _Overlay(
+        "compared_live", WIDE, "Lines of the live blocks over time, one a run", _has_timeline, _paint_live, marked=False
+    ),
+    _Overlay(
+        "compared_latency", WIDE, "Lines of the percentiles of three latencies, one a run", _has_latency, _paint_latency
+    ),
+)
+"""In the order in which they are shown."""

@@ -1,0 +1,149 @@
+"""Memory: slots without a token, blocks that sharing saved, and what each pool held."""
+
+from typing import Final
+
+from matplotlib.figure import Figure
+
+from pagedkv.report.documents import Pool, ReportRun, Waste
+from pagedkv.report.drawing import FILLS, PERCENT_TICKS, WIDE, draw, fill_legend, only_axes
+from pagedkv.report.elements import Cell, Plot, Section, Table
+from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
+from pagedkv.report.key_figures import level_nbytes
+from pagedkv.report.number_text import COUNT, GIB, MEAN, RATIO
+
+__all__ = ["memory_section"]
+
+BLOCKS_FILL: Final = FILLS[0]
+RESERVED_FILL: Final = FILLS[1]
+LEVELS: Final = ("live", "cached", "free")
+ROOM_FOR_LABELS: Final = 0.12
+
+
+def memory_section(run: ReportRun) -> Section:
+    """Draw waste, and list waste and pools."""
+    waste = run.replay["waste"]
+    pools = run.replay["pools"]
+    tables = [_waste_table(waste), _pool_table(pools)]
+    if any(pool["block_nbytes"] is not None for pool in pools.values()):
+        tables.append(_nbytes_table(pools))
+    shares = {label: share for label, share in _shares(waste).items() if share is not None}
+    return Section(
+        "memory",
+        SECTIONS["memory"],
+        (_sharing_sentence(run), *(() if shares else ("No token was decoded, so there is no waste to show.",))),
+        (_waste_plot(shares, len(waste["by_block_size"])),) if shares else (),
+        tuple(tables),
+    )
+
+
+def _sharing_sentence(run: ReportRun) -> str:
+    sharing = run.replay["sharing"]
+    if sharing["mean_saving"] is None:
+        return "No request had more than one sequence, so none shared blocks with a sibling."
+    return (
+        f"Sequences of one request shared blocks: that saved {RATIO.text(sharing['mean_saving'])} of the blocks they "
+        f"would have had without, over {COUNT.text(sharing['num_decode_steps'])} decode steps."
+    )
+
+
+def _shares(waste: Waste) -> dict[str, float | None]:
+    """Waste of each scheme, blocks first, then the reservations in one piece."""
+    contiguous = waste["contiguous"]
+    maximum = "maximum" if waste["max_length"] is None else f"maximum\n{COUNT.text(waste['max_length'])}"
+    return {
+        **{f"{int(size):,}": share for size, share in waste["by_block_size"].items()},
+        "exact\nlength": contiguous["exact"],
+        "power\nof two": contiguous["power_of_two"],
+        maximum: contiguous["maximum"],
+    }
+
+
+def _waste_plot(shares: dict[str, float], num_block_sizes: int) -> Plot:
+    fills = [BLOCKS_FILL if number < num_block_sizes else RESERVED_FILL for number in range(len(shares))]
+
+    def paint(figure: Figure) -> None:
+        axes = only_axes(figure, "tokens a block, or length reserved in one piece", "slots without a token")
+        bars = axes.bar(
+            range(len(shares)),
+            list(shares.values()),
+            color=[fill.colour for fill in fills],
+            hatch=[fill.hatch for fill in fills],
+            width=0.7,
+        )
+        axes.bar_label(bars, [RATIO.text(share) for share in shares.values()], padding=2)
+        axes.set_xticks(range(len(shares)), list(shares))
+        axes.yaxis.set_major_formatter(PERCENT_TICKS)
+        axes.grid(visible=False, axis="x")
+        axes.margins(y=ROOM_FOR_LABELS)
+
+    explanation = PLOTS["waste"]
+    label = "Bars of the waste of each block size and of each reservation in one piece"
+    return Plot(
+        explanation.title,
+        explanation.sentence,
+        draw("waste", WIDE, label, paint),
+        (
+            fill_legend("waste-legend-blocks", BLOCKS_FILL, "blocks"),
+            fill_legend("waste-legend-reserved", RESERVED_FILL, "reserved in one piece"),
+        ),
+        wide=True,
+    )
+
+
+def _waste_table(waste: Waste) -> Table:
+    rows = [("blocks as configured, measured", waste["mean"])]
+    rows += [
+        (f"own blocks for each sequence, size {int(size):,}", share) for size, share in waste["by_block_size"].items()
+    ]
+    contiguous = waste["contiguous"]
+    rows += [
+        ("in one piece: final length", contiguous["exact"]),
+        ("in one piece: power of two", contiguous["power_of_two"]),
+        (f"in one piece: maximum, {COUNT.text(waste['max_length'])}", contiguous["maximum"]),
+    ]
+    return Table(
+        TABLES["waste"], ("scheme", "waste"), tuple((Cell(name), Cell(RATIO.text(share))) for name, share in rows)
+    )
+
+
+def _pool_table(pools: dict[str, Pool]) -> Table:
+    columns = ("pool", "blocks", *(f"{level}, {what}" for level in LEVELS for what in ("mean", "peak")), "evictions")
+    return Table(
+        TABLES["pools"],
+        (*columns, "never reused"),
+        tuple(
+            (
+                Cell(name),
+                Cell(COUNT.text(pool["num_blocks"])),
+                *(
+                    Cell(text)
+                    for level in (pool["num_live"], pool["num_cached"], pool["num_free"])
+                    for text in (MEAN.text(level["mean"]), COUNT.text(level["peak"]))
+                ),
+                Cell(COUNT.text(pool["num_evictions"])),
+                Cell(COUNT.text(pool["num_never_reused"])),
+            )
+            for name, pool in pools.items()
+        ),
+    )
+
+
+def _nbytes_table(pools: dict[str, Pool]) -> Table:
+    columns = ("pool", "bytes a block", "pool, all blocks")
+    return Table(
+        TABLES["pool_nbytes"],
+        (*columns, *(f"{level}, {what}" for level in LEVELS for what in ("mean", "peak"))),
+        tuple(
+            (
+                Cell(name),
+                Cell(COUNT.text(pool["block_nbytes"])),
+                Cell(GIB.text(level_nbytes(pool, pool["num_blocks"]))),
+                *(
+                    Cell(GIB.text(level_nbytes(pool, value)))
+                    for level in (pool["num_live"], pool["num_cached"], pool["num_free"])
+                    for value in (level["mean"], level["peak"])
+                ),
+            )
+            for name, pool in pools.items()
+        ),
+    )

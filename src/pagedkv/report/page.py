@@ -1,0 +1,106 @@
+"""The page: which sections it has, in which order, and the template that lays them out.
+
+Owns the two shapes of a report: one run in full, or several side by side. The same runs give the same bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pagedkv.errors import ConfigurationError
+from pagedkv.report.ages import age_section
+from pagedkv.report.capacity import capacity_section
+from pagedkv.report.comparison import MAX_RUNS, figures_section, overlaid_section
+from pagedkv.report.documents import ReportRun
+from pagedkv.report.elements import Section, Tile
+from pagedkv.report.explanations import METHOD
+from pagedkv.report.key_figures import KEY_FIGURES
+from pagedkv.report.latencies import latency_section
+from pagedkv.report.memory import memory_section
+from pagedkv.report.settings import settings_section
+from pagedkv.report.timelines import time_section
+
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("writing a report needs Jinja2: pip install 'pagedkv[report]'", name=error.name) from (
+        error
+    )
+
+__all__ = ["render_report", "require_num_runs"]
+
+TEMPLATE: Final = "report.html.j2"
+LONGEST_NAME: Final = 48
+
+
+def require_num_runs(num_runs: int) -> None:
+    """Refuse to show no run, or more than can be told apart in one plot. Raises ConfigurationError."""
+    if not 1 <= num_runs <= MAX_RUNS:
+        raise ConfigurationError(f"a report shows 1 to {MAX_RUNS} runs, got {num_runs}")
+
+
+def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> str:
+    """Write the page of one run, or of several side by side.
+
+    Args:
+        runs: the first is the one that the others are compared with.
+        version: of the program that made the runs.
+        command: the command line that made the report.
+
+    Returns:
+        One HTML document that refers to nothing outside itself.
+
+    Raises:
+        ConfigurationError: see :func:`require_num_runs`.
+    """
+    require_num_runs(len(runs))
+    names = tuple(f"{number}. {_in_short(run.name)}" for number, run in enumerate(runs, 1))
+    single = len(runs) == 1
+    environment = Environment(
+        loader=PackageLoader("pagedkv.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(TEMPLATE).render(
+        title=runs[0].name if single else f"{len(runs)} runs compared",
+        runs=() if single else tuple(run.name for run in runs),
+        tiles=_tiles(runs[0]) if single else (),
+        sections=_sections_of_one(runs[0]) if single else _sections_of_several(runs, names),
+        glossary=tuple(figure.explanation for figure in KEY_FIGURES),
+        method=METHOD,
+        version=version,
+        command=command,
+    )
+
+
+def _in_short(name: str) -> str:
+    """Leave the middle of a long name out, for legends and columns; the list at the top has it whole."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]} ... {name[-LONGEST_NAME // 4 :]}"
+
+
+def _tiles(run: ReportRun) -> tuple[Tile, ...]:
+    optional = {"peak_live_nbytes", "mean_saving"}
+    tiles = []
+    for figure in KEY_FIGURES:
+        value = figure.value(run)
+        if figure.in_tiles and not (value is None and figure.key in optional):
+            explanation = figure.explanation
+            tiles.append(Tile(explanation.title, figure.unit.text(value), explanation.sentence))
+    return tuple(tiles)
+
+
+def _sections_of_one(run: ReportRun) -> tuple[Section, ...]:
+    return (
+        time_section(run),
+        capacity_section(run),
+        memory_section(run),
+        latency_section(run),
+        age_section(run),
+        settings_section([run], [run.name]),
+    )
+
+
+def _sections_of_several(runs: Sequence[ReportRun], names: Sequence[str]) -> tuple[Section, ...]:
+    return (figures_section(runs, names), overlaid_section(runs, names), settings_section(runs, names))

@@ -1,0 +1,275 @@
+"""``pagedkv convert``: what it writes, that it writes it whole, and what bad input gets."""
+
+import gzip
+import json
+import os
+import re
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pagedkv.cli import convert
+from pagedkv.replay import Request
+from pagedkv.replay.sorting import sorted_by_arrival
+from pagedkv.replay.trace import TraceReader
+from tests.cli.command import run, start
+from tests.replay.random_requests import as_values
+from tests.replay.trace_files import (
+    BROKEN,
+    HASH_IDS,
+    HASH_RUNS,
+    LENGTHS,
+    PAGEDKV,
+    SESSIONS,
+    TOKENS,
+    BrokenTrace,
+    as_text,
+)
+
+PATIENCE_S: Final = 300  # the first run in a fresh checkout compiles
+UNSORTED: Final = "arrived_s,input_length,output_length\n2.5,1,0\n0.5,2,0\n2.5,3,0\n0.0,4,0\n0.5,5,0\n"
+
+
+def read(path: Path) -> list[Request]:
+    with TraceReader(path) as trace:
+        return list(trace)
+
+
+def trace_of(folder: Path, text: str) -> Path:
+    path = folder / "trace"
+    path.write_text(text)
+    return path
+
+
+def converted(trace: Path, *options: object) -> Path:
+    output = trace.with_name("converted.jsonl")
+    result = run("convert", trace, "-o", output, *options)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert re.fullmatch(rf"\d+ requests written to {re.escape(str(output))}\n", result.stderr)
+    return output
+
+
+def refused(*arguments: object) -> str:
+    """Run a conversion that must fail, and return the one line it says."""
+    result = run("convert", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (message,) = result.stderr.splitlines()
+    return message
+
+
+@contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    """Let the system refuse to write files beyond ``nbytes``, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("text", [HASH_IDS, HASH_RUNS, LENGTHS, PAGEDKV, TOKENS])
+def test_the_requests_stay_as_they_are_and_converting_again_changes_nothing(tmp_path: Path, text: str) -> None:
+    trace = trace_of(tmp_path, text)
+    output = converted(trace)
+    assert as_values(read(output)) == as_values(read(trace))
+    content = output.read_bytes()
+    assert content.startswith(b'{"format":"pagedkv-trace","version":1')
+    assert converted(output).read_bytes() == content  # onto itself
+    assert sorted(tmp_path.iterdir()) == [output, trace]
+
+
+def test_a_name_that_ends_in_gz_is_compressed_always_to_the_same_bytes(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, HASH_IDS)
+    for name in ("one.jsonl.gz", "two.gz"):
+        assert run("convert", trace, "--output", tmp_path / name).exit_code == 0
+    compressed = (tmp_path / "one.jsonl.gz").read_bytes()
+    assert compressed == (tmp_path / "two.gz").read_bytes()
+    assert compressed[4:8] == bytes(4)  # RFC 1952: the time of modification
+    assert gzip.decompress(compressed) == converted(trace).read_bytes()
+
+
+def test_a_dash_is_the_standard_output(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, HASH_IDS)
+    result = run("convert", trace, "-o", "-")
+    assert (result.exit_code, result.stderr) == (0, "3 requests written to -\n")
+    assert result.stdout == converted(trace).read_text()
+
+
+def test_a_pipe_is_converted_to_a_pipe() -> None:
+    process = start("convert", "/dev/stdin", "-o", "/dev/stdout")
+    stdout, stderr = process.communicate(gzip.compress(HASH_IDS.encode()), timeout=PATIENCE_S)
+    assert (process.returncode, stderr) == (0, b"3 requests written to /dev/stdout\n")
+    assert [json.loads(row)["input_length"] for row in stdout.splitlines()[1:]] == [1100, 1536, 13]
+
+
+def test_the_limit_counts_requests_of_the_output(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, UNSORTED)
+    assert [request.input_length for request in read(converted(trace, "--sort", "--limit", 2))] == [4, 2]
+    assert "--limit must be at least 1" in refused(trace, "-o", tmp_path / "out", "--limit", 0)
+
+
+def test_sorting_is_asked_for_and_stable(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, UNSORTED)
+    message = refused(trace, "-o", tmp_path / "out")
+    assert message == (
+        f"pagedkv: {trace}:3: arrives at 0.5 s, after line 2 at 2.5 s. "
+        "Put the requests in order of arrival: pagedkv convert --sort"
+    )
+    assert [request.input_length for request in read(converted(trace, "--sort"))] == [4, 2, 5, 1, 3]
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "converted.jsonl", trace]
+
+
+def test_sessions_are_interleaved_at_the_interval_asked_for(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, SESSIONS)
+    requests = read(converted(trace, "--session-interval", 1))
+    assert [(request.session, request.arrival_s) for request in requests] == [("one", 0.0), ("two", 2.0), ("one", 2.5)]
+    assert [request.block_ids.tolist() for request in requests if request.block_ids is not None] == [
+        [1, 2],
+        [11],
+        [1, 2, 9],
+    ]
+    cut = read(converted(trace, "--session-interval", 1, "--max-gap", 0.5))
+    assert [(request.session, request.arrival_s) for request in cut] == [("one", 0.0), ("one", 0.5), ("two", 2.0)]
+
+
+def test_a_session_out_of_order_is_sorted_before_its_gaps_are_cut(tmp_path: Path) -> None:
+    rows: list[object] = [{"t": t, "input_length": t + 1, "output_length": 0, "hash_runs": []} for t in (50, 0, 3)]
+    trace = trace_of(tmp_path, as_text({"session": "s", "block_size": 64, "requests": rows}))
+    requests = read(converted(trace, "--session-interval", 1, "--max-gap", 5, "--sort"))
+    assert [(request.input_length, request.arrival_s) for request in requests] == [(1, 0.0), (4, 3.0), (51, 8.0)]
+
+
+def test_sessions_need_an_interval_and_only_sessions_have_one(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    sessions = trace_of(tmp_path, SESSIONS)
+    for options in ([], ["--sort"]):
+        assert "Say how far apart sessions start, in seconds: --session-interval" in refused(
+            sessions, "-o", output, *options
+        )
+    assert "give --session-interval, too" in refused(sessions, "-o", output, "--max-gap", 5)
+    assert "must be at least 0 seconds" in refused(sessions, "-o", output, "--session-interval", -1)
+    assert "must be at least 0 seconds" in refused(sessions, "-o", output, "--session-interval", 1, "--max-gap", "nan")
+    lengths = trace_of(tmp_path, LENGTHS)
+    assert "one common clock already" in refused(lengths, "-o", output, "--session-interval", 1)
+    assert not output.exists()
+
+
+def test_tokens_become_block_ids_that_can_be_curved(tmp_path: Path) -> None:
+    rows = [
+        {"arrival_s": 0, "token_ids": [1, 2, 3, 4, 5], "output_token_ids": [6]},
+        {"arrival_s": 1, "token_ids": [1, 2, 3, 3], "output_length": 2},
+        {"arrival_s": 2, "token_ids": [1, 2, 3, 4, 9, 9], "output_length": 0},
+    ]
+    output = converted(trace_of(tmp_path, as_text({"format": "pagedkv-trace", "version": 1}, *rows)), "--block-size", 2)
+    assert output.read_text().splitlines() == [
+        '{"format":"pagedkv-trace","version":1,"block_size":2}',
+        '{"arrival_s":0.0,"input_length":5,"output_length":1,"block_runs":[[0,2]]}',
+        '{"arrival_s":1.0,"input_length":4,"output_length":2,"block_runs":[[0,1],[2,1]]}',
+        '{"arrival_s":2.0,"input_length":6,"output_length":0,"block_runs":[[0,2],[3,1]]}',
+    ]
+    result = run("curve", output, "--capacities", 100, "--json", "-")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["num_block_refs"] == 7
+
+
+def test_block_ids_are_made_of_tokens_only(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    message = refused(trace_of(tmp_path, HASH_IDS), "-o", output, "--block-size", 16)
+    assert message.endswith(
+        "request 1 has no tokens to make block ids of. Give --block-size only for a trace with token_ids"
+    )
+    assert "--block-size must be at least 1" in refused(trace_of(tmp_path, TOKENS), "-o", output, "--block-size", 0)
+
+
+def test_the_traces_block_size_can_be_named(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 100, "output_length": 1, "hash_ids": [1, 2, 3]}
+    (request,) = read(converted(trace_of(tmp_path, as_text(row)), "--trace-block-size", 48))
+    assert request.block_size == 48
+
+
+def test_blocks_of_two_sizes_are_refused(tmp_path: Path) -> None:
+    request = {"t": 0, "input_length": 64, "output_length": 1}
+    rows = [
+        {"session": str(b), "block_size": b, "requests": [request | {"hash_runs": [[0, 64 // b]]}]} for b in (64, 32)
+    ]
+    message = refused(trace_of(tmp_path, as_text(*rows)), "-o", tmp_path / "out", "--session-interval", 1)
+    assert "request 2 has blocks of 32 tokens, those before it of 64" in message
+
+
+@pytest.mark.parametrize("broken", [pytest.param(broken, id=name) for name, broken in BROKEN.items()])
+def test_a_broken_trace_gets_one_line_and_leaves_the_old_file(tmp_path: Path, broken: BrokenTrace) -> None:
+    trace, output = tmp_path / "trace", tmp_path / "out.gz"
+    trace.write_bytes(broken.content)
+    output.write_text("old")
+    interval = ["--session-interval", 1] if b'"requests"' in broken.content else []
+    message = refused(trace, "-o", output, *interval)
+    place = trace if broken.line is None else f"{trace}:{broken.line}"
+    assert message.startswith(f"pagedkv: {place}: ")
+    assert broken.reason in message
+    assert output.read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == [output, trace]
+
+
+def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
+    for trace in (tmp_path / "missing", tmp_path):
+        assert refused(trace, "-o", tmp_path / "out").startswith(f"pagedkv: {trace}: cannot be opened")
+
+
+def test_an_output_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+    for output in (tmp_path, tmp_path / "missing" / "out"):
+        assert refused(tmp_path / "missing trace", "-o", output).startswith(f"pagedkv: {output}: cannot be written")
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, "arrived_s,input_length,output_length\n" + "1,1,1\n" * 10_000)
+    output = tmp_path / "out"
+    output.write_text("old")
+    with largest_file(10_000):
+        assert refused(trace, "-o", output) == f"pagedkv: {output}: cannot be written: File too large"
+    assert output.read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == [output, trace]
+
+
+def test_no_room_for_sorting_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "sorted_by_arrival", partial(sorted_by_arrival, max_run_nbytes=1_000_000))
+    trace = trace_of(tmp_path, "arrived_s,input_length,output_length\n" + "1,1,1\n" * 10_000)
+    with largest_file(10_000):
+        message = refused(trace, "-o", tmp_path / "out", "--sort")
+    assert message.startswith("pagedkv: sorting cannot write its temporary files: File too large. ")
+    assert message.endswith("TMPDIR")
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+@pytest.mark.parametrize("options", [[], ["--sort"]])
+def test_ctrl_c_tells_how_far_it_came_and_leaves_no_file(tmp_path: Path, options: list[str]) -> None:
+    process = start("convert", "/dev/stdin", "-o", tmp_path / "out.gz", *options)
+    assert process.stdin is not None
+    # More than a pipe holds: when it is written, most has been read.
+    process.stdin.write(b"arrived_s,input_length,output_length,padding\n" + 400 * (b"0,20,5," + b"x" * 1000 + b"\n"))
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, stdout) == (130, b"")
+    told = re.fullmatch(rb"pagedkv: interrupted after (\d+) requests; nothing was written\n", stderr)
+    assert told is not None
+    assert 250 < int(told[1]) <= 400
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    result = run("convert", trace_of(tmp_path, HASH_IDS), "-o", os.devnull)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert Path(os.devnull).is_char_device()
+
+
+def test_the_help_has_examples() -> None:
+    result = run("convert", "--help")
+    assert result.exit_code == 0
+    assert " pagedkv convert mooncake_conversation.jsonl.gz " in result.stdout.replace("\n", " ")

@@ -1,0 +1,43 @@
+"""A drawing by itself: ids of its own, text as text, and nothing global touched."""
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from pagedkv.report.drawing import HALF, LINES, draw, only_axes
+from tests.report.page_reader import read_page
+
+
+def paint(figure: Figure) -> None:
+    """Draw a line with markers, which matplotlib defines once and refers to by id."""
+    only_axes(figure, "seconds", "blocks").plot([1, 2, 3], [3, 1, 2], marker="o", color=LINES[0].colour)
+
+
+def test_ids_carry_the_prefix_of_the_drawing() -> None:
+    first, second = (read_page(draw(key, HALF, "label", paint)) for key in ("first", "second"))
+    assert first.ids
+    assert all(name.startswith("first-") for name in first.ids)
+    assert [name.removeprefix("first") for name in first.ids] == [name.removeprefix("second") for name in second.ids]
+
+
+def test_text_stays_text() -> None:
+    texts = read_page(draw("key", HALF, "label", paint)).texts("text")
+    assert {"seconds", "blocks", "1.00", "3.00"} <= set(texts)
+
+
+def test_series_are_drawn_in_variables_of_the_page() -> None:
+    svg = draw("key", HALF, "label", paint)
+    assert "stroke: var(--series-1)" in svg
+    assert "fill: var(--ink)" in svg
+
+
+def test_labels_are_escaped() -> None:
+    (drawing,) = read_page(draw("key", HALF, "\"<a> & 'b'\"", paint)).drawings
+    assert drawing.get("aria-label") == "\"<a> & 'b'\""
+
+
+def test_settings_of_the_user_neither_matter_nor_change() -> None:
+    plain = draw("key", HALF, "label", paint)
+    with mpl.rc_context({"lines.linewidth": 9, "svg.fonttype": "path", "svg.hashsalt": "other", "font.size": 30}):
+        before = dict(mpl.rcParams)
+        assert draw("key", HALF, "label", paint) == plain
+        assert dict(mpl.rcParams) == before

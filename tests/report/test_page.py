@@ -1,0 +1,211 @@
+"""A page stands on its own: well-formed, accessible, without references to the outside, the same every time."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from pagedkv.errors import ConfigurationError
+from pagedkv.report import ReportRun
+from pagedkv.report.page import render_report
+from tests.report.page_reader import Page, read_page
+from tests.report.rendering import COMMAND, render, rendered
+from tests.report.sample_runs import empty_run, sample_run
+
+HOSTILE: Final = "<script>alert('1')</script> \"quoted\" & $\\frac$ \u65e5\u672c\u8a9e {{ 7 * 7 }} " + "long" * 200
+MAX_NBYTES: Final = 1_000_000
+
+
+def hostile_run() -> ReportRun:
+    """A run in which every text that a user can choose is hostile."""
+    run = sample_run(HOSTILE, pools=(HOSTILE, "window"), num_intervals=3, policy=HOSTILE)
+    assert run.curve is not None
+    for by_policy in (run.curve["policies"], run.curve["gaps"]["policy_gap"]):
+        by_policy[HOSTILE] = by_policy.pop("lru")  # type: ignore[assignment,arg-type] - the same type on both sides
+    return run
+
+
+PAGES: Final = {
+    "one run": lambda: (sample_run(),),
+    "without curve and model": lambda: (sample_run(with_curve=False, with_model=False, num_intervals=20),),
+    "two pools": lambda: (sample_run(pools=("full", "window"), num_intervals=9),),
+    "one interval": lambda: (sample_run(num_intervals=1),),
+    "nothing finished": lambda: (empty_run(),),
+    "hostile": lambda: (hostile_run(),),
+    "eight runs": lambda: (*(sample_run(seed=seed, num_intervals=60) for seed in range(7)), empty_run()),
+    "hostile runs": lambda: (hostile_run(), hostile_run()),
+    "empty runs": lambda: (empty_run(), empty_run("another")),
+}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(request: pytest.FixtureRequest) -> Page:
+    return rendered(*PAGES[request.param]())
+
+
+def test_pages_refer_to_nothing_outside(page: Page) -> None:
+    for element in page.elements:
+        assert element.tag not in {"script", "link", "img", "iframe", "object", "embed", "image"}
+        for name, value in element.attributes.items():
+            assert not name.startswith("on")
+            if name in {"href", "src"}:
+                assert value.startswith("#")
+            if name != "xmlns":
+                assert "://" not in value
+            assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)", value))
+    styles = "".join(page.texts("style"))
+    assert "@import" not in styles
+    assert "url(" not in styles
+
+
+def test_ids_are_unique_and_every_reference_leads_to_one(page: Page) -> None:
+    assert len(page.ids) == len(set(page.ids))
+    referenced = {
+        target
+        for element in page.elements
+        for name, value in element.attributes.items()
+        for target in (
+            *re.findall(r"url\(#([^)]*)\)", value),
+            *([value.removeprefix("#")] if name == "href" else []),
+            *(value.split() if name == "aria-labelledby" else []),
+        )
+    }
+    assert referenced <= set(page.ids)
+    assert referenced
+
+
+def test_drawings_are_well_formed_named_and_in_the_colours_of_the_page(page: Page) -> None:
+    drawings = page.drawings
+    assert len(drawings) == len(page.all("svg"))
+    for drawing in drawings:
+        assert drawing.get("aria-label") or drawing.get("aria-hidden") == "true"
+        assert "viewBox" in drawing.attrib
+        for element in drawing.iter():
+            looks = " ".join(element.get(name, "") for name in ("style", "fill", "stroke"))
+            assert not re.search(r"#[0-9a-f]{3,6}\b(?!\))|font-family", re.sub(r"url\([^)]*\)", "", looks))
+            assert "tspan" not in element.tag  # mathematics, which would have lost its text
+
+
+def test_headings_and_tables_are_structured(page: Page) -> None:
+    assert len(page.all("h1")) == 1
+    assert len(page.all("html", lang="en")) == 1
+    assert len(page.all("caption")) == len(page.all("table")) > 0
+    for cell in page.all("th"):
+        assert cell.attributes["scope"] in {"col", "row"}
+        assert cell.text
+    for figure_title in page.texts("h3"):
+        assert figure_title
+    assert all(page.texts("td"))
+
+
+def test_pages_are_small(page: Page) -> None:
+    assert len(page.source.encode()) < MAX_NBYTES
+
+
+def test_the_page_of_one_run_has_every_part() -> None:
+    page = rendered(sample_run(num_intervals=9))
+    assert page.texts("h2") == [
+        "Over time",
+        "Capacity",
+        "Memory",
+        "Latency and preemption",
+        "Reuse and eviction",
+        "Configuration",
+        "Method",
+    ]
+    assert page.texts("h3") == [
+        "Blocks over time",
+        "Requests over time",
+        "Hit ratio over time",
+        "Hit ratio over capacity",
+        "Where misses come from",
+        "Waste by block size",
+        "Latencies",
+        "Hits by age",
+        "Evictions by age",
+        "Command line",
+        "Command line of this report",
+    ]
+    assert page.texts("pre") == [sample_run().replay["command"], COMMAND]
+    assert "pagedkv 0.1.0" in page.texts("p")[0]
+
+
+def test_names_are_text_wherever_they_stand() -> None:
+    page = rendered(hostile_run())
+    assert page.texts("h1") == [HOSTILE]
+    assert HOSTILE in page.texts("title")[0]
+    assert any(HOSTILE in text for text in page.texts("pre"))
+    assert any(HOSTILE in text for text in page.texts("th"))
+    assert any(HOSTILE in text for text in page.texts("h3"))
+    assert not page.all("script")
+    assert "<script" not in page.source
+    # A drawing carries a user's text only in its label.
+    for drawing in page.drawings:
+        assert "script" not in "".join(drawing.itertext())
+
+
+def test_an_unescaped_name_would_be_found() -> None:
+    source = render(sample_run("<script>", num_intervals=1))
+    assert not read_page(source).all("script")
+    with pytest.raises(AssertionError):
+        read_page(source.replace("&lt;script&gt;", "<script>"))
+
+
+def test_the_same_runs_give_the_same_bytes_in_any_process() -> None:
+    program = (
+        "from tests.report.rendering import render; from tests.report.sample_runs import sample_run; import sys; "
+        "sys.stdout.buffer.write(render(sample_run(num_intervals=9), sample_run(seed=1, num_intervals=9)).encode())"
+    )
+    runs = [sample_run(num_intervals=9), sample_run(seed=1, num_intervals=9)]
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert finished.stdout == render(*runs).encode() == render(*runs).encode()
+
+
+def test_a_run_without_anything_says_so() -> None:
+    page = rendered(replace(empty_run(), without_curve="The trace has no block ids."))
+    paragraphs = page.texts("p")
+    assert "No time passed: no request was served." in paragraphs
+    assert "The trace has no block ids." in paragraphs
+    assert "No token was decoded, so there is no waste to show." in paragraphs
+    assert "No block was hit; none was evicted." in paragraphs
+    assert page.row("first token") == ["none"] * 5
+    assert page.drawings == []
+
+
+def test_enormous_numbers_are_written_whole_and_drawn() -> None:
+    run = sample_run(num_intervals=2)
+    huge = 10**18
+    run.replay["requests"]["num_requests"] = huge
+    run.replay["pools"]["full"]["hits_by_age"]["num_blocks"] = [huge] * 15
+    run.replay["latency"]["request_s"]["max"] = 1e12
+    for values in (run.replay["timeline"]["num_running"], run.replay["timeline"]["pools"]["full"]["num_live"]):
+        values[:] = [float(huge)] * 2
+    page = rendered(run)
+    assert page.texts("dd", class_="value")[0] == "1,000,000,000,000,000,000"
+    assert page.row("end of the request")[-1] == "1,000,000,000,000 s"
+
+
+def test_a_curve_of_one_capacity_has_no_area_to_fill() -> None:
+    run = sample_run(num_intervals=1)
+    assert run.curve is not None
+    for by_capacity in (*run.curve["policies"].values(), run.curve["gaps"]["capacity_gap"]):
+        del by_capacity["247"]  # type: ignore[attr-defined] - a dict of one kind or the other
+    for gaps in run.curve["gaps"]["policy_gap"].values():
+        del gaps["247"]
+    for by_capacity in (*run.curve["policies"].values(), *run.curve["gaps"]["policy_gap"].values()):
+        for capacity in list(by_capacity)[1:]:
+            del by_capacity[capacity]  # type: ignore[attr-defined] - as above
+    for capacity in list(run.curve["gaps"]["capacity_gap"])[1:]:
+        del run.curve["gaps"]["capacity_gap"][capacity]
+    titles = rendered(run).texts("h3")
+    assert "Hit ratio over capacity" in titles
+    assert "Where misses come from" not in titles
+
+
+@pytest.mark.parametrize("num_runs", [0, 9])
+def test_no_run_and_too_many_are_refused(num_runs: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"a report shows 1 to 8 runs, got {num_runs}"):
+        render_report([empty_run()] * num_runs, version="0", command="")

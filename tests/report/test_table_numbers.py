@@ -1,0 +1,117 @@
+"""Every number of a table or tile is one that was measured, or follows from such by arithmetic done here again."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from pagedkv.report import ReportRun
+from tests.report.page_reader import Page
+from tests.report.rendering import rendered
+from tests.report.sample_runs import sample_run
+
+NUMBER: Final = re.compile(r"(-?[\d,]+(?:\.(\d+))?)(%| GiB| ms| us| s|)")
+SCALES: Final = {"%": 0.01, " GiB": 2.0**30, " ms": 1e-3, " us": 1e-6, " s": 1.0, "": 1.0}
+
+
+def leaves(value: object) -> Iterator[float]:
+    """All numbers inside a document."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner)
+    elif isinstance(value, int | float):
+        yield value
+
+
+def derived(run: ReportRun) -> Iterator[float]:
+    """What follows from the numbers of the documents, and is shown."""
+    preemptions = run.replay["preemptions"]
+    yield preemptions["num_recompute"] + preemptions["num_swap"]
+    pools = list(run.replay["pools"].values())
+    yield sum(pool["num_live"]["peak"] or 0 for pool in pools)
+    yield sum((pool["num_live"]["peak"] or 0) * (pool["block_nbytes"] or 0) for pool in pools)
+    for pool in pools:
+        blocks = [pool["num_blocks"]]
+        blocks += [level[what] for level in (pool["num_live"], pool["num_cached"], pool["num_free"]) for what in level]  # type: ignore[literal-required]
+        yield from (number * (pool["block_nbytes"] or 0) for number in blocks)
+    if run.curve is not None:
+        for by_capacity in run.curve["policies"].values():
+            for capacity, num_hits in by_capacity.items():
+                yield int(capacity)
+                yield int(capacity) * run.curve["block_size"]
+                yield num_hits / run.curve["num_block_refs"]
+
+
+def strangers(page: Page, known: list[float]) -> list[str]:
+    """Texts with a number that is none of the known ones, as far as its digits tell."""
+    found = []
+    for text in (*page.texts("td"), *page.texts("dd", class_="value")):
+        match = NUMBER.fullmatch(text)
+        if match is None:
+            continue
+        scale = SCALES[match.group(3)]
+        half_digit = 0.501 * scale * 10 ** -len(match.group(2) or "")
+        value = float(match.group(1).replace(",", "")) * scale
+        if not any(abs(value - number) <= half_digit for number in known):
+            found.append(text)
+    return found
+
+
+@pytest.mark.parametrize("pools", [("full",), ("full", "window")])
+def test_numbers_of_tables_and_tiles_were_measured(pools: tuple[str, ...]) -> None:
+    run = sample_run(pools=pools, num_intervals=4, seed=3)
+    run.replay["sharing"] = {"mean_saving": 0.123456, "num_decode_steps": 70_811}
+    page = rendered(run)
+    known = [*leaves(run.replay), *leaves(run.curve), *derived(run)]
+    assert strangers(page, known) == []
+    numbers = [text for text in page.texts("td") if NUMBER.fullmatch(text)]
+    assert len(numbers) > 120
+    assert page.texts("dd", class_="value")[-1] == "12.35%"
+
+
+def test_a_number_that_was_not_measured_is_found() -> None:
+    run = sample_run(num_intervals=4)
+    page = rendered(run)
+    known = [*leaves(run.replay), *leaves(run.curve), *derived(run)]
+    cell = next(cell for cell in page.all("td") if cell.text == "507,212")
+    cell.text = "507,213"
+    assert strangers(page, known) == ["507,213"]
+
+
+def test_latencies_are_written_in_a_unit_that_suits_them() -> None:
+    run = sample_run(num_intervals=1)
+    run.replay["latency"]["first_token_s"] = {"mean": 1.5, "p50": 0.0, "p90": 0.000013, "p99": 0.25, "max": 12345.6}
+    assert rendered(run).row("first token") == ["1.50 s", "0 s", "13 us", "250.0 ms", "12,346 s"]
+
+
+def test_settings_are_listed_those_inside_others_too() -> None:
+    page = rendered(sample_run(num_intervals=1))
+    assert page.row("cost_model.name") == ["roofline"]
+    assert page.row("num_blocks") == ["262,144"]
+    assert page.row("num_samples") == ["none"]
+
+
+def test_gaps_are_told_at_the_capacity_nearest_to_the_pool() -> None:
+    page = rendered(sample_run(num_intervals=1))
+    sentence = next(text for text in page.texts("p") if "Content ceiling:" in text and "With " in text)
+    # 262,143 blocks of 16 tokens are 8,192 of 512; of the measured capacities, 9,699 is nearest.
+    assert sentence == (
+        "With 9,699 blocks (measured nearest to the 8,192 that the replay's pool amounts to), lru hits 20.57% of the "
+        "block references. Policy gap: a better policy could hit 16.07% more. Capacity gap: only a larger cache could "
+        "hit another 0.00%. Content ceiling: 63.36% no cache can hit."
+    )
+
+
+def test_ages_are_listed_by_range() -> None:
+    run = sample_run(num_intervals=1)
+    pool = run.replay["pools"]["full"]
+    pool["hits_by_age"]["num_blocks"] = list(range(15))
+    pool["evictions_by_age"]["num_blocks"] = list(range(100, 115))
+    page = rendered(run)
+    assert page.row("0") == ["0", "100"]
+    assert page.row("2-5") == ["3", "103"]
+    assert page.row("> 10,000") == ["14", "114"]
