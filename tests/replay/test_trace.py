@@ -1,13 +1,16 @@
 """Reading traces: every format, plain and gzip, and every fault with its line."""
 
+import contextlib
 import gzip
 import os
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.replay import Request, lines
@@ -162,6 +165,32 @@ def test_what_is_broken_is_reported_with_its_line(tmp_path: Path, broken: Broken
     assert broken.reason in raised.value.reason
     assert raised.value.remedy
     assert len(str(raised.value).splitlines()) == 1
+
+
+@given(
+    st.sampled_from([HASH_IDS, HASH_RUNS, SESSIONS, LENGTHS, PAGEDKV, TOKENS]).map(str.encode),
+    st.integers(0, 10_000),
+    st.integers(0, 40),
+    st.binary(max_size=4)
+    | st.sampled_from([b"-", b"0", b"9" * 30, b"1e999", b"NaN", b"null", b"true", b"[]", b"{", b","]),
+    st.booleans(),
+)
+def test_damage_of_any_kind_is_reported_or_harmless(
+    content: bytes,
+    start: int,
+    length: int,
+    patch: bytes,
+    compressed: bool,  # noqa: FBT001 - drawn by Hypothesis
+) -> None:
+    content = gzip.compress(content, mtime=0) if compressed else content
+    start %= len(content)
+    damaged = content[:start] + patch + content[start + length :]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(damaged)
+        file.flush()
+        with contextlib.suppress(TraceError):
+            requests = read(Path(file.name))
+            assert all(request.input_length >= 1 and request.output_length >= 0 for request in requests)
 
 
 def test_requests_before_the_broken_line_are_delivered(tmp_path: Path) -> None:

@@ -229,6 +229,16 @@ BROKEN = {
         _OWN_ROW | {"arrival_s": 0.5},
         _OWN_ROW | {"arrival_s": 0.25},
     ),
+    "nested deeply": BrokenTrace(
+        as_text(_IDS_ROW).encode() + b'{"other": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n", 2, "nested too deeply"
+    ),
+    "own nested deeply": BrokenTrace(
+        as_text(_HEADER, _OWN_ROW).encode() + b'{"x_a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n", 3, "nested too deeply"
+    ),
+    "number of many digits": BrokenTrace(
+        as_text(_IDS_ROW, _IDS_ROW).encode().replace(b"600", b"6" * 10**5), 1, "$.input_length"
+    ),
+    "csv number of many digits": BrokenTrace(LENGTHS.encode() + b"5," + b"1" * 10**5 + b",3\n", 4, "$.input_length"),
     "csv unsorted": BrokenTrace(LENGTHS.encode() + b"4.25,1,3\n", 4, "arrives at 4.25 s, after line 3 at 4.315 s"),
     "csv column twice": BrokenTrace(b"arrived_s,input_length,output_length,arrived_s\n1,2,3,4\n", 1, "there twice"),
     "csv true": BrokenTrace(LENGTHS.encode() + b"5,true,3\n", 4, "$.input_length"),

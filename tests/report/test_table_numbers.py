@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
-import pytest
-
 from pagedkv.report import ReportRun
-from tests.report.page_reader import Page
+from pagedkv.report.capacity import capacity_section
+from tests.report.page_reader import Page, read_page
 from tests.report.rendering import rendered
 from tests.report.sample_runs import sample_run
 
@@ -61,57 +61,64 @@ def strangers(page: Page, known: list[float]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("pools", [("full",), ("full", "window")])
-def test_numbers_of_tables_and_tiles_were_measured(pools: tuple[str, ...]) -> None:
-    run = sample_run(pools=pools, num_intervals=4, seed=3)
+def known_of(run: ReportRun) -> list[float]:
+    """All numbers that a page of the run may show."""
+    return [*leaves(run.replay), *leaves(run.curve), *derived(run)]
+
+
+@cache
+def run_and_page() -> tuple[ReportRun, Page]:
+    """A run with figures that are easy to tell apart, and its page."""
+    run = sample_run(pools=("full", "window"), num_intervals=4, seed=3)
     run.replay["sharing"] = {"mean_saving": 0.123456, "num_decode_steps": 70_811}
-    page = rendered(run)
-    known = [*leaves(run.replay), *leaves(run.curve), *derived(run)]
-    assert strangers(page, known) == []
-    numbers = [text for text in page.texts("td") if NUMBER.fullmatch(text)]
-    assert len(numbers) > 120
+    run.replay["latency"]["first_token_s"] = {"mean": 1.5, "p50": 0.0, "p90": 0.000013, "p99": 0.25, "max": 12345.6}
+    pool = run.replay["pools"]["full"]
+    pool["hits_by_age"]["num_blocks"] = list(range(15))
+    pool["evictions_by_age"]["num_blocks"] = list(range(100, 115))
+    return run, rendered(run)
+
+
+def test_numbers_of_tables_and_tiles_were_measured() -> None:
+    run, page = run_and_page()
+    assert strangers(page, known_of(run)) == []
+    assert len([text for text in page.texts("td") if NUMBER.fullmatch(text)]) > 150
     assert page.texts("dd", class_="value")[-1] == "12.35%"
 
 
 def test_a_number_that_was_not_measured_is_found() -> None:
-    run = sample_run(num_intervals=4)
-    page = rendered(run)
-    known = [*leaves(run.replay), *leaves(run.curve), *derived(run)]
-    cell = next(cell for cell in page.all("td") if cell.text == "507,212")
-    cell.text = "507,213"
-    assert strangers(page, known) == ["507,213"]
+    run, page = run_and_page()
+    changed = read_page(page.source.replace(">507,212<", ">507,213<"))
+    assert strangers(changed, known_of(run)) == ["507,213"]
 
 
 def test_latencies_are_written_in_a_unit_that_suits_them() -> None:
-    run = sample_run(num_intervals=1)
-    run.replay["latency"]["first_token_s"] = {"mean": 1.5, "p50": 0.0, "p90": 0.000013, "p99": 0.25, "max": 12345.6}
-    assert rendered(run).row("first token") == ["1.50 s", "0 s", "13 us", "250.0 ms", "12,346 s"]
+    _, page = run_and_page()
+    assert page.row("first token") == ["1.50 s", "0 s", "13 us", "250.0 ms", "12,346 s"]
 
 
 def test_settings_are_listed_those_inside_others_too() -> None:
-    page = rendered(sample_run(num_intervals=1))
+    _, page = run_and_page()
     assert page.row("cost_model.name") == ["roofline"]
     assert page.row("num_blocks") == ["262,144"]
     assert page.row("num_samples") == ["none"]
 
 
+def test_ages_are_listed_by_range() -> None:
+    _, page = run_and_page()
+    assert page.row("0") == ["0", "100"]
+    assert page.row("2-5") == ["3", "103"]
+    assert page.row("> 10,000") == ["14", "114"]
+
+
 def test_gaps_are_told_at_the_capacity_nearest_to_the_pool() -> None:
-    page = rendered(sample_run(num_intervals=1))
-    sentence = next(text for text in page.texts("p") if "Content ceiling:" in text and "With " in text)
     # 262,143 blocks of 16 tokens are 8,192 of 512; of the measured capacities, 9,699 is nearest.
-    assert sentence == (
+    assert capacity_section(sample_run(num_intervals=1)).sentences[0] == (
         "With 9,699 blocks (measured nearest to the 8,192 that the replay's pool amounts to), lru hits 20.57% of the "
         "block references. Policy gap: a better policy could hit 16.07% more. Capacity gap: only a larger cache could "
         "hit another 0.00%. Content ceiling: 63.36% no cache can hit."
     )
 
 
-def test_ages_are_listed_by_range() -> None:
-    run = sample_run(num_intervals=1)
-    pool = run.replay["pools"]["full"]
-    pool["hits_by_age"]["num_blocks"] = list(range(15))
-    pool["evictions_by_age"]["num_blocks"] = list(range(100, 115))
-    page = rendered(run)
-    assert page.row("0") == ["0", "100"]
-    assert page.row("2-5") == ["3", "103"]
-    assert page.row("> 10,000") == ["14", "114"]
+def test_several_pools_have_no_capacity_in_common() -> None:
+    sentence = capacity_section(sample_run(pools=("full", "window"), num_intervals=1)).sentences[0]
+    assert sentence.startswith("With 9,699 blocks (in the middle of those measured), lru hits 20.57%")

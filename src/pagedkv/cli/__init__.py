@@ -1,13 +1,15 @@
-"""The command line: ``pagedkv replay``, ``pagedkv curve`` and ``pagedkv demo``.
+"""The command line: ``pagedkv replay``, ``curve``, ``report``, ``convert`` and ``demo``.
 
 In the order in which data flows::
 
-    app          the commands and their options
-    demo         what ``pagedkv demo`` runs
-    run          drives a replay; curve drives a capacity curve
+    app          the application
+    commands     the commands: their options and help; options are those that several have
+    serving      drives a replay on the virtual clock; run drives one without a clock
+    curve        drives a capacity curve; convert drives a conversion, report a report, demo all of ``make run``
     progress     bars and status while that takes its time
-    tables       what a human reads; curve_tables for curves
-    json_file    what a program reads, written whole or not at all
+    tables       what a human reads; serving_tables and curve_tables for their results
+    json_file    what a program reads; atomic_file writes it whole or not at all
+    command_line what was typed, for the record
     user_errors  one line and exit code 2 for mistakes, 130 for Ctrl-C
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).

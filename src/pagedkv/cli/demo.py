@@ -5,9 +5,9 @@ from typing import Final
 
 import typer
 
-from pagedkv.cli.run import replay_trace, replay_workload
-from pagedkv.cli.tables import print_summary, print_workload
-from pagedkv.replay.replayer import ReplayConfig
+from pagedkv.cli.serving import ServingOptions, serve_requests, serve_trace
+from pagedkv.cli.serving_tables import print_served
+from pagedkv.cli.tables import print_workload
 from pagedkv.replay.workload import ConversationWorkload
 
 __all__ = ["run_demo"]
@@ -23,12 +23,12 @@ No {MOONCAKE_TRACE} here (--traces FOLDER). Public traces:
 The last three need converting to a format that `pagedkv replay --help` names."""
 
 
-def run_demo(workload: ConversationWorkload, config: ReplayConfig, traces: Path | None) -> None:
+def run_demo(workload: ConversationWorkload, options: ServingOptions, traces: Path | None) -> None:
     """Replay the workload, then the Mooncake conversation trace from ``traces``, or say where to get it."""
     print_workload(workload)
-    print_summary("Replay of the generated conversations", replay_workload(workload, config))
+    print_served("Replay of the generated conversations", serve_requests("conversations", workload.requests(), options))
     trace = traces / MOONCAKE_TRACE if traces is not None else None
     if trace is None or not trace.exists():
         typer.echo(PUBLIC_TRACES)
         return
-    print_summary(f"Replay of {trace.name}", replay_trace(str(trace), config))
+    print_served(f"Replay of {trace.name}", serve_trace(str(trace), options))

@@ -17,9 +17,8 @@ from pagedkv.replay.request import TokenizedRequest
 from pagedkv.replay.summary import ReplaySummary
 from pagedkv.replay.tokens import tokenized
 from pagedkv.replay.trace import TraceReader
-from pagedkv.replay.workload import ConversationWorkload
 
-__all__ = ["replay_trace", "replay_workload", "require_limit"]
+__all__ = ["replay_trace", "require_limit"]
 
 
 def replay_trace(
@@ -42,19 +41,6 @@ def replay_trace(
                 config,
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
             )
-
-
-def replay_workload(workload: ConversationWorkload, config: ReplayConfig) -> ReplaySummary:
-    """Replay generated conversations.
-
-    Raises:
-        ConfigurationError: a size is out of range.
-        InterruptedRunError: Ctrl-C.
-    """
-    prepare(compile_loops)
-    with progress_bars() as progress:
-        task = progress.add_task("conversations", total=None, come_to="")
-        return _serve(workload.requests(), config, lambda come_to: progress.update(task, come_to=come_to))
 
 
 def require_limit(limit: int | None) -> None:

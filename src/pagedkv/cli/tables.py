@@ -10,13 +10,13 @@ from rich.table import Table
 from pagedkv.replay.summary import ReplaySummary
 from pagedkv.replay.workload import ConversationWorkload
 
-__all__ = ["print_summary", "print_workload", "share"]
+__all__ = ["print_summary", "print_table", "print_workload", "share"]
 
 
 def print_summary(title: str, summary: ReplaySummary) -> None:
     """Print what a replay found out."""
     counts = summary.counts
-    _print_table(
+    print_table(
         title,
         (
             ("blocks in the pool", f"{summary.num_blocks:,}, the null block included"),
@@ -42,7 +42,7 @@ def print_summary(title: str, summary: ReplaySummary) -> None:
 def print_workload(workload: ConversationWorkload) -> None:
     """Print the parameters of a generated workload."""
     parameters = ((field.name, str(getattr(workload, field.name))) for field in fields(workload))
-    _print_table("Generated conversations", parameters)
+    print_table("Generated conversations", parameters)
 
 
 def share(ratio: float, part: int, whole: int) -> str:
@@ -50,7 +50,8 @@ def share(ratio: float, part: int, whole: int) -> str:
     return f"{ratio:.2%} ({part:,} of {whole:,})"
 
 
-def _print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
+def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Print two columns."""
     table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
     for name, value in rows:
         table.add_row(name, value)

@@ -1,9 +1,7 @@
 """Reuse and eviction: how long blocks had lain free when they were hit, or evicted."""
 
-from matplotlib.figure import Figure
-
 from pagedkv.report.documents import AgeHistogram, Pool, ReportRun
-from pagedkv.report.drawing import COUNT_TICKS, FILLS, HALF, Fill, draw, only_axes
+from pagedkv.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw, only_axes
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.report.number_text import COUNT, RATIO, edge

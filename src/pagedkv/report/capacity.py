@@ -3,8 +3,6 @@
 import math
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from pagedkv.report.documents import Curve, ReportRun
 from pagedkv.report.drawing import (
     FILLS,
@@ -12,6 +10,7 @@ from pagedkv.report.drawing import (
     INK,
     LINES,
     PERCENT_TICKS,
+    Figure,
     LineStyle,
     draw,
     fill_legend,

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from pagedkv.report.capacity import hit_ratios, replay_point, shown_policy
 from pagedkv.report.documents import ReportRun
@@ -16,6 +14,8 @@ from pagedkv.report.drawing import (
     LINES,
     PERCENT_TICKS,
     WIDE,
+    Axes,
+    Figure,
     LineStyle,
     Size,
     draw,

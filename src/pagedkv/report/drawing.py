@@ -4,7 +4,7 @@ Owns colours, line styles and the making of SVG; knows nothing of what is drawn.
 which become CSS variables (``--ink``, ``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``): the page defines
 them, light and dark. Text stays text, in the page's font. Ids get the drawing's own prefix, for all drawings of a page
 share one space of names. Nothing global is touched: no pyplot, and settings hold for the drawing only. The same
-call gives the same bytes.
+call gives the same bytes. No other module imports matplotlib; what they need of it is named again here.
 
 Names that users chose never go into a drawing (matplotlib would read ``$`` as mathematics, and long ones overlap);
 they go into the legend, which is HTML.
@@ -41,6 +41,8 @@ __all__ = [
     "LINES",
     "PERCENT_TICKS",
     "WIDE",
+    "Axes",
+    "Figure",
     "Fill",
     "LineStyle",
     "Size",

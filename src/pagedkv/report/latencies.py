@@ -2,10 +2,8 @@
 
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from pagedkv.report.documents import Latency, Percentiles, Preemptions, ReportRun
-from pagedkv.report.drawing import COUNT_TICKS, FILLS, WIDE, draw
+from pagedkv.report.drawing import COUNT_TICKS, FILLS, WIDE, Figure, draw
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.report.number_text import COUNT, SECONDS

@@ -2,10 +2,8 @@
 
 from typing import Final
 
-from matplotlib.figure import Figure
-
 from pagedkv.report.documents import Pool, ReportRun, Waste
-from pagedkv.report.drawing import FILLS, PERCENT_TICKS, WIDE, draw, fill_legend, only_axes
+from pagedkv.report.drawing import FILLS, PERCENT_TICKS, WIDE, Figure, draw, fill_legend, only_axes
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.report.key_figures import level_nbytes

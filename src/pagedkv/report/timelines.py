@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pagedkv.report.documents import ReportRun, Timeline
@@ -16,6 +14,8 @@ from pagedkv.report.drawing import (
     LINES,
     PERCENT_TICKS,
     WIDE,
+    Axes,
+    Figure,
     draw,
     fill_legend,
     line_legend,

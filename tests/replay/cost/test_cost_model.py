@@ -1,6 +1,7 @@
 """The roofline: against steps counted one token at a time, and that more never costs less."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, isclose, nan
 
 import pytest
@@ -70,13 +71,19 @@ def step_s(cost: CostModel, sequences: list[tuple[int, int]]) -> float:
     return cost.step_s(num_new_tokens, num_pairs, sum(map(sum, sequences)), len(sequences))
 
 
+COMPUTE_ALONE = replace(
+    DISTINCT, weights_s=0, experts_s=0, context_token_s=0, window_token_s=0, sequence_state_s=0, token_compute_s=0
+)
+
+
+@pytest.mark.parametrize("cost", [DISTINCT, COMPUTE_ALONE], ids=["both", "compute alone"])
 @pytest.mark.parametrize(
     "sequences",
     [[(0, 8)], [(40, 1)] * 3, [(100, 60)], [(0, 5), (2, 3), (6, 1)]],
     ids=["prefill", "decode beyond the window", "chunk beyond the window", "all below the window"],
 )
-def test_a_step_costs_what_its_tokens_cost_one_by_one(sequences: list[tuple[int, int]]) -> None:
-    assert isclose(step_s(DISTINCT, sequences), counted_step_s(DISTINCT, sequences), rel_tol=TOLERANCE)
+def test_a_step_costs_what_its_tokens_cost_one_by_one(cost: CostModel, sequences: list[tuple[int, int]]) -> None:
+    assert isclose(step_s(cost, sequences), counted_step_s(cost, sequences), rel_tol=TOLERANCE)
 
 
 def test_both_sides_of_the_roof_are_reached() -> None:

@@ -106,6 +106,8 @@ PUBLISHED: dict[str, PublishedConfig] = {
         layers(64, 5120, 64, 8) | {"model_type": "qwen3", "head_dim": 128, "use_sliding_window": False},
         {"full": 262_144},
     ),
+    # 64 heads of 80 would be as wide as the model, but the class's own dimension is 128
+    "qwen3, dimension left out": PublishedConfig(layers(64, 5120, 64, 8) | {"model_type": "qwen3"}, {"full": 262_144}),
     # 28 * 2 * 4 * 128 * 2; the window is stated and not used
     "qwen2": PublishedConfig(
         layers(28, 3584, 28, 4)
@@ -131,6 +133,8 @@ PUBLISHED: dict[str, PublishedConfig] = {
         },
         {"full": 819_200},
     ),
+    # older than grouped queries: the key means nothing
+    "gpt_neox": PublishedConfig(LLAMA | {"model_type": "gpt_neox"}, {"full": 524_288}),
     # 12 * 2 * 12 * 64 * 4
     "gpt2": PublishedConfig(
         {"model_type": "gpt2", "torch_dtype": "float32", "n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024},
@@ -210,6 +214,16 @@ PUBLISHED: dict[str, PublishedConfig] = {
             "layer_types": GEMMA_3N_TYPES,
         },
         {"full": 8192, "window_512": 32_768},
+    ),
+    # 16 layers * 2 * 8 * 128 * 2, of which every 4th is full
+    "olmo3": PublishedConfig(
+        layers(16, 4096, 32, 8)
+        | {
+            "model_type": "olmo3",
+            "sliding_window": 4096,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 4,
+        },
+        {"full": 16_384, "window_4096": 49_152},
     ),
     # every 4th full: 8 and 24 layers * 2 * 8 * 128 * 2
     "cohere2": PublishedConfig(

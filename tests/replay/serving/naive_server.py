@@ -343,7 +343,7 @@ class NaiveServer:
             "maximum": self.max_length * len(finals),
         }
         self.measures.see_waste(self.space, [table for job in self.running for table in job.tables], reserved)
-        several = [job for job in self.decoded_in_step if job.n > 1]
+        several = [job for job in self.running if len(job.tables) > 1]
         num_distinct = sum(len({block for table in job.tables for block in table.blocks}) for job in several)
         if several:
             num_owned = sum(len(table.blocks) for job in several for table in job.tables)

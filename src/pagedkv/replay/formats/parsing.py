@@ -57,6 +57,8 @@ def decoded(line: Line, kind: type[_T]) -> _T:
         raise line.fault(str(error), FIX_THE_ROW) from error
     except msgspec.DecodeError as error:
         raise line.fault(f"not a whole JSON object: {error}", FIX_THE_ROW) from error
+    except RecursionError as error:
+        raise line.fault("values are nested too deeply", FIX_THE_ROW) from error
 
 
 def decoded_strictly(line: Line, kind: type[_T]) -> _T:
@@ -67,7 +69,7 @@ def decoded_strictly(line: Line, kind: type[_T]) -> _T:
     """
     try:
         return msgspec.json.decode(line.text, type=kind)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         values = decoded(line, dict[str, msgspec.Raw])
     known = {key: value for key, value in values.items() if not key.startswith(EXTENSION_PREFIX)}
     return decoded(Line(line.path, line.number, msgspec.json.encode(known).decode()), kind)

@@ -22,6 +22,7 @@ from pagedkv.replay.model.config import COMPARE, ModelConfig
 
 __all__ = [
     "KeptByAttention",
+    "every_head",
     "grouped_heads",
     "heads_of_falcon",
     "heads_of_gpt_bigcode",
@@ -54,13 +55,22 @@ def grouped_heads(config: ModelConfig) -> KeptByAttention:
     return _size_of_heads(config, config.count("num_key_value_heads", most=MAX_HEADS))
 
 
+def every_head(config: ModelConfig) -> KeptByAttention:
+    """Size a layer of a family older than grouped queries: a key head for each query head, whatever else is set."""
+    return _size_of_heads(config, _num_heads(config))
+
+
 def plain_heads(config: ModelConfig) -> KeptByAttention:
     """Size a layer that has a key head for each query head unless the config says otherwise."""
     return _size_of_heads(config, config.count_or(_num_heads(config), "num_key_value_heads", most=MAX_HEADS))
 
 
 def heads_of_falcon(config: ModelConfig) -> KeptByAttention:
-    """Size a Falcon layer: ``num_kv_heads`` counts in the new architecture alone, else all heads or one."""
+    """Size a Falcon layer: ``num_kv_heads`` counts in the new architecture alone, else all heads or one.
+
+    transformers itself unfolds the keys of the new architecture to all query heads before it caches them; engines
+    with a paged cache do not.
+    """
     if config.flag("new_decoder_architecture", default=False):
         return _size_of_heads(config, config.count("num_kv_heads", most=MAX_HEADS))
     return _size_of_heads(config, 1 if config.flag("multi_query", default=True) else _num_heads(config))
@@ -103,9 +113,9 @@ def _num_heads(config: ModelConfig) -> int:
 
 
 def _head_dim(config: ModelConfig, num_heads: int) -> int:
-    # attention_head_dim: Nemotron-H before it was renamed.
-    if config.present("head_dim", "attention_head_dim"):
-        return config.count("head_dim", "attention_head_dim", most=MAX_DIM)
+    # attention_head_dim: Nemotron-H before it was renamed; before head_dim, which may be the class's default.
+    if config.present("attention_head_dim", "head_dim"):
+        return config.count("attention_head_dim", "head_dim", most=MAX_DIM)
     hidden = config.count("hidden_size", "n_embd", "n_embed", most=MAX_DIM)
     if hidden % num_heads:
         key = config.present("hidden_size", "n_embd", "n_embed")

@@ -14,6 +14,7 @@ from typing import Final
 
 from pagedkv.replay.model.attention import (
     KeptByAttention,
+    every_head,
     grouped_heads,
     heads_of_falcon,
     heads_of_gpt_bigcode,
@@ -89,9 +90,17 @@ TELLING_KEYS: Final = (
     WINDOW_KEYS | MAMBA_KEYS | LINEAR_KEYS | LATENT_KEYS | NEMOTRON_KEYS | CHUNK_KEYS | SHARING_KEYS | NEVER_UNDERSTOOD
 )
 
+
+def _with_head_dim(family: Family, head_dim: int) -> Family:
+    """Give a family the head dimension of its class, where files may leave it out though it is not hidden / heads."""
+    return replace(family, defaults={**family.defaults, "head_dim": head_dim})
+
+
+MULTI_HEAD: Final = Family(all_full, every_head)
 PLAIN: Final = Family(all_full, plain_heads)
 GROUPED: Final = Family(all_full, grouped_heads)
 ALL_WINDOWED: Final = Family(window_everywhere, grouped_heads, telling_keys=WINDOW_KEYS)
+LISTED_WINDOWS: Final = replace(ALL_WINDOWED, rules=layers_must_be_listed)
 QWEN: Final = Family(window_below_top, grouped_heads, telling_keys=WINDOW_KEYS)
 LATENT: Final = Family(all_full, latents, telling_keys=LATENT_KEYS)
 GEMMA_2: Final = Family(window_except_every(2), grouped_heads, telling_keys=WINDOW_KEYS, defaults={"head_dim": 256})
@@ -103,63 +112,56 @@ GEMMA_3: Final = Family(
     defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
 )
 GATED_DELTA: Final = Family(
-    attention_every, grouped_heads, gated_delta_state_nbytes, LINEAR_KEYS | WINDOW_KEYS, {"full_attention_interval": 4}
+    attention_every,
+    grouped_heads,
+    gated_delta_state_nbytes,
+    LINEAR_KEYS | WINDOW_KEYS,
+    {"full_attention_interval": 4, "head_dim": 256},
 )
-GRANITE_HYBRID: Final = Family(layers_must_be_listed, plain_heads, mamba2_state_nbytes, MAMBA_KEYS)
 
-PLAIN_TYPES: Final = (
-    "bloom",
-    "codegen",
-    "gpt2",
-    "gptj",
-    "gpt_neox",
-    "granite",
-    "granitemoe",
-    "llama",
-    "olmo",
-    "olmo2",
-    "olmoe",
-    "opt",
-    "phi",
+MULTI_HEAD_TYPES: Final = ("bloom", "codegen", "gpt2", "gptj", "gpt_neox", "opt")
+PLAIN_TYPES: Final = ("granite", "granitemoe", "llama", "olmo", "olmo2", "olmoe", "phi")
+GROUPED_TYPES: Final = (
+    *("apertus", "arcee", "cohere", "ernie4_5_moe", "glm4_moe", "granitemoeshared"),
+    *("nemotron", "smollm3", "stablelm"),
 )
-GROUPED_TYPES: Final = ("cohere", "gemma", "glm", "glm4", "glm4_moe", "nemotron", "smollm3", "stablelm")
+GROUPED_128_TYPES: Final = ("ernie4_5", "glm", "glm4", "minimax_m2", "seed_oss")
 WINDOWED_TYPES: Final = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
 QWEN_TYPES: Final = (
-    "qwen2",
-    "qwen2_moe",
-    "qwen2_vl",
-    "qwen2_vl_text",
-    "qwen2_5_vl",
-    "qwen2_5_vl_text",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_vl_text",
-    "qwen3_vl_moe_text",
+    *("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    *("qwen3_moe", "qwen3_vl_moe_text"),
 )
+QWEN_128_TYPES: Final = ("qwen3", "qwen3_vl_text")
 LATENT_TYPES: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GATED_DELTA_TYPES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
+        **dict.fromkeys(MULTI_HEAD_TYPES, MULTI_HEAD),
         **dict.fromkeys(PLAIN_TYPES, PLAIN),
         **dict.fromkeys(GROUPED_TYPES, GROUPED),
+        **dict.fromkeys(GROUPED_128_TYPES, _with_head_dim(GROUPED, 128)),
         **dict.fromkeys(WINDOWED_TYPES, ALL_WINDOWED),
         **dict.fromkeys(QWEN_TYPES, QWEN),
+        **dict.fromkeys(QWEN_128_TYPES, _with_head_dim(QWEN, 128)),
         **dict.fromkeys(LATENT_TYPES, LATENT),
         **dict.fromkeys(GATED_DELTA_TYPES, GATED_DELTA),
         "falcon": replace(PLAIN, attention=heads_of_falcon),
         "gpt_bigcode": replace(PLAIN, attention=heads_of_gpt_bigcode),
+        "gemma": _with_head_dim(GROUPED, 256),
         "gemma2": GEMMA_2,
         "gemma3_text": GEMMA_3,
-        "gemma3n_text": replace(GEMMA_3, rules=layers_must_be_listed, telling_keys=WINDOW_KEYS | SHARING_KEYS),
+        "gemma3n_text": _with_head_dim(replace(LISTED_WINDOWS, telling_keys=WINDOW_KEYS | SHARING_KEYS), 256),
         "cohere2": replace(GEMMA_2, rules=window_except_every(4), defaults=NO_DEFAULTS),
-        "gpt_oss": replace(ALL_WINDOWED, rules=layers_must_be_listed),
-        "llama4_text": Family(chunk_unless_no_rope, grouped_heads, telling_keys=CHUNK_KEYS),
+        "gpt_oss": _with_head_dim(LISTED_WINDOWS, 64),
+        "olmo3": LISTED_WINDOWS,
+        "llama4_text": _with_head_dim(Family(chunk_unless_no_rope, grouped_heads, telling_keys=CHUNK_KEYS), 128),
         "jamba": Family(attention_every, grouped_heads, mamba_state_nbytes, MAMBA_KEYS | WINDOW_KEYS),
         "bamba": Family(attention_at, grouped_heads, mamba2_state_nbytes, MAMBA_KEYS),
-        "granitemoehybrid": GRANITE_HYBRID,
-        "nemotron_h": Family(
-            pattern_of_letters, grouped_heads, nemotron_state_nbytes, NEMOTRON_KEYS | MAMBA_KEYS | WINDOW_KEYS
+        "granitemoehybrid": Family(layers_must_be_listed, plain_heads, mamba2_state_nbytes, MAMBA_KEYS),
+        "nemotron_h": _with_head_dim(
+            Family(pattern_of_letters, grouped_heads, nemotron_state_nbytes, NEMOTRON_KEYS | MAMBA_KEYS | WINDOW_KEYS),
+            128,
         ),
     }
 )

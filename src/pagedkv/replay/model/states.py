@@ -1,6 +1,6 @@
 """What one recurrent layer keeps of a sequence: its state, and the last inputs of its short convolution.
 
-In elements, with a convolution of ``k`` taps remembering ``k - 1`` inputs::
+In elements, with a convolution of ``k`` taps remembering ``k - 1`` inputs (transformers' own cache keeps ``k``)::
 
     Mamba (Gu & Dao, 2023)               channels * d_state + channels * (k - 1)
     Mamba-2 (Dao & Gu, 2024)             channels * d_state + (channels + 2 * groups * d_state) * (k - 1)

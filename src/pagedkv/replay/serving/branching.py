@@ -28,11 +28,6 @@ class BeamParents:
         self._generators: dict[int, np.random.Generator] = {}
         self._drawn_for: dict[int, int] = {}
 
-    @property
-    def is_drawing(self) -> bool:
-        """Whether any request draws."""
-        return bool(self._generators)
-
     def draw_once(self, job: Job) -> list[int] | None:
         """Draw the parent of each new beam, as positions among the old ones; None if that was done for this token."""
         if self._drawn_for.get(job.number) == job.num_produced:

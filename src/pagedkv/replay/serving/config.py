@@ -1,11 +1,11 @@
 """What a replay on a virtual clock is told: the pools, the limits of a step, the rules of scheduling."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, get_args
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.spec import FullAttention, GroupSpec, SpaceConfig
+from pagedkv.spec import FullAttention, GroupSpec, RecurrentState, SpaceConfig
 
 __all__ = ["Preemption", "ServingConfig"]
 
@@ -24,7 +24,8 @@ class ServingConfig:
         num_blocks: blocks of each pool, the null block included; one number stands for each pool.
         block_size: tokens a block, of the one full-attention group, unless ``groups`` are given.
         groups: the model's KV-cache groups, each in a pool of its own; ``block_size`` must then be theirs.
-        group_nbytes: bytes a token of each group, by which the cost of swaps is shared; alike if None.
+        block_nbytes: bytes of a block of each pool, where they are known.
+        model: name of the model, for the record.
         num_host_blocks: blocks of the host pool of each pool, the null block included; 0 for none.
         max_sequences: sequences that run at once, samples and beams counted one by one.
         max_batched_tokens: tokens that a step computes, decoded ones included.
@@ -44,7 +45,8 @@ class ServingConfig:
     num_blocks: int | Mapping[str, int]
     block_size: int = 16
     groups: tuple[GroupSpec, ...] | None = None
-    group_nbytes: tuple[int, ...] | None = None
+    block_nbytes: Mapping[str, int] = field(default_factory=dict)
+    model: str | None = None
     num_host_blocks: int | Mapping[str, int] = 0
     max_sequences: int = 256
     max_batched_tokens: int = 8192
@@ -95,21 +97,15 @@ class ServingConfig:
 
     @property
     def tokens_per_block(self) -> dict[str, float]:
-        """Tokens whose keys and values, of all groups, are as many bytes as a block of each pool."""
-        nbytes = self.group_nbytes or (1,) * len(self.group_specs)
-        return {
-            group.pool: group.block_size * size / sum(nbytes)
-            for group, size in zip(self.group_specs, nbytes, strict=True)
+        """Tokens whose keys and values, of all groups, are as many bytes as those in a block of each pool."""
+        nbytes = {
+            group.pool: self.block_nbytes.get(group.pool, 1) / group.block_size
+            for group in self.group_specs
+            if not isinstance(group, RecurrentState)
         }
-
-    @property
-    def block_nbytes(self) -> dict[str, int]:
-        """Bytes of a block of each pool, where they are known."""
-        if self.group_nbytes is None:
-            return {}
         return {
-            group.pool: group.block_size * nbytes
-            for group, nbytes in zip(self.group_specs, self.group_nbytes, strict=True)
+            group.pool: group.block_size * nbytes.get(group.pool, 0) / (sum(nbytes.values()) or 1)
+            for group in self.group_specs
         }
 
     def space_config(self) -> SpaceConfig:
@@ -146,6 +142,7 @@ class ServingConfig:
             "beam_width": self.beam_width,
             "speed": self.speed,
             "seed": self.seed,
+            "model": self.model,
         }
 
 

@@ -32,12 +32,14 @@ class DecodeBatch:
         self.rows = np.array([row for job in jobs for row in job.rows], np.int32)
         self.num_steps = 0
         self._num_ahead = min(MOST_STEPS_AHEAD, *(job.num_output_tokens - job.num_produced for job in jobs))
-        self._tokens: Int32Array = np.concatenate([self._ahead(job) for job in jobs], axis=1)
+        by_sequence = np.concatenate([self._ahead(job) for job in jobs]).reshape(len(self.rows), self._num_ahead)
+        self._tokens = np.ascontiguousarray(by_sequence.T)
 
     def _ahead(self, job: Job) -> Int32Array:
-        """Tokens of one job: int32 ``[steps, sequences]``."""
+        """Tokens of one job: int32 ``[sequences * steps]``, sequence by sequence."""
         first = job.num_produced - 1
-        return sequence_tokens(job.output_token_ids[first : first + self._num_ahead], job.num_sequences)
+        token_ids = job.output_token_ids[first : first + self._num_ahead]
+        return token_ids if job.num_sequences == 1 else sequence_tokens(token_ids, job.num_sequences)
 
     @property
     def next_tokens(self) -> Int32Array:

@@ -47,6 +47,7 @@ class Job:
         chunk_start: where the last chunk of known tokens began.
         most_computed: the most tokens of a sequence that were computed when it was preempted.
         admitted_s, first_token_s: when it was first admitted, and when its first token was there.
+        final_length: tokens of each sequence when it has its last block.
     """
 
     number: int
@@ -66,16 +67,16 @@ class Job:
     most_computed: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
+    final_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Work out the final length: the last token generated is never appended."""
+        self.final_length = self.num_prompt_tokens + max(self.num_output_tokens, 1) - 1
 
     @property
     def key(self) -> JobKey:
         """Its place in every order."""
         return -self.priority, self.number
-
-    @property
-    def final_length(self) -> int:
-        """Tokens of each sequence when it has its last block: the last one generated is never appended."""
-        return self.num_prompt_tokens + max(self.num_output_tokens, 1) - 1
 
     @property
     def num_unscheduled(self) -> int:
@@ -114,7 +115,7 @@ def sequence_tokens(token_ids: Int32Array, num_sequences: int) -> Int32Array:
         num_sequences: how many sequences.
 
     Returns:
-        int32 ``[n, num_sequences]``, none negative.
+        int32 ``[num_sequences * n]``, sequence by sequence, none negative.
     """
     offsets = np.arange(num_sequences, dtype=np.int64) * SEQUENCE_STRIDE
-    return ((token_ids[:, np.newaxis] + offsets) & TOKEN_MASK).astype(np.int32)
+    return ((token_ids + offsets[:, np.newaxis]) & TOKEN_MASK).astype(np.int32).ravel()

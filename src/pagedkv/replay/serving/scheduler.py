@@ -46,6 +46,7 @@ class Scheduler:
         self._batch: DecodeBatch | None = None
         self._rows: RunningRows | None = None
         self._has_preempted = False
+        self._prefilling: list[Job] = []
         self._decoded: list[Job] = []
         self._prefilled: list[Job] = []
 
@@ -114,23 +115,24 @@ class Scheduler:
         self._meters.history.before_acknowledge(plan)
         self._space.acknowledge(plan.step_id)
         self._meters.history.after_acknowledge(end_s)
-        self._produce_decoded(end_s)
+        self._produce_decoded()
         for job in self._prefilled:
             if not job.num_unscheduled:
                 self._produce_first(job, end_s)
+        if self._batch is None:
+            for job in [job for job in self.running if self._has_ended(job)]:
+                self._free(job, end_s)
+                self._meters.finished(job, end_s)
 
-    def _produce_decoded(self, end_s: float) -> None:
-        """Note a token of each sequence that has decoded, and finish those whose last one it was."""
+    def _produce_decoded(self) -> None:
+        """Note a token of each sequence that has decoded."""
         if self._decoded and self._batch:
             self._batch.num_steps += 1
-            if not (self._batch.is_used_up or self._parents.is_drawing):
-                return
-            self._close_batch()
+            if self._batch.is_used_up:
+                self._close_batch()
         else:
             for job in self._decoded:
                 job.num_produced += 1
-        for job in [job for job in self._decoded if job.is_finished]:
-            self._finish(job, end_s)
 
     def _produce_first(self, job: Job, end_s: float) -> None:
         """Note the token that follows a prompt, and fork the prompt."""
@@ -139,15 +141,14 @@ class Scheduler:
             job.first_token_s = end_s
             self._meters.first_token(job, end_s)
         job.num_produced = min(job.num_produced + 1, job.num_output_tokens)
-        if job.is_finished:
-            self._finish(job, end_s)
-        elif job.num_sequences > 1:
+        if job.num_sequences > 1 and not job.is_finished:
             fork_sequences(self._space, job)
             self._rows = None
 
-    def _finish(self, job: Job, end_s: float) -> None:
-        self._free(job, end_s)
-        self._meters.finished(job, end_s)
+    @staticmethod
+    def _has_ended(job: Job) -> bool:
+        """Whether all of a running job's tokens are produced; an empty output ends with the prompt."""
+        return job.is_finished and not job.num_unscheduled
 
     # Phases
 
@@ -190,8 +191,8 @@ class Scheduler:
 
     def _prefill(self, now_s: float, budget: int) -> int:
         """Append the next chunks of prompts; return what is left of the budget."""
-        for job in [job for job in self.running if job.num_unscheduled]:
-            while budget > 0 and job in self.running:
+        for job in list(self._prefilling):
+            while budget > 0 and job in self._prefilling:
                 chunk = job.known_token_ids[job.num_scheduled : job.num_scheduled + budget]
                 shortage = self._space.append(job.rows, chunk, [len(chunk)])
                 if shortage is None:
@@ -208,6 +209,8 @@ class Scheduler:
         """Note that the open step computes some of a job's known tokens."""
         job.chunk_start, job.num_scheduled = start, stop
         self._prefilled.append(job)
+        if not job.num_unscheduled and job in self._prefilling:
+            self._prefilling.remove(job)
 
     def _is_coming(self, shortage: Shortage) -> bool:
         """Whether the blocks that are missing will be free when the open step is acknowledged."""
@@ -222,6 +225,7 @@ class Scheduler:
             moves = self._space.swap_in(job.rows)
             assert not isinstance(moves, Shortage), f"a sequence that was to fit finds too few blocks: {moves}"
             self.swapped.pop(0)
+            self._close_batch()
             self._join(job)
 
     def _admit(self, now_s: float, budget: int) -> None:
@@ -260,14 +264,16 @@ class Scheduler:
         """Let a job run that has its blocks."""
         insort(self.running, job, key=BY_KEY)
         self._rows = None
-        if not job.num_unscheduled:
-            self._close_batch()
+        if job.num_unscheduled:
+            insort(self._prefilling, job, key=BY_KEY)
 
     def _leave(self, job: Job) -> None:
         """Let a job run no more."""
         self._close_batch()
         self._rows = None
         self.running.remove(job)
+        if job in self._prefilling:
+            self._prefilling.remove(job)
         self._decoded = [other for other in self._decoded if other is not job]
 
     def _free(self, job: Job, now_s: float) -> None:

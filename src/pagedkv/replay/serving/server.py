@@ -9,11 +9,14 @@ The caller holds the loop, so that it alone decides about progress, limits and i
     print(server.result())
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+
+import numpy as np
 
 from pagedkv.errors import TraceError
+from pagedkv.replay.cost import CostModel
 from pagedkv.replay.request import Request, TokenizedRequest
 from pagedkv.replay.serving.config import ServingConfig
 from pagedkv.replay.serving.job import Job
@@ -24,25 +27,7 @@ from pagedkv.replay.serving.step_work import StepWork, work_of
 from pagedkv.replay.tokens import tokenize
 from pagedkv.space import BlockSpace
 
-__all__ = ["StepCosts", "VirtualServer"]
-
-
-class StepCosts(Protocol):
-    """What a cost model must be able to tell."""
-
-    def step_s(
-        self, num_new_tokens: int, num_attended_pairs: int, num_context_tokens: int, num_sequences: int
-    ) -> float:
-        """Tell the seconds of a step, by the counts of :class:`~pagedkv.replay.serving.step_work.StepWork`."""
-        ...
-
-    def swap_s(self, num_tokens: float) -> float:
-        """Tell the seconds of moving the keys and values of so many tokens between device and host."""
-        ...
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """Lay the model out for JSON."""
-        ...
+__all__ = ["VirtualServer", "compile_loops"]
 
 
 class VirtualServer:
@@ -56,7 +41,7 @@ class VirtualServer:
         ConfigurationError: the configuration cannot work.
     """
 
-    def __init__(self, config: ServingConfig, costs: StepCosts) -> None:
+    def __init__(self, config: ServingConfig, costs: CostModel) -> None:
         self._config = config
         self._costs = costs
         self._tokens_per_block = config.tokens_per_block
@@ -162,3 +147,17 @@ class VirtualServer:
         """Sum up what was seen so far. Changes nothing."""
         config = {**self._config.as_dict(), "cost_model": dict(self._costs.as_dict())}
         return sum_up(self._meters, config, self._now_s, self._config.block_nbytes)
+
+
+def compile_loops() -> None:
+    """Serve a few tiny requests in a space that is thrown away, so that loops compile off the clock.
+
+    They hit, evict, branch, swap and preempt: all that a replay can come upon.
+    """
+    config = ServingConfig(num_blocks=12, num_host_blocks=12, block_size=2, max_sequences=8, max_batched_tokens=8)
+    server = VirtualServer(replace(config, preemption="swap"), CostModel())
+    for number, num_samples in enumerate((1, 1, 3, 2, 1)):
+        token_ids = np.arange(9, dtype=np.int32) + 100 * (number % 2)
+        server.offer(TokenizedRequest(float(number // 3), token_ids[:4], token_ids[4:], None, num_samples))
+    server.finish()
+    server.result()

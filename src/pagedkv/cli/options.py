@@ -1,0 +1,122 @@
+"""Options that several commands have, with their help."""
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from pagedkv.cli.serving import DEFAULT_COST_MODEL, DEFAULT_NUM_BLOCKS
+
+__all__ = [
+    "BlockSize",
+    "CostModelName",
+    "GpuName",
+    "HostBlocks",
+    "JsonFile",
+    "Limit",
+    "MaxBatchedTokens",
+    "MaxGap",
+    "MaxSequences",
+    "MemoryGib",
+    "ModelName",
+    "NumBlocks",
+    "PolicyName",
+    "PreemptionKind",
+    "Samples",
+    "Seed",
+    "SessionInterval",
+    "Speed",
+    "TraceBlockSize",
+    "Watermark",
+]
+
+POOLS = "Memory"
+RULES = "Scheduling"
+TRACE = "Trace"
+
+NumBlocks: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="Blocks of each pool, one of them the null block, which holds nothing; or pool by pool, "
+        f"full=1000,window_1024=200. Default: what --memory or --gpu leave, else {DEFAULT_NUM_BLOCKS}.",
+        rich_help_panel=POOLS,
+    ),
+]
+BlockSize: TypeAlias = Annotated[int, typer.Option(metavar="B", help="Tokens a block.", rich_help_panel=POOLS)]
+HostBlocks: TypeAlias = Annotated[
+    int, typer.Option(metavar="N", help="Blocks of each host pool, for --preemption swap.", rich_help_panel=POOLS)
+]
+ModelName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Preset (llama-3.1-8b) or config.json: its groups of layers get pools, and blocks become GiB.",
+        rich_help_panel=POOLS,
+    ),
+]
+GpuName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[Nx]GPU",
+        help="What the model runs on (h100, 8xh100): gives the blocks that fit, and the cost of steps.",
+        rich_help_panel=POOLS,
+    ),
+]
+MemoryGib: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--memory", metavar="GIB", help="Memory for the model's KV cache.", rich_help_panel=POOLS),
+]
+CostModelName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Seconds of a step: a preset such as llama-3.1-8b/h100, instant, or a JSON file. "
+        f"Default: by --model and --gpu, else {DEFAULT_COST_MODEL}.",
+        rich_help_panel=RULES,
+    ),
+]
+MaxSequences: TypeAlias = Annotated[
+    int, typer.Option(metavar="N", help="Sequences that run at once.", rich_help_panel=RULES)
+]
+MaxBatchedTokens: TypeAlias = Annotated[
+    int, typer.Option(metavar="N", help="Tokens that a step computes.", rich_help_panel=RULES)
+]
+Watermark: TypeAlias = Annotated[
+    float, typer.Option(metavar="F", help="Share of a pool that admissions leave free.", rich_help_panel=RULES)
+]
+PolicyName: TypeAlias = Annotated[str, typer.Option(metavar="NAME", help="Eviction policy.", rich_help_panel=RULES)]
+PreemptionKind: TypeAlias = Annotated[
+    str,
+    typer.Option("--preemption", metavar="KIND", help="recompute, or swap (--host-blocks).", rich_help_panel=RULES),
+]
+Samples: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Samples of every request, whatever the trace says.", rich_help_panel=RULES),
+]
+Speed: TypeAlias = Annotated[
+    float, typer.Option(metavar="X", help="Play the trace's clock X times as fast.", rich_help_panel=TRACE)
+]
+Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of everything random.", rich_help_panel=RULES)]
+SessionInterval: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        metavar="S", help="Seconds between session starts, in a trace with a session a line.", rich_help_panel=TRACE
+    ),
+]
+MaxGap: TypeAlias = Annotated[
+    float | None,
+    typer.Option(metavar="S", help="Cut longer gaps within a session to this.", rich_help_panel=TRACE),
+]
+TraceBlockSize: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="B", help="Tokens a block id of the trace stands for, if not as it tells.", rich_help_panel=TRACE
+    ),
+]
+Limit: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="Only the first N requests.", rich_help_panel=TRACE)
+]
+JsonFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON; - prints only that.")
+]

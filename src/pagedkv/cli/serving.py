@@ -1,0 +1,214 @@
+"""Drives ``pagedkv replay`` on the virtual clock: from options to a configuration, and the loop over the requests.
+
+The bar goes to stderr, and only when that is a terminal. It shows the share of the trace that has been read, in stored
+bytes, and how far the virtual clock is.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import PurePath
+from typing import Final, cast
+
+from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.run import require_limit
+from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.errors import ConfigurationError
+from pagedkv.replay.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.replay.interleaving import interleave_sessions
+from pagedkv.replay.model import ModelMemory, read_model
+from pagedkv.replay.request import Request, TokenizedRequest
+from pagedkv.replay.serving import ServingConfig, ServingResult, VirtualServer, compile_loops
+from pagedkv.replay.serving.config import Preemption
+from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.replay.trace import TraceReader
+
+__all__ = ["DEFAULT_COST_MODEL", "DEFAULT_NUM_BLOCKS", "ServedTrace", "ServingOptions", "serve_requests", "serve_trace"]
+
+DEFAULT_NUM_BLOCKS: Final = 262_144
+"""4.2 million tokens at 16 a block, in the range of what eight H200 hold for the model below."""
+DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """Options of the command line, as typed; see the help of ``pagedkv replay``."""
+
+    num_blocks: str | None = None
+    block_size: int = 16
+    memory_gib: float | None = None
+    model: str | None = None
+    kv_dtype: str | None = None
+    gpu: str | None = None
+    cost_model: str | None = None
+    host_blocks: int = 0
+    max_sequences: int = 256
+    max_batched_tokens: int = 8192
+    watermark: float = 0.01
+    policy: str = "lru"
+    preemption: str = "recompute"
+    samples: int | None = None
+    beams: int | None = None
+    speed: float = 1.0
+    seed: int = 0
+    max_length: int | None = None
+    session_interval_s: float = 60.0
+    max_gap_s: float | None = None
+    trace_block_size: int | None = None
+    limit: int | None = None
+
+    def configuration(self) -> tuple[ServingConfig, CostModel]:
+        """Read and check everything that the options name.
+
+        Raises:
+            ConfigurationError: an option is out of range, contradicts another one, or names nothing known.
+        """
+        model = None if self.model is None else read_model(self.model, self.kv_dtype)
+        if model is None and (self.gpu or self.memory_gib is not None or self.kv_dtype):
+            raise ConfigurationError("--gpu, --memory and --kv-dtype say what a model has to itself: name it (--model)")
+        block_nbytes = {} if model is None else block_nbytes_of(model, self.block_size)
+        config = ServingConfig(
+            num_blocks=self._num_blocks(model, block_nbytes),
+            block_size=self.block_size,
+            groups=None if model is None else groups_of(model, self.block_size),
+            block_nbytes=block_nbytes,
+            model=None if model is None else model.name,
+            num_host_blocks=self.host_blocks,
+            max_sequences=self.max_sequences,
+            max_batched_tokens=self.max_batched_tokens,
+            watermark=self.watermark,
+            policy=self.policy,
+            preemption=cast("Preemption", self.preemption),
+            num_samples=self.samples,
+            beam_width=self.beams,
+            speed=self.speed,
+            seed=self.seed,
+            max_length=self.max_length if self.max_length or model is None else model.max_context,
+        )
+        return config, self._cost_model(model)
+
+    def _num_blocks(self, model: ModelMemory | None, block_nbytes: Mapping[str, int]) -> int | dict[str, int]:
+        if self.num_blocks is not None:
+            if self.memory_gib is not None:
+                raise ConfigurationError("--memory and --num-blocks say the same in two ways: give one of them")
+            return parse_blocks(self.num_blocks)
+        if self.memory_gib is not None:
+            return blocks_that_fit(block_nbytes, self.memory_gib * GIB)
+        if model is not None and self.gpu is not None:
+            num_gpus, name = parse_gpu(self.gpu)
+            return blocks_that_fit(block_nbytes, kv_budget_nbytes(model, find_gpu(name), num_gpus))
+        return DEFAULT_NUM_BLOCKS
+
+    def _cost_model(self, model: ModelMemory | None) -> CostModel:
+        if self.cost_model is not None:
+            return read_cost_model(self.cost_model)
+        if model is not None and self.gpu is not None:
+            num_gpus, name = parse_gpu(self.gpu)
+            return derive_cost_model(model, find_gpu(name), num_gpus)
+        return read_cost_model(DEFAULT_COST_MODEL)
+
+
+def parse_blocks(text: str) -> int | dict[str, int]:
+    """Read a number of blocks, or one for each pool.
+
+    Raises:
+        ConfigurationError: it is neither.
+
+    >>> parse_blocks("1000"), parse_blocks("full=1000,window_1024=200")
+    (1000, {'full': 1000, 'window_1024': 200})
+    """
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = [part.split("=") for part in text.split(",")]
+        return {pool.strip(): int(count) for pool, count in pairs}
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--num-blocks must be a whole number, or one for each pool as in full=1000,window_1024=200; got {text!r}"
+        ) from error
+
+
+def parse_gpu(text: str) -> tuple[int, str]:
+    """Read a GPU and how many of them.
+
+    >>> parse_gpu("8xh100"), parse_gpu("l4")
+    ((8, 'h100'), (1, 'l4'))
+    """
+    number, cross, name = text.partition("x")
+    return (int(number), name) if cross and number.isdecimal() else (1, text)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTrace:
+    """What came out, and how long it took here.
+
+    Args:
+        result: the figures.
+        wall_s: seconds of this machine, reading the trace included.
+        num_requests: requests read.
+    """
+
+    result: ServingResult
+    wall_s: float
+    num_requests: int
+
+
+def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
+    """Serve a trace, or its first ``options.limit`` requests.
+
+    Raises:
+        ConfigurationError: an option is out of range.
+        TraceError: the trace cannot be read.
+        InterruptedRunError: Ctrl-C.
+    """
+    require_limit(options.limit)
+    config, cost_model = options.configuration()
+    with TraceReader(path, options.trace_block_size) as trace:
+        prepare(compile_loops)
+        with progress_bars() as progress:
+            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
+            return _serve(
+                islice(_in_order(trace, options), options.limit),
+                VirtualServer(config, cost_model),
+                lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
+            )
+
+
+def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: ServingOptions) -> ServedTrace:
+    """Serve generated requests.
+
+    Raises:
+        ConfigurationError: an option is out of range.
+        InterruptedRunError: Ctrl-C.
+    """
+    config, cost_model = options.configuration()
+    prepare(compile_loops)
+    with progress_bars() as progress:
+        task = progress.add_task(name, total=None, come_to="")
+        server = VirtualServer(config, cost_model)
+        return _serve(requests, server, lambda come_to: progress.update(task, come_to=come_to))
+
+
+def _in_order(trace: TraceReader, options: ServingOptions) -> Iterator[Request]:
+    """Give the requests on one clock: sessions with clocks of their own are interleaved."""
+    if not trace.session_per_row:
+        return iter(trace)
+    return interleave_sessions(trace.sessions(), options.session_interval_s, options.max_gap_s)
+
+
+def _serve(
+    requests: Iterable[Request | TokenizedRequest], server: VirtualServer, show: Callable[[str], None]
+) -> ServedTrace:
+    started_s = time.perf_counter()
+    try:
+        for request in requests:
+            server.offer(request)
+            show(f"{server.num_requests:,} requests, {server.now_s:,.0f} s")
+        show(f"{server.num_requests:,} requests, finishing")
+        server.finish()
+    except KeyboardInterrupt as error:
+        message = f"interrupted after {server.num_requests:,} requests, at {server.now_s:,.1f} s; nothing was written"
+        raise InterruptedRunError(message) from error
+    return ServedTrace(server.result(), time.perf_counter() - started_s, server.num_requests)

@@ -1,0 +1,123 @@
+"""What a replay on the virtual clock found out, for humans: tables on the standard output."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pagedkv.cli.serving import ServedTrace
+from pagedkv.cli.tables import print_table, share
+from pagedkv.replay.serving import ServingResult
+
+__all__ = ["print_served"]
+
+GIB: Final = 2**30
+LATENCIES: Final = {
+    "queueing_s": "in the queue",
+    "first_token_s": "first token",
+    "request_s": "whole request",
+}
+
+
+def print_served(title: str, served: ServedTrace) -> None:
+    """Print what was found out."""
+    result = served.result
+    print_table(title, [*_requests(result), *_hits(result), *_steps(result), *_preemptions(result), *_here(served)])
+    Console().print(_pools(result))
+    Console().print(_latencies(result))
+    Console().print(_waste(result))
+
+
+def _requests(result: ServingResult) -> Iterable[tuple[str, str]]:
+    requests = result.requests
+    yield "requests", f"{requests['num_requests']:,}"
+    yield "rejected, too large for the pool", f"{requests['num_rejected']:,}"
+    yield "prompt tokens", f"{requests['num_prompt_tokens']:,}"
+    yield "output tokens", f"{requests['num_output_tokens']:,}"
+
+
+def _hits(result: ServingResult) -> Iterable[tuple[str, str]]:
+    hits = result.hits
+    yield (
+        "hit ratio by block",
+        share(hits["block_hit_ratio"], hits["num_hit_blocks"], hits["num_prompt_blocks"]),
+    )
+    yield (
+        "hit ratio by token",
+        share(hits["token_hit_ratio"], hits["num_hit_tokens"], result.requests["num_prompt_tokens"]),
+    )
+
+
+def _steps(result: ServingResult) -> Iterable[tuple[str, str]]:
+    steps = result.steps
+    yield "steps", f"{steps['num_steps']:,}, of which {steps['num_decode_steps']:,} decode"
+    yield "virtual time", f"{steps['virtual_s']:,.1f} s, busy {steps['busy_s']:,.1f} s"
+    yield "sequences running", f"mean {steps['mean_sequences']:,.1f}, peak {steps['peak_sequences']:,}"
+
+
+def _preemptions(result: ServingResult) -> Iterable[tuple[str, str]]:
+    preemptions = result.preemptions
+    again = f"{preemptions['num_recomputed_tokens']:,} tokens again"
+    yield "preemptions by recompute", f"{preemptions['num_recompute']:,}, {again}"
+    moved = f"{preemptions['num_swapped_out_blocks']:,} blocks out, {preemptions['num_swapped_in_blocks']:,} in"
+    yield "preemptions by swap", f"{preemptions['num_swap']:,}, {moved}"
+    if result.sharing["mean_saving"] is not None:
+        yield "blocks saved by sharing among samples or beams", f"{result.sharing['mean_saving']:.2%}"
+
+
+def _here(served: ServedTrace) -> Iterable[tuple[str, str]]:
+    num_tokens = served.result.requests["num_prompt_tokens"] + served.result.requests["num_output_tokens"]
+    ns_per_token = served.wall_s * 1e9 / max(1, num_tokens)
+    yield "time it took here, all in all", f"{served.wall_s:.1f} s, {ns_per_token:,.0f} ns a token"
+
+
+def _pools(result: ServingResult) -> Table:
+    title = "Blocks by pool: means over time, and the peak of live ones"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("pool", "blocks", "live", "peak", "cached", "free", "evictions", "never hit"):
+        table.add_column(heading, justify="left" if heading == "pool" else "right")
+    for name, pool in result.pools.items():
+        table.add_row(
+            name,
+            *(_blocks(pool, count) for count in (pool["num_blocks"], *pool["num_live"].values())),
+            *(_blocks(pool, pool[level]["mean"]) for level in ("num_cached", "num_free")),
+            f"{pool['num_evictions']:,}",
+            f"{pool['num_never_reused'] / pool['num_evictions']:.1%}" if pool["num_evictions"] else "-",
+        )
+    return table
+
+
+def _blocks(pool: Mapping[str, Any], count: float) -> str:
+    """Write a number of blocks, and what they take if that is known."""
+    if pool["block_nbytes"] is None:
+        return f"{count:,.0f}"
+    return f"{count:,.0f} ({count * pool['block_nbytes'] / GIB:,.2f} GiB)"
+
+
+def _latencies(result: ServingResult) -> Table:
+    table = Table(title="Seconds", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("", "mean", "p50", "p90", "p99", "max"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, words in LATENCIES.items():
+        values = result.latency[name].values()
+        table.add_row(words, *("-" if value is None else f"{value:,.3f}" for value in values))
+    return table
+
+
+def _waste(result: ServingResult) -> Table:
+    waste = result.waste
+    table = Table(title="Slots without a token, mean over decode steps", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("reservation")
+    table.add_column("waste", justify="right")
+    table.add_row("blocks in use", f"{waste['mean']:.2%}")
+    for block_size, ratio in waste["by_block_size"].items():
+        table.add_row(f"blocks of {block_size}, none shared", f"{ratio:.2%}")
+    for name, words in (
+        ("exact", "contiguous, exactly the final length"),
+        ("power_of_two", "contiguous, a power of two"),
+        ("maximum", f"contiguous, {waste['max_length']:,} tokens"),
+    ):
+        table.add_row(words, f"{waste['contiguous'][name]:.2%}")
+    return table
