@@ -153,9 +153,20 @@ def test_a_broken_trace_gets_one_line_and_leaves_no_file(tmp_path: Path, broken:
     ("text", "expected"),
     [
         (LENGTHS, "request 1 has no block ids. Name a trace with hash_ids, hash_runs or requests"),
-        (TRACE + TRACE.replace("[4]", "[1]"), "request 9 repeats a block id after other blocks than before"),
+        (
+            TRACE + TRACE.replace('"timestamp": 0', '"timestamp": 3000').replace("[4]", "[1]"),
+            "request 9 repeats a block id after other blocks than before",
+        ),
         (HASH_RUNS.splitlines()[0], "every prompt is shorter than a block"),
-        (SESSIONS + SESSIONS.replace("64", "32").replace("130", "66").replace("200", "98"), "blocks of 32 tokens"),
+        (
+            SESSIONS
+            + SESSIONS.replace("64", "32")
+            .replace("130", "66")
+            .replace("200", "98")
+            .replace("one", "1")
+            .replace("two", "2"),
+            "blocks of 32 tokens",
+        ),
     ],
 )
 def test_a_trace_that_has_no_curve_gets_one_line(tmp_path: Path, text: str, expected: str) -> None:

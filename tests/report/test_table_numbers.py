@@ -99,6 +99,7 @@ def test_latencies_are_written_in_a_unit_that_suits_them() -> None:
 def test_settings_are_listed_those_inside_others_too() -> None:
     _, page = run_and_page()
     assert page.row("cost_model.name") == ["roofline"]
+    assert page.row("cost_model.flops_s") == ["4e+14"]
     assert page.row("num_blocks") == ["262,144"]
     assert page.row("num_samples") == ["none"]
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pagedkv.cli.commands.convert import convert
 from pagedkv.cli.commands.curve import curve
 from pagedkv.cli.commands.demo import demo
 from pagedkv.cli.commands.replay import replay
@@ -12,7 +13,7 @@ from pagedkv.cli.commands.replay import replay
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for command in (replay, curve, demo):
+for command in (replay, curve, convert, demo):
     app.command()(command)
 
 

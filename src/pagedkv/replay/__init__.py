@@ -2,15 +2,19 @@
 
 In the order in which data flows::
 
-    lines        numbered lines of a plain or gzip file
-    block_runs   run-length coded block ids, and the tokens that an id stands for
-    formats      what a line of each trace format means
-    trace        TraceReader: a file as a stream of Request
-    tokens       tokenized(): tokens made from block ids
-    workload     ConversationWorkload: tokenized requests from a seed, without a file
-    replayer     Replayer: requests through the block space, one at a time
-    summary      ReplaySummary: what came out
-    capacity     hit ratio against capacity, of a cache without time
+    lines          numbered lines of a plain or gzip file
+    block_runs     run-length coded block ids, and the tokens that an id stands for
+    formats        what a line of each trace format means
+    arrival_order  arrivals that fall are found out
+    trace          TraceReader: a file as a stream of Request
+    interleaving   sessions with clocks of their own, merged into one order; sorting for requests out of order
+    token_blocks   block ids made from tokens; tokens: tokens made from block ids
+    trace_writer   TraceWriter: requests as a file
+    workload       ConversationWorkload: tokenized requests from a seed, without a file
+    model          what a model keeps of a token; cost: how long a step takes
+    serving        requests on a virtual clock, with continuous batching
+    replayer       Replayer: requests one at a time, without a clock; summary: what came out of that
+    capacity       hit ratio against capacity, of a cache without time
 
 Reading files needs msgspec (``pip install 'pagedkv[cli]'``), so :class:`~pagedkv.replay.trace.TraceReader` is imported
 from its own module; everything here needs no more than the core does.

@@ -29,7 +29,7 @@ class Request:
         output_length: generated tokens, possibly 0.
         block_ids: int64 ``[n]``, ids of the prompt's leading blocks, or None when the trace has no ids. Equal ids
             mean an equal *whole prefix* up to the end of that block.
-        block_size: tokens an id stands for; 0 when the trace has no ids, or none has appeared yet.
+        block_size: tokens an id stands for, whether this request has ids or not; 0 when that is not known.
         session: name of the conversation that the request belongs to, if the trace tells.
         num_samples: sequences generated from the one prompt, at least 1.
         priority: requests of a higher one are admitted first.

@@ -35,6 +35,8 @@ __all__ = ["MAX_RUNS", "figures_section", "overlaid_section"]
 MAX_RUNS: Final = len(LINES)
 """As many as can be told apart in a plot."""
 OWN_MARK_SIZE: Final = 11
+FIRST_OF_LINE: Final = PERCENTILES.index("p50")
+"""The mean is no percentile: it has no place in their order."""
 
 
 def figures_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
@@ -187,10 +189,11 @@ def _paint_latency(figure: Figure, styled: Sequence[_StyledRun]) -> None:
         axes.set_ylabel("seconds")
         seen_s: list[float] = []
         for each, kinds in zip(styled, runs_kinds, strict=True):
-            known = [(x, s) for x, s in enumerate(percentile_values(kinds[name])) if s is not None]
+            values_s = percentile_values(kinds[name])[FIRST_OF_LINE:]
+            known = [(x, s) for x, s in enumerate(values_s) if s is not None]
             seen_s += [s for _, s in known]
             _draw_line(axes, [x for x, _ in known], [s for _, s in known], each.line)
-        axes.set_xticks(range(len(PERCENTILES)), PERCENTILES)
+        axes.set_xticks(range(len(PERCENTILES[FIRST_OF_LINE:])), PERCENTILES[FIRST_OF_LINE:])
         axes.yaxis.set_major_formatter(COUNT_TICKS)
         if seen_s and min(seen_s) > 0:
             logarithmic(axes, "y")

@@ -29,9 +29,7 @@ try:
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "drawing a report needs matplotlib: pip install 'pagedkv[report]'", name=error.name
-    ) from (error)
+    raise ModuleNotFoundError("a report needs matplotlib: pip install 'pagedkv[report]'", name=error.name) from error
 
 __all__ = [
     "COUNT_TICKS",

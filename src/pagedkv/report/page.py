@@ -22,9 +22,7 @@ from pagedkv.report.timelines import time_section
 try:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("writing a report needs Jinja2: pip install 'pagedkv[report]'", name=error.name) from (
-        error
-    )
+    raise ModuleNotFoundError("a report needs Jinja2: pip install 'pagedkv[report]'", name=error.name) from error
 
 __all__ = ["render_report", "require_num_runs"]
 

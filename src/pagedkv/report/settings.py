@@ -55,4 +55,6 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.12g}"
     return NONE if value is None else str(value)

@@ -97,6 +97,8 @@ class ReferenceCollector:
         Raises:
             TraceError: the request has no block ids, blocks of another size, or ids that do not name whole prefixes.
         """
+        if request.block_ids is None and request.prompt_token_ids is not None:
+            raise self._fault("has tokens, but no block ids", "Make them: pagedkv convert --block-size 16 -o OUT")
         if request.block_ids is None:
             raise self._fault("has no block ids", "Name a trace with hash_ids, hash_runs or requests")
         block_ids = request.block_ids

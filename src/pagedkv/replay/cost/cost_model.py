@@ -50,7 +50,7 @@ class CostModel:
         window_token_s: as ``context_token_s``, in windowed layers.
         sequence_state_s: reading and writing one sequence's recurrent state.
         sequence_s: sampling for one sequence, and its bookkeeping; not overlapped.
-        swap_fixed_s: moving one sequence to or from host memory, whatever its length.
+        swap_fixed_s: moving anything to or from host memory in a step, however much.
         swap_token_s: moving one token's keys and values.
 
     Raises:
@@ -111,7 +111,7 @@ class CostModel:
         return self.fixed_s + max(compute_s, memory_s) + num_sequences * self.sequence_s
 
     def swap_s(self, num_tokens: int) -> float:
-        """Return the seconds of moving a sequence's keys and values to or from host memory; 0 for no tokens."""
+        """Return the seconds of moving keys and values to or from host memory in one step; 0 for no tokens."""
         return self.swap_fixed_s + num_tokens * self.swap_token_s if num_tokens > 0 else 0.0
 
     def as_dict(self) -> dict[str, float]:

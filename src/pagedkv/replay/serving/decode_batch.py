@@ -39,7 +39,7 @@ class DecodeBatch:
         """Tokens of one job: int32 ``[sequences * steps]``, sequence by sequence."""
         first = job.num_produced - 1
         token_ids = job.output_token_ids[first : first + self._num_ahead]
-        return token_ids if job.num_sequences == 1 else sequence_tokens(token_ids, job.num_sequences)
+        return token_ids if job.num_sequences == 1 else sequence_tokens(token_ids, job.num_sequences, job.number)
 
     @property
     def next_tokens(self) -> Int32Array:

@@ -24,7 +24,7 @@ JobKey: TypeAlias = tuple[int, int]
 
 TOKEN_MASK: Final = 2**31 - 1
 SEQUENCE_STRIDE: Final = 0x61C88647
-"""Odd, so that the tokens of up to 2**31 sequences at one position differ."""
+"""Odd, so that the tokens of a request's sequences at one position differ."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,15 +107,16 @@ class Job:
         self.num_scheduled = 0
 
 
-def sequence_tokens(token_ids: Int32Array, num_sequences: int) -> Int32Array:
-    """Make the tokens of samples or beams from those of the first: other ones at each position.
+def sequence_tokens(token_ids: Int32Array, num_sequences: int, number: int) -> Int32Array:
+    """Make the tokens of samples or beams from those of the first: other ones at each position, and in each request.
 
     Args:
         token_ids: int32 ``[n]``, none negative.
         num_sequences: how many sequences.
+        number: number of the request.
 
     Returns:
         int32 ``[num_sequences * n]``, sequence by sequence, none negative.
     """
-    offsets = np.arange(num_sequences, dtype=np.int64) * SEQUENCE_STRIDE
+    offsets = np.arange(num_sequences, dtype=np.int64) * (SEQUENCE_STRIDE * (2 * number + 1) & TOKEN_MASK)
     return ((token_ids + offsets[:, np.newaxis]) & TOKEN_MASK).astype(np.int32).ravel()

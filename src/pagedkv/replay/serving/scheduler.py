@@ -85,7 +85,7 @@ class Scheduler:
         budget = self._config.max_batched_tokens - self._decode(now_s)
         budget = self._prefill(now_s, budget)
         if not self._has_preempted:
-            self._swap_in()
+            self._swap_in(now_s)
             if not self.swapped:
                 self._admit(now_s, budget)
         return self._space.plan_step()
@@ -216,7 +216,7 @@ class Scheduler:
         """Whether the blocks that are missing will be free when the open step is acknowledged."""
         return shortage.num_needed <= shortage.num_free + self._space.num_deferred_blocks(shortage.pool)
 
-    def _swap_in(self) -> None:
+    def _swap_in(self, now_s: float) -> None:
         """Bring swapped-out jobs back, in order, as long as they fit."""
         while self.swapped and self._num_sequences(self.swapped[0]) <= self._config.max_sequences:
             job = self.swapped[0]
@@ -224,6 +224,7 @@ class Scheduler:
                 return
             moves = self._space.swap_in(job.rows)
             assert not isinstance(moves, Shortage), f"a sequence that was to fit finds too few blocks: {moves}"
+            self._meters.history.note_events(now_s)
             self.swapped.pop(0)
             self._close_batch()
             self._join(job)
