@@ -35,7 +35,7 @@ def test_ctrl_c_tells_how_far_it_came_and_leaves_no_file(tmp_path: Path) -> None
     stdout, stderr = interrupted(process, header + 400 * row)
     assert (process.returncode, stdout) == (130, b"")
     (message,) = stderr.decode().splitlines()
-    told = re.fullmatch(r"pagedkv: interrupted after (\d+) requests; nothing was written", message)
+    told = re.fullmatch(r"pagedkv: interrupted after (\d+) requests, at [\d.]+ s; nothing was written", message)
     assert told is not None
     assert 250 < int(told[1]) <= 400
     assert list(tmp_path.iterdir()) == []
@@ -45,7 +45,7 @@ def test_ctrl_c_before_the_first_request_is_told_too(tmp_path: Path) -> None:
     process = start("replay", "/dev/stdin", "--json", tmp_path / "result.json")
     stdout, stderr = interrupted(process, b"\n" * 400_000)
     assert (process.returncode, stdout) == (130, b"")
-    assert stderr.decode() == "pagedkv: interrupted after 0 requests; nothing was written\n"
+    assert stderr.decode() == "pagedkv: interrupted after 0 requests, at 0.0 s; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
 
 

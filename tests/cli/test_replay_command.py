@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from pagedkv.cli.serving import DEFAULT_COST_MODEL
 from pagedkv.replay import ReplayConfig, Replayer, tokenized
+from pagedkv.replay.cost import CostModel, read_cost_model
+from pagedkv.replay.interleaving import interleave_sessions
+from pagedkv.replay.serving import ServingConfig, VirtualServer
 from pagedkv.replay.trace import TraceReader
 from tests.cli.command import run
 from tests.replay.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace
@@ -20,16 +23,10 @@ def trace(tmp_path: Path) -> Path:
 
 
 def library_result(trace: Path, num_blocks: int, block_size: int) -> dict[str, object]:
-    replayer = Replayer(ReplayConfig(num_blocks, block_size), lambda: 0)
+    server = VirtualServer(ServingConfig(num_blocks, block_size), read_cost_model(DEFAULT_COST_MODEL))
     with TraceReader(trace) as requests:
-        for request in tokenized(requests):
-            replayer.serve(request)
-    return replayer.summary().as_dict()
-
-
-def without_timing(document: dict[str, Any]) -> dict[str, Any]:
-    assert set(document["timing"]) == {"bookkeeping_s", "bookkeeping_ns_per_token"}
-    return {key: value for key, value in document.items() if key != "timing"}
+        is_local = requests.session_per_row
+        return server.run(interleave_sessions(requests.sessions(), 60.0) if is_local else requests).as_dict()
 
 
 @pytest.mark.parametrize("text", [HASH_IDS, HASH_RUNS, SESSIONS, LENGTHS])
@@ -39,46 +36,109 @@ def test_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> Non
     result = run("replay", trace, "--num-blocks", 100, "--block-size", 8, "--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
-    assert (document.pop("trace"), document.pop("limit")) == (str(trace), None)
-    assert without_timing(document) == without_timing(library_result(trace, 100, 8))
+    assert document.pop("trace") == str(trace)
+    assert document.pop("command").startswith("pagedkv")
+    assert document == library_result(trace, 100, 8)
 
 
-def test_the_table_shows_the_figures(trace: Path) -> None:
-    result = run("replay", trace)
+@pytest.mark.parametrize("text", [HASH_IDS, HASH_RUNS, SESSIONS, LENGTHS])
+def test_without_a_clock_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(text)
+    result = run("replay", trace, "--one-at-a-time", "--num-blocks", 100, "--block-size", 8, "--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
-    rows = dict(line.strip().split("  ", 1) for line in result.stdout.splitlines() if "  " in line.strip())
-    shown = {name: value.strip() for name, value in rows.items()}
+    document = json.loads(result.stdout)
+    assert (document.pop("trace"), document.pop("limit")) == (str(trace), None)
+    assert document.pop("command").startswith("pagedkv")
+    replayer = Replayer(ReplayConfig(100, 8), lambda: 0)
+    with TraceReader(trace) as requests:
+        for request in tokenized(requests):
+            replayer.serve(request)
+    assert document == replayer.summary().as_dict()
+
+
+def shown_by(*arguments: object) -> dict[str, str]:
+    """Run a command and read the rows of its tables: first column, and the rest."""
+    result = run(*arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = (line.strip().split("  ", 1) for line in result.stdout.splitlines() if "  " in line.strip())
+    return {name: value.strip() for name, value in rows}
+
+
+def test_the_tables_show_the_figures(trace: Path) -> None:
+    shown = shown_by("replay", trace)
     assert shown["requests"] == "3"
     assert shown["prompt tokens"] == "2,649"
     assert shown["output tokens"] == "25"
     assert shown["hit ratio by block"] == "39.26% (64 of 163)"
     assert shown["hit ratio by token"] == "38.66% (1,024 of 2,649)"
+    assert shown["preemptions by recompute"] == "0, 0 tokens again"
+    assert shown["time it took here, all in all"].endswith("ns a token")
+    assert shown["blocks in use"].endswith("%")
+
+
+def test_without_a_clock_the_table_shows_the_figures(trace: Path) -> None:
+    shown = shown_by("replay", trace, "--one-at-a-time")
+    assert shown["hit ratio by block"] == "39.26% (64 of 163)"
     assert shown["blocks in use, peak"] == "96"
     assert shown["evictions"] == "0"
     assert shown["bookkeeping time"].endswith("ns a token")
 
 
-def test_the_same_run_writes_the_same_json_but_for_timing(tmp_path: Path, trace: Path) -> None:
-    documents = []
+@pytest.mark.parametrize("mode", [["--beams", "3"], ["--one-at-a-time"]])
+def test_the_same_run_writes_the_same_bytes(tmp_path: Path, trace: Path, mode: list[str]) -> None:
+    written = []
     for name in ("first.json", "second.json"):
-        result = run("replay", trace, "--num-blocks", 50, "--json", tmp_path / name)
+        result = run("replay", trace, "--num-blocks", 500, *mode, "--json", tmp_path / name)
         assert result.exit_code == 0
         assert "hit ratio by token" in result.stdout
-        documents.append(json.loads((tmp_path / name).read_text()))
-    assert without_timing(documents[0]) == without_timing(documents[1])
-    assert list(documents[0])[-1] == "timing"
+        written.append((tmp_path / name).read_bytes())
+    assert written[0] == written[1]
 
 
-def test_requests_larger_than_the_pool_are_counted(trace: Path) -> None:
-    result = run("replay", trace, "--num-blocks", 11, "--json", "-")
+@pytest.mark.parametrize("mode", [[], ["--one-at-a-time"]])
+def test_requests_larger_than_the_pool_are_counted(trace: Path, mode: list[str]) -> None:
+    result = run("replay", trace, "--num-blocks", 11, *mode, "--json", "-")
     document = json.loads(result.stdout)
-    assert (result.exit_code, document["num_requests"], document["num_rejected"]) == (0, 3, 2)
+    counts = document.get("requests", document)
+    assert (result.exit_code, counts["num_requests"], counts["num_rejected"]) == (0, 3, 2)
 
 
-def test_a_limit_cuts_the_trace_short(trace: Path) -> None:
-    result = run("replay", trace, "--limit", 2, "--json", "-")
-    document = json.loads(result.stdout)
-    assert (document["limit"], document["num_requests"]) == (2, 2)
+@pytest.mark.parametrize("mode", [[], ["--one-at-a-time"]])
+def test_a_limit_cuts_the_trace_short(trace: Path, mode: list[str]) -> None:
+    document = json.loads(run("replay", trace, "--limit", 2, *mode, "--json", "-").stdout)
+    assert document.get("requests", document)["num_requests"] == 2
+
+
+def test_a_model_and_a_gpu_give_groups_blocks_and_bytes(trace: Path) -> None:
+    document = json.loads(run("replay", trace, "--model", "gemma-2-27b", "--gpu", "2xh100", "--json", "-").stdout)
+    assert document["config"]["model"] == "gemma-2-27b"
+    assert list(document["pools"]) == ["full", "window_4096"]
+    assert all(pool["block_nbytes"] > 0 for pool in document["pools"].values())
+    assert document["pools"]["full"]["num_blocks"] == document["pools"]["window_4096"]["num_blocks"]
+    assert document["waste"]["max_length"] == 8192
+
+
+def test_pools_can_have_blocks_of_their_own(trace: Path) -> None:
+    blocks = "full=3000,window_4096=500"
+    document = json.loads(run("replay", trace, "--model", "gemma-2-27b", "--num-blocks", blocks, "--json", "-").stdout)
+    assert [pool["num_blocks"] for pool in document["pools"].values()] == [2999, 499]
+    assert "GiB" in run("replay", trace, "--model", "gemma-2-27b", "--memory", "20").stdout
+
+
+def test_a_cost_model_may_be_a_file(tmp_path: Path, trace: Path) -> None:
+    cost_model = tmp_path / "cost.json"
+    cost_model.write_text(json.dumps(CostModel(fixed_s=0.5).as_dict()))
+    steps = json.loads(run("replay", trace, "--cost-model", cost_model, "--json", "-").stdout)["steps"]
+    assert steps["busy_s"] == 0.5 * steps["num_steps"]
+
+
+def test_speed_divides_the_arrivals(trace: Path) -> None:
+    slow, fast = (
+        json.loads(run("replay", trace, "--cost-model", "instant", "--speed", speed, "--json", "-").stdout)["steps"]
+        for speed in (1, 10)
+    )
+    assert slow["virtual_s"] == 10 * fast["virtual_s"] > 0
 
 
 def test_lines_beyond_the_limit_are_not_read(trace: Path) -> None:
@@ -119,9 +179,28 @@ def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
         ("--trace-block-size", 0),
         ("--limit", 0),
         ("--limit", -1),
+        ("--max-sequences", 0),
+        ("--max-batched-tokens", 255),
+        ("--watermark", 1.0),
+        ("--watermark", -0.5),
+        ("--speed", 0),
+        ("--speed", -2),
+        ("--speed", "nan"),
+        ("--seed", -1),
+        ("--samples", 0),
+        ("--samples", 257),
+        ("--beams", 0),
+        ("--host-blocks", -3),
+        ("--max-length", 0),
+        ("--session-interval", -1),
+        ("--policy", "oldest"),
+        ("--preemption", "drop"),
+        ("--model", "lama-3.1-8b"),
+        ("--cost-model", "lama-3.1-8b/h100"),
+        ("--num-blocks", "many"),
     ],
 )
-def test_a_size_out_of_range_gets_one_line(tmp_path: Path, trace: Path, option: str, value: int) -> None:
+def test_a_size_out_of_range_gets_one_line(tmp_path: Path, trace: Path, option: str, value: object) -> None:
     result = run("replay", trace, option, value, "--json", tmp_path / "result.json")
     assert (result.exit_code, result.stdout) == (2, "")
     (message,) = result.stderr.splitlines()
@@ -130,7 +209,29 @@ def test_a_size_out_of_range_gets_one_line(tmp_path: Path, trace: Path, option: 
     assert list(tmp_path.iterdir()) == [trace]
 
 
-@pytest.mark.parametrize("arguments", [["--num-blocks", "many"], ["--nonsense"], []])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--samples", 2, "--beams", 2],
+        ["--num-blocks", "full=100"],
+        ["--preemption", "swap"],
+        ["--memory", 3],
+        ["--gpu", "h100"],
+        ["--model", "llama-3.1-70b", "--gpu", "h100"],
+        ["--model", "llama-3.1-8b", "--gpu", "z80"],
+        ["--model", "llama-3.1-8b", "--memory", 0.001],
+        ["--model", "llama-3.1-8b", "--memory", 3, "--num-blocks", 100],
+    ],
+)
+def test_options_that_contradict_each_other_get_one_line(tmp_path: Path, trace: Path, options: list[object]) -> None:
+    result = run("replay", trace, *options, "--json", tmp_path / "result.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    (message,) = result.stderr.splitlines()
+    assert message.startswith("pagedkv: ")
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+@pytest.mark.parametrize("arguments", [["--block-size", "many"], ["--nonsense"], []])
 def test_a_wrong_command_line_is_refused(trace: Path, arguments: list[str]) -> None:
     result = run("replay", *([trace, *arguments] if arguments else []))
     assert (result.exit_code, result.stdout) == (2, "")

@@ -6,6 +6,7 @@ from functools import cache
 
 from pagedkv.report import ReportRun
 from pagedkv.report.comparison import figures_section, overlaid_section
+from pagedkv.report.elements import Cell
 from tests.report.page_reader import Page
 from tests.report.rendering import rendered
 from tests.report.sample_runs import empty_run, sample_run
@@ -41,6 +42,14 @@ def test_differences_are_to_the_first_run_and_judged() -> None:
     assert page().row("Preemptions") == ["0", "7 +7, worse"]  # of none there is no share
     assert page().row("Peak live blocks") == ["1,000", "900 -100, -10.0%"]  # neither better nor worse
     assert page().row("Requests") == ["12,031", "12,031 the same"]
+
+
+def test_a_difference_that_the_digits_do_not_show_is_not_judged() -> None:
+    runs = [sample_run(num_intervals=1), sample_run(num_intervals=1)]
+    runs[0].replay["waste"]["mean"], runs[1].replay["waste"]["mean"] = 0.02, 0.020001
+    (table,) = figures_section(runs, ["1.", "2."]).tables
+    (waste,) = (row for row in table.rows if row[0].text == "Waste")
+    assert waste[2] == Cell("2.00%", "nearly the same")
 
 
 def test_every_colour_of_a_verdict_stands_beside_its_word() -> None:
@@ -93,6 +102,13 @@ def test_runs_of_different_block_sizes_come_with_a_warning() -> None:
     runs = [empty_run(), empty_run()]
     runs[1].replay["config"]["block_size"] = 32
     assert WARNING in overlaid_section(runs, ["1.", "2."]).sentences
+
+
+def test_runs_of_different_traces_come_with_a_warning() -> None:
+    same, other = ([empty_run("a"), empty_run(name)] for name in ("a", "b"))
+    assert figures_section(same, ["1.", "2."]).sentences == ()
+    (sentence,) = figures_section(other, ["1.", "2."]).sentences
+    assert sentence.startswith("The runs are of different traces")
 
 
 def test_long_names_are_cut_in_the_middle_except_at_the_top() -> None:

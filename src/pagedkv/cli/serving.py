@@ -65,6 +65,7 @@ class ServingOptions:
         Raises:
             ConfigurationError: an option is out of range, contradicts another one, or names nothing known.
         """
+        interleave_sessions((), self.session_interval_s, self.max_gap_s)  # refuses what it cannot use
         model = None if self.model is None else read_model(self.model, self.kv_dtype)
         if model is None and (self.gpu or self.memory_gib is not None or self.kv_dtype):
             raise ConfigurationError("--gpu, --memory and --kv-dtype say what a model has to itself: name it (--model)")
@@ -193,9 +194,10 @@ def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: Ser
 
 def _in_order(trace: TraceReader, options: ServingOptions) -> Iterator[Request]:
     """Give the requests on one clock: sessions with clocks of their own are interleaved."""
-    if not trace.session_per_row:
-        return iter(trace)
-    return interleave_sessions(trace.sessions(), options.session_interval_s, options.max_gap_s)
+    if trace.session_per_row:
+        yield from interleave_sessions(trace.sessions(), options.session_interval_s, options.max_gap_s)
+    else:
+        yield from trace
 
 
 def _serve(

@@ -29,6 +29,9 @@ IDEAL_LINE: Final = LineStyle(INK, ":", "")
 REPLAY_LINE: Final = LineStyle(INK, "", "X")
 RING_SIZE: Final = 9
 BESIDE_RING: Final = (4, -15)
+ABOVE_RING: Final = (-12, 8)
+"""Of the last ring, all ideal hits: the one before is often so near that their labels would overlap."""
+ROOM_ABOVE_IDEAL: Final = 1.12
 
 
 def capacity_section(run: ReportRun) -> Section:
@@ -85,14 +88,15 @@ def _curve_plot(curve: Curve, replay: tuple[int, float] | None) -> Plot:
         axes.axhline(curve["ideal_block_ratio"], color=IDEAL_LINE.colour, linestyle=IDEAL_LINE.dashes)
         for share, capacity in curve["capacity_for"].items():
             height = float(share) * curve["ideal_block_ratio"]
+            place = ABOVE_RING if float(share) == 1 else BESIDE_RING
             axes.plot([capacity], [height], "o", color=INK, fillstyle="none", markersize=RING_SIZE)
-            axes.annotate(f"{float(share):.0%}", (capacity, height), BESIDE_RING, textcoords="offset points")
+            axes.annotate(f"{float(share):.0%}", (capacity, height), place, textcoords="offset points")
         if replay is not None:
             num_tokens, ratio = replay
             axes.plot([num_tokens / curve["block_size"]], [ratio], REPLAY_LINE.marker, color=INK, markersize=RING_SIZE)
         logarithmic(axes, "x")
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, ROOM_ABOVE_IDEAL * max(curve["ideal_block_ratio"], 0 if replay is None else replay[1]) or 1)
 
     explanation = PLOTS["curve"]
     label = f"Lines of the hit ratio over the capacity in blocks: {', '.join(lines)}, and the ideal"

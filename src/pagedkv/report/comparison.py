@@ -51,17 +51,20 @@ def figures_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
 
 def _cells(figure: KeyFigure, values: Sequence[float | None]) -> list[Cell]:
     first = values[0]
-    cells = [Cell(figure.unit.text(first))]
-    for value in values[1:]:
-        if value is None or first is None:
-            cells.append(Cell(figure.unit.text(value)))
-            continue
-        difference = value - first
-        tone = figure.verdict(difference)
-        parts = [figure.unit.difference(difference), relative(difference, first), tone]
-        note = ", ".join(part for part in parts if part) if difference else "the same"
-        cells.append(Cell(figure.unit.text(value), note, tone))
-    return cells
+    return [Cell(figure.unit.text(first)), *(_compared(figure, first, value) for value in values[1:])]
+
+
+def _compared(figure: KeyFigure, first: float | None, value: float | None) -> Cell:
+    """Write a value with its difference to the first; one that the digits shown do not tell is not judged."""
+    text = figure.unit.text(value)
+    if value is None or first is None:
+        return Cell(text)
+    if text == figure.unit.text(first):
+        return Cell(text, "the same" if value == first else "nearly the same")
+    difference = value - first
+    tone = figure.verdict(difference)
+    parts = (figure.unit.difference(difference), relative(difference, first), tone)
+    return Cell(text, ", ".join(part for part in parts if part), tone)
 
 
 def overlaid_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
@@ -135,7 +138,7 @@ def _paint_capacity(figure: Figure, styled: Sequence[_StyledRun]) -> None:
             tokens = [capacity * curve["block_size"] for capacity in ratios]
             _draw_line(axes, tokens, list(ratios.values()), each.line)
         if point is not None:
-            axes.plot(*point, each.line.marker, color=each.line.colour, markersize=OWN_MARK_SIZE)
+            axes.plot(*point, each.line.marker, color=each.line.colour, markersize=OWN_MARK_SIZE, fillstyle="none")
     logarithmic(axes, "x")
     axes.yaxis.set_major_formatter(PERCENT_TICKS)
     axes.set_ylim(bottom=0)

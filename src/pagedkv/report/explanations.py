@@ -114,8 +114,8 @@ PLOTS: Final = MappingProxyType(
         ),
         "compared_capacity": Explanation(
             "Hit ratio over capacity",
-            "Block hits of the run's own policy, else of LRU, by capacity of the cache in tokens; the large mark is "
-            "what the replay itself had.",
+            "Block hits of the run's own policy, else of LRU, by capacity of the cache in tokens; the large hollow "
+            "mark is what the replay itself had.",
         ),
         "compared_live": Explanation(
             "Live blocks over time", "Blocks in use, of all pools together, means over each interval."

@@ -31,7 +31,7 @@ class KeyFigure:
         key: its explanation's.
         unit: how it is written.
         value: finds it; None where the run has none.
-        better: which way it improves, other things being equal.
+        better: which way it improves, other things being equal; numbers of blocks do not tell, for blocks differ in size.
         in_tiles: whether it stands at the top of the page of one run.
     """
 
@@ -104,7 +104,7 @@ KEY_FIGURES: Final = (
     KeyFigure("request_p99", SECONDS, lambda run: run.replay["latency"]["request_s"]["p99"], Better.LESS),
     KeyFigure("preemptions", COUNT, _preemptions, Better.LESS, in_tiles=True),
     KeyFigure("recomputed", COUNT, lambda run: run.replay["preemptions"]["num_recomputed_tokens"], Better.LESS),
-    KeyFigure("swapped", COUNT, _swapped, Better.LESS),
+    KeyFigure("swapped", COUNT, _swapped),
     KeyFigure("peak_live", COUNT, lambda run: _total([p["num_live"]["peak"] for p in _pools(run)]), in_tiles=True),
     KeyFigure(
         "peak_live_nbytes",
@@ -112,7 +112,7 @@ KEY_FIGURES: Final = (
         lambda run: _total([level_nbytes(pool, pool["num_live"]["peak"]) for pool in _pools(run)]),
         in_tiles=True,
     ),
-    KeyFigure("evictions", COUNT, _num_evictions, Better.LESS),
+    KeyFigure("evictions", COUNT, _num_evictions),
     KeyFigure("never_reused", RATIO, _never_reused),
     KeyFigure("mean_saving", RATIO, lambda run: run.replay["sharing"]["mean_saving"], Better.MORE, in_tiles=True),
     KeyFigure("mean_sequences", MEAN, lambda run: run.replay["steps"]["mean_sequences"]),

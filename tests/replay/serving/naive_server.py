@@ -20,7 +20,9 @@ __all__ = ["NaiveConfig", "NaiveCost", "NaiveJob", "NaiveServer", "run"]
 class NaiveCost(Protocol):
     """How long things take."""
 
-    def step_s(self, num_new_tokens: int, num_attended_pairs: int, num_context_tokens: int, num_sequences: int) -> float:
+    def step_s(
+        self, num_new_tokens: int, num_attended_pairs: int, num_context_tokens: int, num_sequences: int
+    ) -> float:
         """Seconds of a step."""
 
     def swap_s(self, num_tokens: int) -> float:
@@ -70,10 +72,12 @@ class NaiveJob:
 
     @property
     def key(self) -> tuple[int, int]:
+        """A smaller one goes first."""
         return (-self.request.priority, self.number)
 
     @property
     def num_output(self) -> int:
+        """Tokens that each sequence produces."""
         return len(self.request.output_token_ids)
 
     @property
@@ -88,6 +92,7 @@ class NaiveJob:
 
     @property
     def is_computed(self) -> bool:
+        """Whether the next token follows from what is computed."""
         return all(table.num_computed == self.num_known for table in self.tables)
 
     def begin_again(self) -> None:
@@ -124,9 +129,11 @@ class NaiveServer:
         self.max_length = 1
 
     def new_space(self, num_usable: int, block_size: int, num_host_usable: int, watermark: float) -> NaiveSpace:
+        """Make the space; negative controls make a broken one."""
         return NaiveSpace(num_usable, block_size, num_host_usable, watermark)
 
     def run(self, requests: Iterable[TokenizedRequest]) -> dict[str, Any]:
+        """Serve all requests and report."""
         jobs = [self._new_job(number, request) for number, request in enumerate(requests)]
         self.max_length = self.config.max_length or max((job.final_length for job in jobs), default=1)
         self.measures.counts["num_requests"] = len(jobs)
@@ -331,7 +338,9 @@ class NaiveServer:
         lists = len(self.running), len(self.waiting), len(self.swapped)
         space = self.space
         pools = space.num_live, space.num_cached, space.num_empty
-        self.measures.intervals.append(NaiveInterval(self.now, until - self.now, is_step, *lists, num_sequences, *pools))
+        self.measures.intervals.append(
+            NaiveInterval(self.now, until - self.now, is_step, *lists, num_sequences, *pools)
+        )
         self.now = self.space.now = until
 
     def _see_decode_step(self) -> None:

@@ -83,17 +83,21 @@ class NaiveSpace:
 
     @property
     def num_live(self) -> int:
+        """Blocks that tables refer to."""
         return sum(1 for count in self.references.values() if count > 0)
 
     @property
     def num_cached(self) -> int:
+        """Free blocks that can be found."""
         return sum(1 for block in self.free if block in self.names)
 
     @property
     def num_empty(self) -> int:
+        """Free blocks without content."""
         return len(self.free) - self.num_cached
 
     def blocks_for(self, num_tokens: int) -> int:
+        """Count the blocks that hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
@@ -196,6 +200,7 @@ class NaiveSpace:
     # Sequences
 
     def can_allocate(self, tokens: list[Hashable]) -> bool:
+        """Tell whether the new blocks, and hits that are free, leave the watermark."""
         hits = self.hits(tokens)
         num_needed = self.blocks_for(len(tokens)) - len(hits) + sum(1 for block in hits if block in self.free)
         return num_needed <= len(self.free) - self.kept_free
@@ -270,6 +275,7 @@ class NaiveSpace:
     # Swaps; host blocks are counted only: nobody can find them
 
     def can_swap_out(self, tables: list[NaiveTable]) -> bool:
+        """Tell whether the host pool has room, and the open step writes none of the blocks beforehand."""
         blocks = {block for table in tables for block in table.blocks}
         return len(blocks) <= self.num_host_free and not blocks & self.copied_to
 
@@ -285,6 +291,7 @@ class NaiveSpace:
         return len(blocks)
 
     def can_swap_in(self, tables: list[NaiveTable]) -> bool:
+        """Tell whether the blocks leave the watermark."""
         blocks = {block for table in tables for block in table.blocks}
         return len(blocks) <= len(self.free) - self.kept_free
 

@@ -10,7 +10,6 @@ from pagedkv.replay.request import TokenizedRequest
 from tests.replay.serving.naive_server import NaiveConfig, run
 from tests.replay.serving.traffic import assert_equal, assert_same, costs, scenes, serve
 
-
 Scene: TypeAlias = tuple[list[TokenizedRequest], NaiveConfig]
 preemptions = st.sampled_from(["recompute", "swap"])
 

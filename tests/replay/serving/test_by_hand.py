@@ -31,7 +31,9 @@ def buckets(histogram: dict[str, list[Any]]) -> dict[float | None, int]:
 
 
 @both
-@pytest.mark.parametrize(("p", "o", "n", "b"), [(5, 9, 3, 4), (8, 9, 2, 4), (1, 12, 4, 4), (3, 7, 2, 1), (20, 30, 5, 16)])
+@pytest.mark.parametrize(
+    ("p", "o", "n", "b"), [(5, 9, 3, 4), (8, 9, 2, 4), (1, 12, 4, 4), (3, 7, 2, 1), (20, 30, 5, 16)]
+)
 def test_samples_save_what_the_closed_form_says(replay: Replay, p: int, o: int, n: int, b: int) -> None:
     report = replay([request_of(range(p), range(50, 50 + o), num_samples=n)], NaiveConfig(1000, b), ONE_SECOND)
     f = p // b
@@ -66,7 +68,7 @@ def test_a_reservation_of_the_maximum_is_the_longest_of_the_trace(replay: Replay
 
 @both
 def test_the_first_token_comes_when_the_prompt_is_computed(replay: Replay) -> None:
-    """Chunks of 4 tokens of one prompt of 10, at 1 s a step, 1/8 s a token, 1/64 s a pair, 1/4 s a range, 1/32 s a context token."""
+    """A prompt of 10 in chunks of 4, at 1 s a step, 1/8 s a token, 1/64 s a pair, 1/4 s a range."""
     cost = CostModel(fixed_s=1.0, token_compute_s=1 / 8, pair_compute_s=1 / 64, sequence_s=1 / 4)
     config = NaiveConfig(100, 4, max_sequences=2, max_batched_tokens=4)
     report = replay([request_of(range(10), [90, 91], 0.5)], config, cost)
@@ -146,9 +148,13 @@ def test_the_least_recently_used_is_evicted_the_tail_first(replay: Replay) -> No
 
 
 @both
-@pytest.mark.parametrize(("num_samples", "num_usable", "is_served"), [(1, 3, True), (1, 2, False), (3, 7, True), (3, 6, False)])
-def test_what_does_not_fit_alone_is_rejected(replay: Replay, num_samples: int, num_usable: int, *, is_served: bool) -> None:
-    """p = 5, o = 6, b = 4: 10 tokens are appended; 1 block is shared, and each sequence has 2 of its own."""
+@pytest.mark.parametrize(
+    ("num_samples", "num_usable", "is_served"), [(1, 3, True), (1, 2, False), (3, 7, True), (3, 6, False)]
+)
+def test_what_does_not_fit_alone_is_rejected(
+    replay: Replay, num_samples: int, num_usable: int, *, is_served: bool
+) -> None:
+    """With p = 5, o = 6, b = 4, 10 tokens are appended; 1 block is shared, and each sequence has 2 of its own."""
     request = request_of(range(5), range(50, 56), num_samples=num_samples)
     report = replay([request], NaiveConfig(num_usable + 1, 4, max_sequences=3), ONE_SECOND)
     assert report["requests"]["num_rejected"] == (not is_served)
@@ -162,19 +168,23 @@ def test_more_sequences_than_may_run_are_rejected(replay: Replay) -> None:
 
 
 @both
-def test_the_later_request_recomputes_what_is_not_cached(replay: Replay) -> None:
-    """4 blocks of 2: A and B hold 2 each (3 tokens); at their third token A needs a block, B goes.
+@pytest.mark.parametrize(("num_output", "num_recomputed", "end_s"), [(4, 2, 7), (5, 4, 8)])
+def test_the_later_request_recomputes_what_is_not_cached(
+    replay: Replay, num_output: int, num_recomputed: int, end_s: int
+) -> None:
+    """4 blocks of 2, two prompts of 3 tokens: at the fifth token, at 2 s, A needs a third block, so B goes.
 
-    B's 4 tokens were computed, a block of them cached until A evicts: A fills 5 and 6, 2 blocks left for B.
+    B has computed 4 tokens, and 5 are known. A evicts B's tail; the head too if A comes to need a fourth block, for its
+    fifth output's sake. B cannot return before A ends: it needs 3 blocks. Then it computes up to its fifth
+    token in one step, of which 2 tokens hit or none, and two more.
     """
-    requests = [request_of([1, 2, 3], range(50, 55)), request_of([6, 7, 8], range(60, 65))]
+    requests = [request_of([1, 2, 3], range(50, 50 + num_output)), request_of([6, 7, 8], range(60, 65))]
     report = replay(requests, NaiveConfig(5, 2, watermark=0.0), ONE_SECOND)
     assert report["preemptions"]["num_recompute"] == 1
     assert report["preemptions"]["num_swap"] == 0
-    # A: prompt 0-1, decodes end at 2 to 5. B: preempted at 2 with 5 known tokens, which need 3 of 4 blocks: A holds 3
-    # (3 from its 5th token on) until it ends at 5. Its 2 cached blocks: one was evicted for A's third, the tail first.
-    assert report["preemptions"]["num_recomputed_tokens"] == 2
-    assert report["latency"]["request_s"]["max"] == 8
+    assert report["preemptions"]["num_recomputed_tokens"] == num_recomputed
+    assert report["latency"]["request_s"]["max"] == end_s
+    assert report["hits"]["num_hit_tokens"] == 0  # first admissions only
 
 
 @both
