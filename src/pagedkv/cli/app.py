@@ -9,11 +9,12 @@ from pagedkv.cli.commands.convert import convert
 from pagedkv.cli.commands.curve import curve
 from pagedkv.cli.commands.demo import demo
 from pagedkv.cli.commands.replay import replay
+from pagedkv.cli.commands.report import report
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for command in (replay, curve, convert, demo):
+for command in (replay, curve, report, convert, demo):
     app.command()(command)
 
 

@@ -17,7 +17,7 @@ from pagedkv.replay.capacity.curve import POLICIES, CapacityCurve, compile_loops
 from pagedkv.replay.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.replay.trace import TraceReader
 
-__all__ = ["curve_of_trace", "parse_capacities"]
+__all__ = ["curve_of_trace", "has_block_ids", "parse_capacities"]
 
 
 def parse_capacities(text: str) -> list[int]:
@@ -60,6 +60,12 @@ def curve_of_trace(
         with progress_bars() as progress:
             references = _collect(trace, collector, PurePath(path).name, limit, progress)
             return _measure(references, capacities or default_capacities(references), progress)
+
+
+def has_block_ids(path: str, trace_block_size: int | None = None) -> bool:
+    """Tell whether the first request of a trace has block ids. Raises TraceError."""
+    with TraceReader(path, trace_block_size) as trace:
+        return any(request.block_ids is not None for request in islice(trace, 1))
 
 
 def _collect(

@@ -46,7 +46,13 @@ def figures_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
         values = [figure.value(run) for run in runs]
         if any(value is not None for value in values):
             rows.append((Cell(figure.explanation.title), *_cells(figure, values)))
-    return Section("figures", SECTIONS["figures"], tables=(Table(TABLES["figures"], ("figure", *names), tuple(rows)),))
+    same_trace = len({run.replay["trace"] for run in runs}) == 1
+    return Section(
+        "figures",
+        SECTIONS["figures"],
+        () if same_trace else ("The runs are of different traces, which better and worse do not allow for.",),
+        tables=(Table(TABLES["figures"], ("figure", *names), tuple(rows)),),
+    )
 
 
 def _cells(figure: KeyFigure, values: Sequence[float | None]) -> list[Cell]:

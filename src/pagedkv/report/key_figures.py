@@ -31,7 +31,7 @@ class KeyFigure:
         key: its explanation's.
         unit: how it is written.
         value: finds it; None where the run has none.
-        better: which way it improves, other things being equal; numbers of blocks do not tell, for blocks differ in size.
+        better: which way it improves, other things being equal; of blocks, whose size may differ, neither.
         in_tiles: whether it stands at the top of the page of one run.
     """
 

@@ -61,6 +61,7 @@ class NaiveJob:
     tables: list[NaiveTable] = field(default_factory=list)
     num_produced: int = 0  # tokens of each sequence
     is_prefilled: bool = False  # known tokens were once all computed since the last admission
+    replaced_for: int = 0  # the token for which beams were replaced last: once, though a step may have to wait
     most_computed: int = 0  # tokens a sequence, computed before a preemption
     admitted_at: float | None = None
     first_token_at: float | None = None
@@ -98,6 +99,7 @@ class NaiveJob:
     def begin_again(self) -> None:
         """With several sequences all is lost but the prompt."""
         self.generator = np.random.default_rng((self.seed, self.number))
+        self.replaced_for = 0
         if self.n > 1:
             self.num_produced = 0
 
@@ -180,7 +182,8 @@ class NaiveServer:
     def _decode(self) -> None:
         decoding = sorted((job for job in self.running if job.is_prefilled), key=lambda job: job.key)
         for job in decoding:
-            if job.is_beam and job.num_produced > 1:
+            if job.is_beam and job.num_produced > max(1, job.replaced_for):
+                job.replaced_for = job.num_produced
                 self._replace_beams(job)
         while decoding:
             growing = [

@@ -50,16 +50,18 @@ class PoolHistory:
         """Note that some blocks have no user any more."""
         self._released_s[block_ids] = now_s
 
-    def note(self, events: CacheEvents, now_s: float) -> None:
-        """Take in what was removed and stored; of one block, the removal comes first."""
+    def note(self, events: CacheEvents, ref_counts: Int32Array, now_s: float) -> None:
+        """Take in what was removed and stored; of one block, the removal comes first.
+
+        Removed blocks that were free and are in use by now were evicted. Others lost a name that could not be found.
+        """
         is_removal = events.kinds == REMOVED
         if not is_removal.any():
             self._forget(events.block_ids)
             return
         removed = events.block_ids[is_removal]
-        released_s = self._released_s[removed]
-        evicted = removed[released_s != IN_USE]
-        self.evictions_by_age.add(now_s - released_s[released_s != IN_USE])
+        evicted = removed[(self._released_s[removed] != IN_USE) & (ref_counts[removed] > 0)]
+        self.evictions_by_age.add(now_s - self._released_s[evicted])
         self.num_evictions += len(evicted)
         self.num_never_reused += int((~self._was_hit[evicted]).sum())
         self._forget(events.block_ids)
@@ -89,7 +91,7 @@ class BlockHistory:
         """Take in the events since the last call; to be called after whatever stores or evicts."""
         if self._space.has_events:
             for events in self._space.drain_events():
-                self.pools[events.pool].note(events, now_s)
+                self.pools[events.pool].note(events, self._space.ref_counts(events.pool), now_s)
 
     def admitted(self, row: int, num_hit_tokens: int, now_s: float) -> None:
         """Note the hits of a sequence just allocated, and then what its new blocks evicted."""
