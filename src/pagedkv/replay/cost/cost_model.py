@@ -110,7 +110,7 @@ class CostModel:
         )
         return self.fixed_s + max(compute_s, memory_s) + num_sequences * self.sequence_s
 
-    def swap_s(self, num_tokens: int) -> float:
+    def swap_s(self, num_tokens: float) -> float:
         """Return the seconds of moving keys and values to or from host memory in one step; 0 for no tokens."""
         return self.swap_fixed_s + num_tokens * self.swap_token_s if num_tokens > 0 else 0.0
 
