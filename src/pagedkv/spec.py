@@ -49,6 +49,7 @@ TokenIds: TypeAlias = AbstractSequence[int] | npt.NDArray[np.integer] | memoryvi
 """Token ids as callers bring them: a NumPy array, a list, or any one-dimensional integer buffer."""
 
 DEFAULT_POOL: Final = "device"
+EVICTIONS: Final = ("lru", "adaptive")
 FEWEST_BLOCKS: Final = 2  # the null block, and one more
 NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
 
@@ -169,6 +170,7 @@ class SpaceConfig:
         watermark: fraction of a pool that admissions leave free for running sequences, in [0, 1).
         prefix_caching: name full blocks and share them between sequences.
         events: record stored/removed/cleared events.
+        eviction: order in which cached blocks are evicted: "lru" or "adaptive" (:mod:`pagedkv.core.eviction`).
         weights_epoch: version of the model's weights, part of every block's identity.
     """
 
@@ -180,6 +182,7 @@ class SpaceConfig:
     watermark: float = 0.01
     prefix_caching: bool = True
     events: bool = False
+    eviction: str = "lru"
     weights_epoch: str = ""
 
     def __post_init__(self) -> None:
@@ -190,6 +193,7 @@ class SpaceConfig:
         is_fraction = isinstance(self.watermark, int | float) and 0 <= self.watermark < 1
         _require(is_fraction, f"watermark must be in [0, 1), got {self.watermark!r}")
         _require(isinstance(self.weights_epoch, str), f"weights_epoch must be text, got {self.weights_epoch!r}")
+        _require(self.eviction in EVICTIONS, f"eviction must be one of {', '.join(EVICTIONS)}, got {self.eviction!r}")
         for name, blocks in self.blocks_by_pool().items():
             _require(
                 blocks >= FEWEST_BLOCKS, f"pool {name!r} needs at least 2 blocks (one is the null block), got {blocks}"

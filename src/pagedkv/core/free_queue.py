@@ -2,14 +2,16 @@
 
 Owns the links (``NEXT``, ``PREVIOUS``), the place (``QUEUE``) and the count of free blocks. Does not
 know what a block contains: its callers append blocks worth keeping at the back, least worth first, and
-put blocks without content at the front. Every operation on one block is O(1), removal from the middle
-included, which is what a prefix hit on freed blocks needs.
+put blocks without content at the front. A second list, for blocks that an eviction policy protects, is empty unless
+:mod:`~pagedkv.core.eviction` puts blocks there; it is handed out last. Every operation on one block is O(1), removal
+from the middle included, which is what a prefix hit on freed blocks needs.
 
 ::
 
     sentinel (null block) -> block without content, newest freed first -> ...
                           -> cached block, least recently used first, tail of a sequence before its head
                           -> sentinel
+    sentinel (second last record) -> protected block, least recently used first -> ... -> sentinel
 """
 
 from typing import cast
@@ -22,6 +24,7 @@ from pagedkv.core.blocks import (
     NEXT,
     NULL_BLOCK,
     NUM_FREE,
+    NUM_SENTINELS,
     PREVIOUS,
     QUEUE,
     Int32Array,
@@ -31,7 +34,29 @@ from pagedkv.core.blocks import (
 from pagedkv.core.compiled import compiled, inlined, unsigned
 from pagedkv.errors import BlockError
 
-__all__ = ["FreeBlockQueue", "append", "link_before", "popleft", "prepend", "remove", "unlink"]
+__all__ = [
+    "FreeBlockQueue",
+    "append",
+    "deferred_sentinel",
+    "link_before",
+    "popleft",
+    "prepend",
+    "protected_sentinel",
+    "remove",
+    "unlink",
+]
+
+
+@inlined
+def deferred_sentinel(records: Int32Array) -> int:
+    """Sentinel of the queue of blocks that wait for a step."""
+    return len(records) - 1
+
+
+@inlined
+def protected_sentinel(records: Int32Array) -> int:
+    """Sentinel of the list of free blocks that are handed out last."""
+    return len(records) - 2
 
 
 @inlined
@@ -81,6 +106,8 @@ def remove(records: Int32Array, counts: Int64Array, block: int) -> None:
 def popleft(records: Int32Array, counts: Int64Array) -> int:
     """Take the first block out; the caller has checked that there is one."""
     block = unsigned(records[NULL_BLOCK, NEXT])
+    if block == NULL_BLOCK:
+        block = unsigned(records[protected_sentinel(records), NEXT])
     remove(records, counts, block)
     return block
 
@@ -142,13 +169,14 @@ class FreeBlockQueue:
 
     def get_all_free_blocks(self) -> list[int]:
         """All free blocks in order, changing nothing. O(free blocks)."""
-        order = np.empty(self.num_free_blocks, np.int32)
-        num_walked = _walk(self._records, NULL_BLOCK, order)
-        assert num_walked == len(order), f"the queue links {num_walked} blocks but counts {len(order)}"
-        return order.tolist()
+        num_free = self.num_free_blocks
+        order = blocks_of_list(self._records, NULL_BLOCK, num_free)
+        order += blocks_of_list(self._records, protected_sentinel(self._records), num_free)
+        assert len(order) == num_free, f"the queue links {len(order)} blocks but counts {num_free}"
+        return order
 
     def _require(self, block_id: int, place: int) -> None:
-        num_blocks = len(self._records) - 1
+        num_blocks = len(self._records) - NUM_SENTINELS
         if not 0 < block_id < num_blocks:
             message = f"block {block_id} is not one of this pool's blocks 1..{num_blocks - 1}"
             raise BlockError(message)

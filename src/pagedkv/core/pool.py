@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.core import free_queue
+from pagedkv.core import eviction, free_queue
 from pagedkv.core.blocks import (
     DEFERRED,
     EVENT_FIELDS,
@@ -42,6 +42,7 @@ from pagedkv.core.blocks import (
     NUM_EVICTED,
     NUM_FREE,
     NUM_HIT_BLOCKS,
+    NUM_SENTINELS,
     OPEN_STEP,
     PENDING_STEP,
     QUEUE,
@@ -69,6 +70,7 @@ def acquire(pool: PoolArrays) -> int:
     if records[block, NAME]:
         pool.counts[NUM_CACHED] -= 1
         pool.counts[NUM_EVICTED] += 1
+        eviction.note_eviction(pool, block)
         forget(pool, block)
     records[block, REF_COUNT] = 1
     records[block, LIFE] += 1
@@ -91,6 +93,7 @@ def reuse(pool: PoolArrays, block: int) -> None:
         records[block, QUEUE] = IN_USE
         pool.counts[NUM_DEFERRED] -= 1
     records[block, REF_COUNT] += 1
+    eviction.note_reuse(pool, block)
 
 
 @compiled
@@ -116,7 +119,7 @@ def release(pool: PoolArrays, block: int) -> None:
     if last_planned > counts[SETTLED_STEP] and records[block, HOLD_STEP] < last_planned:
         records[block, HOLD_STEP] = last_planned
     if records[block, HOLD_STEP] > counts[SETTLED_STEP]:
-        free_queue.link_before(pool.records, len(pool.records) - 1, block)
+        free_queue.link_before(pool.records, free_queue.deferred_sentinel(pool.records), block)
         records[block, QUEUE] = DEFERRED
         counts[NUM_DEFERRED] += 1
     else:
@@ -127,7 +130,7 @@ def release(pool: PoolArrays, block: int) -> None:
 def _enqueue(pool: PoolArrays, block: int) -> None:
     """Put an unreferenced block where its content says: the back if it is cached, else the front."""
     if pool.records[block, NAME]:
-        free_queue.append(pool.records, pool.counts, block)
+        eviction.enqueue(pool, block)
         pool.counts[NUM_CACHED] += 1
     else:
         free_queue.prepend(pool.records, pool.counts, block)
@@ -137,7 +140,7 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
 def settle(pool: PoolArrays, step: int) -> None:
     """Note that every step up to ``step`` is over, and free what waited for them."""
     pool.counts[SETTLED_STEP] = step
-    sentinel = len(pool.records) - 1
+    sentinel = free_queue.deferred_sentinel(pool.records)
     block = pool.records[sentinel, NEXT]
     while block != sentinel and pool.records[block, HOLD_STEP] <= step:
         free_queue.unlink(pool.records, block)
@@ -160,7 +163,7 @@ def drop_name(pool: PoolArrays, block: int) -> None:
 def drop_all_names(pool: PoolArrays) -> int:
     """Make everything unfindable; return how many blocks had a name."""
     num_dropped = 0
-    for block in range(1, len(pool.records) - 1):
+    for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME]:
             drop_name(pool, block)
             num_dropped += 1
@@ -171,7 +174,7 @@ def drop_all_names(pool: PoolArrays) -> int:
 def withdraw_since(pool: PoolArrays, step: int) -> int:
     """Drop the names whose content steps from ``step`` on were to compute; return how many."""
     num_dropped = 0
-    for block in range(1, len(pool.records) - 1):
+    for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME] and pool.records[block, PENDING_STEP] >= step:
             drop_name(pool, block)
             num_dropped += 1
@@ -207,9 +210,18 @@ class BlockPool:
         num_blocks: blocks, the null block included.
         block_size: most tokens that one of its blocks stands for.
         caching: keep tokens and digests, so that blocks can be named.
+        policy: the order in which cached blocks are evicted.
     """
 
-    def __init__(self, name: str, num_blocks: int, block_size: int = 16, *, caching: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        caching: bool = True,
+        policy: eviction.EvictionPolicy = eviction.LRU,
+    ) -> None:
         """Build an empty pool. O(num_blocks). Raises ConfigurationError for sizes that cannot be."""
         if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
             raise ConfigurationError(
@@ -217,7 +229,9 @@ class BlockPool:
             )
         self.name = name
         self.num_blocks = num_blocks
-        self.arrays = new_pool_arrays(num_blocks, block_size, caching=caching)
+        ghosts, state = eviction.new_ghosts(policy if caching else eviction.LRU, num_blocks - 1)
+        arrays = new_pool_arrays(num_blocks, block_size, caching=caching)
+        self.arrays = arrays._replace(ghosts=ghosts, eviction=state)
         self.free_queue = free_queue.FreeBlockQueue(self.arrays)
         self.prefix_index = PrefixIndex(self.arrays)
 

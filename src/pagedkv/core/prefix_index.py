@@ -23,6 +23,7 @@ from pagedkv.core.blocks import (
     NULL_BLOCK,
     NUM_EVENTS,
     NUM_NAMED,
+    NUM_SENTINELS,
     PARENT,
     PARENT_LIFE,
     SUCCESSOR,
@@ -30,6 +31,7 @@ from pagedkv.core.blocks import (
     Uint32Array,
 )
 from pagedkv.core.compiled import compiled, inlined
+from pagedkv.core.eviction import note_drop, note_name
 from pagedkv.errors import BlockError
 from pagedkv.events import REMOVED, STORED
 
@@ -89,6 +91,7 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
     if pool.records[parent, LIFE] == parent_life:
         pool.records[parent, SUCCESSOR] = block
     pool.counts[NUM_NAMED] += 1
+    note_name(pool, block, parent)
     _log(pool, STORED, block)
 
 
@@ -96,6 +99,7 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
 def forget(pool: PoolArrays, block: int) -> None:
     """Take a block's name away; links to its content die."""
     records = pool.records
+    note_drop(pool, block)
     _log(pool, REMOVED, block)
     bucket = bucket_of(pool, records[block, NAME], int(pool.digests[block, 0]))
     current = pool.buckets[bucket]
@@ -154,7 +158,7 @@ class PrefixIndex:
 
     def named_blocks(self) -> npt.NDArray[np.int64]:
         """All blocks with a name, in order of their ids. O(blocks)."""
-        return np.flatnonzero(self._arrays.records[:-1, NAME])
+        return np.flatnonzero(self._arrays.records[:-NUM_SENTINELS, NAME])
 
     def indexed_blocks(self) -> Iterator[int]:
         """All blocks reachable through the buckets: the same set, unless the index is broken."""

@@ -21,17 +21,21 @@ from pagedkv.core.blocks import (
     NUM_DEFERRED,
     NUM_FREE,
     NUM_NAMED,
+    NUM_PROTECTED,
+    NUM_SENTINELS,
     OPEN_STEP,
     PARENT,
     PARENT_LIFE,
     PENDING_STEP,
     PREVIOUS,
+    PROTECTED,
     QUEUE,
+    RANK,
     REF_COUNT,
     SETTLED_STEP,
     SUCCESSOR,
 )
-from pagedkv.core.free_queue import blocks_of_list
+from pagedkv.core.free_queue import blocks_of_list, deferred_sentinel, protected_sentinel
 from pagedkv.core.pool import BlockPool
 from pagedkv.core.prefix_index import bucket_of
 from pagedkv.core.rows import (
@@ -73,13 +77,15 @@ def check_space(state: SpaceState) -> None:
 def _check_places(pool: BlockPool) -> None:
     """The free queue, the deferred queue and the blocks in use partition the blocks."""
     records, counts = pool.arrays.records, pool.arrays.counts
-    sentinel = len(records) - 1
+    sentinel = pool.num_blocks
     following = records[records[:, NEXT], PREVIOUS]
-    linked = np.append(records[:sentinel, QUEUE] != IN_USE, True)
+    linked = np.append(records[:sentinel, QUEUE] != IN_USE, np.ones(NUM_SENTINELS, np.bool_))
     linked[NULL_BLOCK] = True
     assert (following == np.arange(len(records)))[linked].all(), f"{pool.name}: links forward and backward differ"
-    free = blocks_of_list(records, NULL_BLOCK, int(counts[NUM_FREE]))
-    deferred = blocks_of_list(records, sentinel, int(counts[NUM_DEFERRED]))
+    cold = blocks_of_list(records, NULL_BLOCK, int(counts[NUM_FREE]))
+    protected = blocks_of_list(records, protected_sentinel(records), int(counts[NUM_FREE]))
+    free = cold + protected
+    deferred = blocks_of_list(records, deferred_sentinel(records), int(counts[NUM_DEFERRED]))
     place = records[1:sentinel, QUEUE]
     assert len(free) == counts[NUM_FREE], f"{pool.name}: {counts[NUM_FREE]} blocks counted free, {len(free)} linked"
     assert len(deferred) == counts[NUM_DEFERRED], f"{pool.name}: deferred blocks miscounted"
@@ -92,11 +98,22 @@ def _check_places(pool: BlockPool) -> None:
     cached = (records[free, NAME] != 0) if free else np.zeros(0, bool)
     assert cached.sum() == counts[NUM_CACHED], f"{pool.name}: cached blocks miscounted"
     assert (np.diff(cached.astype(int)) >= 0).all(), f"{pool.name}: an empty block waits behind a cached one"
+    _check_ranks(pool, cold, protected)
     if deferred:
-        assert (records[deferred, HOLD_STEP] > counts[SETTLED_STEP]).any(), f"{pool.name}: a settled block is deferred"
         assert records[deferred[0], HOLD_STEP] > counts[SETTLED_STEP], f"{pool.name}: the first deferred block is due"
     waiting = records[free, PENDING_STEP] if free else np.zeros(0, int)
     assert not (cached & (waiting == counts[OPEN_STEP])).any(), f"{pool.name}: nobody will compute a cached block"
+
+
+def _check_ranks(pool: BlockPool, cold: list[int], protected: list[int]) -> None:
+    """The protected list holds the free protected blocks, and all protected blocks have a name and are counted."""
+    records, state = pool.arrays.records, pool.arrays.eviction
+    ranks = records[: pool.num_blocks, RANK]
+    assert not (ranks[cold] & PROTECTED).any(), f"{pool.name}: a protected block waits in the cold list"
+    assert (ranks[protected] & PROTECTED).all(), f"{pool.name}: a cold block waits in the protected list"
+    is_protected = (ranks & PROTECTED) != 0
+    assert is_protected.sum() == state[NUM_PROTECTED], f"{pool.name}: protected blocks miscounted"
+    assert not (is_protected & (records[: pool.num_blocks, NAME] == 0)).any(), f"{pool.name}: nobody can find it"
 
 
 def _check_names(pool: BlockPool) -> None:
@@ -118,7 +135,7 @@ def _check_names(pool: BlockPool) -> None:
         assert ((parents >= 0) & (parents < pool.num_blocks)).all(), f"{pool.name}: a parent is foreign"
         alive = records[parents, LIFE] == records[named, PARENT_LIFE]
         assert (records[named[~alive], PARENT] != NULL_BLOCK).all(), f"{pool.name}: the root died"
-    followed = records[:-1][records[:-1, SUCCESSOR] != NULL_BLOCK]
+    followed = records[: pool.num_blocks][records[: pool.num_blocks, SUCCESSOR] != NULL_BLOCK]
     assert (followed[:, SUCCESSOR] < pool.num_blocks).all(), f"{pool.name}: a successor is foreign"
 
 
@@ -143,7 +160,7 @@ def _check_references(state: SpaceState) -> None:
                     assert ((entries >= 0) & (entries < pool.num_blocks)).all(), f"{name}: a table entry is foreign"
                     counted += np.bincount(entries.ravel(), minlength=pool.num_blocks)
             counted[NULL_BLOCK] = 0
-            held = pool.arrays.records[:-1, REF_COUNT]
+            held = pool.arrays.records[: pool.num_blocks, REF_COUNT]
             wrong = np.flatnonzero(counted != held)
             assert len(wrong) == 0, (
                 f"{name}: block {wrong[0]} has {held[wrong[0]]} references, the tables hold {counted[wrong[0]]}"

@@ -359,7 +359,8 @@ class BlockSpace:
 
     def ref_counts(self, pool: str | None = None) -> Int32Array:
         """View the table entries that refer to each block of a pool: read-only int32 ``[num_blocks]``. O(1)."""
-        return read_only(self._pool(pool).arrays.records[:-1, REF_COUNT])
+        owner = self._pool(pool)
+        return read_only(owner.arrays.records[: owner.num_blocks, REF_COUNT])
 
     def _pool(self, name: str | None) -> BlockPool:
         if name is None:

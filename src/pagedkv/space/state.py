@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.core.blocks import HOLD_STEP, OPEN_STEP, PENDING_STEP, SETTLED_STEP, PoolArrays, Uint32Array
+from pagedkv.core.eviction import POLICIES
 from pagedkv.core.extra_keys import ExtraKeyTable
 from pagedkv.core.pool import BlockPool
 from pagedkv.core.rows import AT, BLOCK_SIZE, FULL, KIND, NUM_DIGESTED, GroupArrays, new_group_arrays, new_rows
@@ -111,8 +112,9 @@ class SpaceState:
         for name, count in num_blocks.items():
             if count == 0:
                 continue
+            policy = POLICIES[config.eviction]
             block_size = max(group.block_size for group in config.groups if group.pool == name)
-            pools[name] = BlockPool(name, count, block_size, caching=config.prefix_caching)
+            pools[name] = BlockPool(name, count, block_size, caching=config.prefix_caching, policy=policy)
             if config.events:
                 pools[name].record_events()
         return pools

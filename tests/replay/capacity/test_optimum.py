@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.replay.capacity.lru_pool import lru_hits
 from pagedkv.replay.capacity.optimum import optimal_hits
+from pagedkv.replay.capacity.pool_hits import pool_hits
 from tests.replay.capacity.naive_cache import best_hits, ideal_hits, min_hits
 from tests.replay.capacity.prompts import Prompt, prompts, references_of
 
@@ -24,7 +24,7 @@ def test_policies_that_must_hold_each_prompt_stay_between_lru_and_the_optimum(
 ) -> None:
     references = references_of(trace)
     best = best_hits(trace, capacity, must_hold=True)
-    assert 0 <= lru_hits(references, capacity) <= best <= optimal_hits(references, capacity)
+    assert 0 <= pool_hits(references, capacity) <= best <= optimal_hits(references, capacity)
 
 
 @pytest.mark.interpreted
@@ -35,7 +35,7 @@ def test_the_optimum_is_beladys_rule_at_every_capacity(trace: list[Prompt]) -> N
     for capacity in range(1, references.num_unique_blocks + 1):
         hits = optimal_hits(references, capacity)
         assert hits == min_hits(trace, capacity)
-        assert lru_hits(references, capacity) <= hits <= sum(ideal_hits(trace))
+        assert pool_hits(references, capacity) <= hits <= sum(ideal_hits(trace))
 
 
 @settings(deadline=None)

@@ -8,7 +8,7 @@ In the order in which data flows::
     fenwick_tree     running sums under change, for the two below
     stack_distances  LRU at every capacity at once
     optimum          the offline optimum at one capacity
-    lru_pool         LRU at one capacity, through the production pool
+    pool_hits        an eviction policy at one capacity, through the production pool
     curve            all of it together: CapacityCurve
 
 The model is a cache and nothing else, so that anyone can check it. Requests come one at a time, in file order, and take

@@ -10,15 +10,17 @@ between the hits of a policy and one::
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
 
+from pagedkv.core import eviction
 from pagedkv.core.blocks import Int64Array
 from pagedkv.errors import ConfigurationError
-from pagedkv.replay.capacity.lru_pool import lru_hits
 from pagedkv.replay.capacity.optimum import optimal_hits
+from pagedkv.replay.capacity.pool_hits import pool_hits
 from pagedkv.replay.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.replay.capacity.stack_distances import lru_hits_by_capacity
 from pagedkv.replay.request import Request
@@ -28,9 +30,11 @@ __all__ = ["OPTIMAL", "POLICIES", "CapacityCurve", "Policy", "compile_loops", "d
 Policy: TypeAlias = Callable[[BlockReferences, int], int]
 """Counts the hits at a capacity."""
 
-LRU: Final = "lru"
+LRU: Final = eviction.LRU.name
 OPTIMAL: Final = "optimal"
-POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({LRU: lru_hits, OPTIMAL: optimal_hits})
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
+    {name: partial(pool_hits, policy=policy) for name, policy in eviction.POLICIES.items()} | {OPTIMAL: optimal_hits}
+)
 """By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
 
 NUM_DEFAULT_CAPACITIES: Final = 10

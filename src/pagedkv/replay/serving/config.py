@@ -123,6 +123,7 @@ class ServingConfig:
             watermark=self.watermark,
             prefix_caching=True,
             events=True,
+            eviction=self.policy,
         )
         longest = max(group.block_size * num_blocks[group.pool] for group in self.group_specs)
         return replace(config, max_tokens=min(longest, LONGEST_SEQUENCE))

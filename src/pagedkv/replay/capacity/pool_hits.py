@@ -1,8 +1,8 @@
-"""LRU at one capacity, through the pool that serves: its free queue evicts, its prefix index finds.
+"""An eviction policy at one capacity, through the pool that serves: it evicts, and its prefix index finds.
 
 Knows nothing of eviction. Each request finds its leading blocks by their digests, takes a reference to each, acquires
 and names the rest, and releases all of them, tail first. What makes room, and in which order, is for the production
-code to say (:mod:`pagedkv.core.pool`, :mod:`pagedkv.core.prefix_index`).
+code to say (:mod:`pagedkv.core.pool`, :mod:`pagedkv.core.eviction`).
 """
 
 from typing import Final, NamedTuple
@@ -11,13 +11,16 @@ import numpy as np
 
 from pagedkv.core.blocks import DIGEST_WORDS, LIFE, NULL_BLOCK, Int32Array, PoolArrays, Uint32Array
 from pagedkv.core.compiled import compiled
+from pagedkv.core.eviction import LRU, EvictionPolicy
 from pagedkv.core.pool import BlockPool, acquire, release, reuse
 from pagedkv.core.prefix_index import find, name_block
 from pagedkv.replay.capacity.references import BlockReferences
 
-__all__ = ["lru_hits"]
+__all__ = ["pool_hits"]
 
 NAME: Final = 1  # of the one group there is
+WORD: Final = 2**32 - 1
+SPREAD: Final = 0x9E3779B1  # odd, so that the product, a 32-bit word, differs for each content
 
 
 class PromptScratch(NamedTuple):
@@ -34,15 +37,16 @@ class PromptScratch(NamedTuple):
     digest: Uint32Array
 
 
-def lru_hits(references: BlockReferences, capacity: int) -> int:
+def pool_hits(references: BlockReferences, capacity: int, policy: EvictionPolicy = LRU) -> int:
     """Count the hits of a pool of ``capacity`` blocks and the null block. O(references), 15 to 100 ns each.
 
     Args:
         references: the trace.
         capacity: blocks of the cache, at least 1. More than there are distinct blocks are never touched, and not built.
+        policy: which of them to evict.
     """
     num_usable = min(capacity, references.num_unique_blocks)
-    pool = BlockPool("cache", num_usable + 1, block_size=1)
+    pool = BlockPool("cache", num_usable + 1, block_size=1, policy=policy)
     scratch = PromptScratch(
         contents=np.zeros(references.longest_prompt, np.int32),
         block_ids=np.zeros(references.longest_prompt, np.int32),
@@ -96,5 +100,6 @@ def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) ->
 
 @compiled
 def _write_digest(digest: Uint32Array, content: int) -> None:
-    """Write what stands for the SHA-256 of a chain: the number of its last block, which no other chain has."""
-    digest[0] = content
+    """Write what stands for the SHA-256 of a chain: the number of its last block, spread out; no other chain has it."""
+    digest[0] = content * SPREAD & WORD
+    digest[1] = content
