@@ -47,7 +47,7 @@ class Mix:
         return not any(isinstance(group, RecurrentState) for group in self.groups)
 
     def config(self, size: int) -> SpaceConfig:
-        """Configure a space of one of the sizes."""
+        """Configure a space of one of the sizes, from 0 to 5, the larger half with the adaptive eviction policy."""
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
             self.groups,
@@ -58,9 +58,11 @@ class Mix:
             watermark=self.watermark,
             prefix_caching=self.caching,
             events=self.events,
+            eviction="adaptive" if size >= FIRST_ADAPTIVE_SIZE else "lru",
         )
 
 
+FIRST_ADAPTIVE_SIZE = 3
 ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "several steps in flight", "truncate"})
 CACHED = ALWAYS | {"hit", "eviction"}
 SWAPPING = frozenset({"swap out", "swap in"})

@@ -25,7 +25,7 @@ from pagedkv.replay.serving.result import ServingResult, sum_up
 from pagedkv.replay.serving.scheduler import Scheduler
 from pagedkv.replay.serving.step_work import StepWork, work_of
 from pagedkv.replay.tokens import tokenize
-from pagedkv.space import BlockSpace
+from pagedkv.space import BlockSpace, SpaceStatistics
 
 __all__ = ["VirtualServer", "compile_loops"]
 
@@ -142,6 +142,14 @@ class VirtualServer:
         self._meters.hold(duration_s, scheduler.running_rows(), num_waiting, num_swapped)
 
     # What came out
+
+    def statistics(self) -> SpaceStatistics:
+        """Take a snapshot of the block space."""
+        return self._space.statistics()
+
+    def check(self) -> None:
+        """Prove every invariant of the block space, or raise AssertionError. O(blocks + table entries)."""
+        self._space.check()
 
     def result(self) -> ServingResult:
         """Sum up what was seen so far. Changes nothing."""

@@ -1,0 +1,58 @@
+"""Golden results of a tiny trace: every figure of ``--json``, as it was checked when it was written down.
+
+Where a change of the rules changes a figure on purpose, write the files anew and read what the diff says:
+``python -m tests.cli.test_golden``.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.cli.command import run
+
+FOLDER: Final = Path(__file__).with_name("golden")
+TRACE: Final = FOLDER / "trace.jsonl"
+POOL: Final = (
+    "--speed",
+    "100",
+    "--block-size",
+    "4",
+    "--num-blocks",
+    "12",
+    "--max-sequences",
+    "6",
+    "--max-batched-tokens",
+    "16",
+)
+COMMANDS: Final = {
+    "replay-recompute": ("replay", TRACE, *POOL, "--cost-model", "per-token"),
+    "replay-swap": ("replay", TRACE, *POOL, "--cost-model", "per-token", "--preemption", "swap", "--host-blocks", "20"),
+    "replay-beams": ("replay", TRACE, *POOL, "--cost-model", "per-token", "--beams", "2", "--policy", "adaptive"),
+    "replay-one-at-a-time": ("replay", TRACE, "--one-at-a-time", "--block-size", "4", "--num-blocks", "14"),
+    "curve": ("curve", TRACE, "--capacities", "2,5,9,200"),
+}
+
+
+def result_of(name: str) -> dict[str, Any]:
+    """Run a command; what depends on where it runs is left out."""
+    result = run(*COMMANDS[name], "--json", "-")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document: dict[str, Any] = json.loads(result.stdout)
+    return {key: value for key, value in document.items() if key not in {"trace", "command"}}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_tiny_trace_gives_the_golden_figures(name: str) -> None:
+    assert result_of(name) == json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def write() -> None:
+    """Write all golden files anew."""
+    for name in COMMANDS:
+        (FOLDER / f"{name}.json").write_text(json.dumps(result_of(name), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write()
