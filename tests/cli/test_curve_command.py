@@ -34,6 +34,11 @@ GOLDEN = """\
       "3": 5,
       "4": 6
     },
+    "adaptive": {
+      "1": 3,
+      "3": 5,
+      "4": 6
+    },
     "optimal": {
       "1": 3,
       "3": 6,
@@ -54,6 +59,11 @@ GOLDEN = """\
     },
     "policy_gap": {
       "lru": {
+        "1": 0.0,
+        "3": 0.09090909090909091,
+        "4": 0.0
+      },
+      "adaptive": {
         "1": 0.0,
         "3": 0.09090909090909091,
         "4": 0.0
@@ -89,8 +99,8 @@ def test_the_table_shows_the_figures(trace: Path) -> None:
     assert ("ideal hit ratio by token", "56.80% (2,137 of 3,762)") in rows
     assert ("content ceiling, never seen before", "45.45%") in rows
     assert ("LRU reaches 90% of the ideal at", "4 blocks") in rows
-    assert ("1", "512", "27.27%", "27.27%", "0.00%", "27.27%") in rows
-    assert ("3", "1,536", "45.45%", "54.55%", "9.09%", "0.00%") in rows
+    assert ("1", "27.27%", "27.27%", "27.27%", "0.00%", "0.00%", "27.27%") in rows
+    assert ("3", "45.45%", "45.45%", "54.55%", "9.09%", "9.09%", "0.00%") in rows
 
 
 def test_the_default_capacities_span_the_trace(trace: Path) -> None:
@@ -208,7 +218,7 @@ def test_ctrl_c_between_two_points_tells_how_far_it_came(trace: Path, monkeypatc
     monkeypatch.setattr(driver, "measure_curve", interrupted)
     result = run("curve", trace, "--capacities", "1,2", "--json", trace.with_name("result.json"))
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr == "pagedkv: interrupted after 3 of 4 points of the curve; nothing was written\n"
+    assert result.stderr == "pagedkv: interrupted after 3 of 6 points of the curve; nothing was written\n"
     assert list(trace.parent.iterdir()) == [trace]
 
 

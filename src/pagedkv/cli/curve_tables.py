@@ -36,13 +36,13 @@ def _facts(title: str, curve: CapacityCurve) -> Table:
 def _points(curve: CapacityCurve) -> Table:
     online = [name for name in curve.hits if name != OPTIMAL]
     table = Table(title="Hit ratio by block, and the gaps to the ideal", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("blocks", "tokens", *curve.hits, *(f"policy gap, {name}" for name in online), "capacity gap"):
-        table.add_column(heading, justify="right")
+    for heading in ("blocks", *curve.hits, *(f"policy gap, {name}" for name in online), "capacity gap"):
+        table.add_column(heading, justify="right", overflow="fold")
     for capacity in curve.capacities:
         ratios = [
             *(curve.hit_ratio(name, capacity) for name in curve.hits),
             *(curve.policy_gap(name, capacity) for name in online),
             curve.capacity_gap(capacity),
         ]
-        table.add_row(f"{capacity:,}", f"{capacity * curve.block_size:,}", *(f"{ratio:.2%}" for ratio in ratios))
+        table.add_row(f"{capacity:,}", *(f"{ratio:.2%}" for ratio in ratios))
     return table

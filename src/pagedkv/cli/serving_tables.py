@@ -1,7 +1,7 @@
 """What a replay on the virtual clock found out, for humans: tables on the standard output."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 from rich import box
 from rich.console import Console
@@ -26,6 +26,7 @@ def print_served(title: str, served: ServedTrace) -> None:
     result = served.result
     print_table(title, [*_requests(result), *_hits(result), *_steps(result), *_preemptions(result), *_here(served)])
     Console().print(_pools(result))
+    Console().print(_evictions(result))
     Console().print(_latencies(result))
     Console().print(_waste(result))
 
@@ -76,24 +77,27 @@ def _here(served: ServedTrace) -> Iterable[tuple[str, str]]:
 def _pools(result: ServingResult) -> Table:
     title = "Blocks by pool: means over time, and the peak of live ones"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("pool", "blocks", "live", "peak", "cached", "free", "evictions", "never hit"):
+    for heading in ("pool", "all", "live", "peak", "cached", "free"):
         table.add_column(heading, justify="left" if heading == "pool" else "right")
     for name, pool in result.pools.items():
-        table.add_row(
-            name,
-            *(_blocks(pool, count) for count in (pool["num_blocks"], *pool["num_live"].values())),
-            *(_blocks(pool, pool[level]["mean"]) for level in ("num_cached", "num_free")),
-            f"{pool['num_evictions']:,}",
-            f"{pool['num_never_reused'] / pool['num_evictions']:.1%}" if pool["num_evictions"] else "-",
-        )
+        means = (pool[level]["mean"] for level in ("num_cached", "num_free"))
+        counts = [pool["num_blocks"], *pool["num_live"].values(), *means]
+        table.add_row(name, *(f"{count:,.0f}" for count in counts))
+        if pool["block_nbytes"] is not None:
+            table.add_row("  GiB", *(f"{count * pool['block_nbytes'] / GIB:,.2f}" for count in counts))
     return table
 
 
-def _blocks(pool: Mapping[str, Any], count: float) -> str:
-    """Write a number of blocks, and what they take if that is known."""
-    if pool["block_nbytes"] is None:
-        return f"{count:,.0f}"
-    return f"{count:,.0f} ({count * pool['block_nbytes'] / GIB:,.2f} GiB)"
+def _evictions(result: ServingResult) -> Table:
+    title = "Evicted blocks by pool, and those of them that no request ever hit"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("pool", "evicted", "never hit"):
+        table.add_column(heading, justify="left" if heading == "pool" else "right")
+    for name, pool in result.pools.items():
+        num_evictions = pool["num_evictions"]
+        never = f"{pool['num_never_reused'] / num_evictions:.1%}" if num_evictions else "-"
+        table.add_row(name, f"{num_evictions:,}", never)
+    return table
 
 
 def _latencies(result: ServingResult) -> Table:

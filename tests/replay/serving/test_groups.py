@@ -21,7 +21,7 @@ MIXES: dict[str, tuple[GroupSpec, ...]] = {
 }
 
 
-def served(mix: str, requests: list[TokenizedRequest], **options: Any) -> tuple[VirtualServer, dict[str, Any]]:
+def served(mix: str, requests: list[TokenizedRequest], options: dict[str, Any]) -> tuple[VirtualServer, dict[str, Any]]:
     """Serve some requests, the space proving its invariants after each."""
     groups = MIXES[mix]
     server = VirtualServer(ServingConfig(groups=groups, block_size=groups[0].block_size, **options), CostModel(0.25))
@@ -50,7 +50,7 @@ def served(mix: str, requests: list[TokenizedRequest], **options: Any) -> tuple[
 )
 def test_totals_add_up(mix: str, requests: list[TokenizedRequest], num_blocks: int, options: dict[str, Any]) -> None:
     preemption = "swap" if options["num_host_blocks"] else "recompute"
-    server, result = served(mix, requests, num_blocks=num_blocks, preemption=preemption, **options)
+    server, result = served(mix, requests, {"num_blocks": num_blocks, "preemption": preemption, **options})
     counts = result["requests"]
     assert counts["num_finished"] + counts["num_rejected"] == counts["num_requests"] == len(requests)
     assert 0 <= result["hits"]["num_hit_tokens"] <= counts["num_prompt_tokens"]
@@ -67,7 +67,7 @@ def test_totals_add_up(mix: str, requests: list[TokenizedRequest], num_blocks: i
 
 def test_a_window_holds_no_more_than_its_blocks() -> None:
     requests = [request_of(range(100), range(200, 260))]
-    _, result = served("full and window", requests, num_blocks=60, max_batched_tokens=8, max_sequences=4)
+    _, result = served("full and window", requests, {"num_blocks": 60, "max_batched_tokens": 8, "max_sequences": 4})
     full, window = result["pools"]["full"], result["pools"]["window"]
     assert full["num_live"]["peak"] == -(-159 // 4)
     # The window's blocks and a chunk's before it slides, and the sinks'.
@@ -78,6 +78,6 @@ def test_a_window_holds_no_more_than_its_blocks() -> None:
 def test_the_same_prompt_again_hits_in_every_group() -> None:
     requests = [request_of(range(40), range(200, 204), arrival_s) for arrival_s in (0.0, 100.0)]
     for mix in MIXES:
-        _, result = served(mix, requests, num_blocks=80, max_sequences=4)
+        _, result = served(mix, requests, {"num_blocks": 80, "max_sequences": 4})
         assert result["hits"]["num_hit_tokens"] == {"full": 38, "window": 38}.get(mix, 36), mix
         assert all(sum(pool["hits_by_age"]["num_blocks"]) > 0 for pool in result["pools"].values()), mix
