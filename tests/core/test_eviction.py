@@ -1,0 +1,587 @@
+"""Eviction policies: numbers written out, and any order of operations beside a pool of lists and dicts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import Phase, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from pagedkv import BlockPool
+from pagedkv.core.blocks import NULL_BLOCK, PROTECTED, REUSED
+from pagedkv.core.eviction import ADAPTIVE, LRU, POLICIES
+from tests.core.eviction_model import Block, Flows, Ghost, Model, NamedPool, digest_words
+
+NUM_BLOCKS = 16  # of the pools below: the target begins at 2 blocks, 32 sixteenths
+FIRST = 2  # the first content
+FILLING = range(FIRST, FIRST + NUM_BLOCKS)
+
+
+def full_pool() -> NamedPool:
+    """Make a pool that just released contents 2 to 17, each a first block of its own; 2 is evicted next."""
+    pool = NamedPool(NUM_BLOCKS)
+    assert pool.compute_and_release(FILLING) == list(range(1, NUM_BLOCKS + 1))
+    return pool
+
+
+def hit(pool: NamedPool, *blocks: int) -> None:
+    """Hit blocks, one after the other."""
+    for block in blocks:
+        pool.reuse(block)
+        pool.release(block)
+
+
+def evict_content_2(pool: NamedPool) -> None:
+    """Fill a pool and evict its first block, never hit, with the clock at 16; two acquisitions have been since."""
+    pool.compute_and_release([*FILLING, 100])
+    assert pool.pool.prefix_index.named_blocks().tolist() == list(range(1, NUM_BLOCKS + 1))
+    assert pool.flows == Flows(cold=2, reused=1, countdown=15)
+
+
+@pytest.mark.interpreted
+def test_a_pool_begins_with_a_target_of_an_eighth_and_even_flows() -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    assert (pool.target, pool.num_protected) == (32, 0)
+    assert pool.flows == Flows(cold=1, reused=1, countdown=NUM_BLOCKS)
+
+
+@pytest.mark.interpreted
+def test_what_comes_back_soon_without_a_hit_ever_lowers_the_target() -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    evict_content_2(pool)
+    block = pool.compute(FIRST)
+    assert pool.flows == Flows(cold=3, reused=1, countdown=14)
+    assert pool.target == 32 - 8 * (3 + 1) // 3 == 22
+    assert pool.rank(block) == PROTECTED | REUSED
+    assert pool.num_protected == 1
+
+
+@pytest.mark.interpreted
+def test_what_comes_back_soon_and_was_hit_raises_the_target() -> None:
+    """Three hits, of which the target lets two be protected: the first is demoted, behind 13 that were never hit."""
+    pool = full_pool()
+    hit(pool, 1, 2, 3)
+    pool.compute_and_release(range(100, 114))
+    assert pool.flows == Flows(cold=14, reused=2, countdown=2)
+    block = pool.compute(FIRST)
+    assert pool.flows == Flows(cold=15, reused=2, countdown=1)
+    assert pool.target == 32 + 8 * (15 + 2) // 2 == 100
+    assert pool.rank(block) == PROTECTED | REUSED
+
+
+@pytest.mark.parametrize(("target", "expected"), [(3, 0), (10, 0), (11, 1)])
+def test_the_target_never_falls_below_nothing(target: int, expected: int) -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    evict_content_2(pool)
+    pool.target = target
+    pool.compute(FIRST)
+    assert pool.target == expected
+
+
+@pytest.mark.parametrize(("target", "expected"), [(171, 239), (172, 240), (240, 240)])
+def test_the_target_never_rises_above_fifteen_sixteenths_of_the_blocks(target: int, expected: int) -> None:
+    pool = full_pool()
+    hit(pool, 1, 2, 3)
+    pool.compute_and_release(range(100, 114))
+    pool.target = target
+    pool.compute(FIRST)
+    assert pool.target == expected
+
+
+@pytest.mark.interpreted
+def test_flows_are_halved_after_as_many_evictions_as_blocks() -> None:
+    pool = full_pool()
+    pool.compute_and_release(range(100, 115))
+    assert pool.flows == Flows(cold=16, reused=1, countdown=1)
+    pool.compute_and_release([115])
+    assert pool.flows == Flows(cold=17 // 2 + 1, reused=1 // 2 + 1, countdown=NUM_BLOCKS)
+
+
+@pytest.mark.interpreted
+def test_the_protected_beyond_the_target_go_to_the_back_of_the_cold_list() -> None:
+    pool = full_pool()
+    hit(pool, 1, 2)
+    assert (pool.free[-2:], pool.protected, pool.num_protected) == ([1, 2], [1, 2], 2)
+    hit(pool, 3)
+    assert (pool.protected, pool.num_protected) == ([2, 3], 2)
+    assert pool.free == [*range(4, NUM_BLOCKS + 1), 1, 2, 3]
+    assert pool.rank(1) == REUSED
+
+
+def test_protected_blocks_in_use_count_but_only_free_ones_are_demoted() -> None:
+    pool = full_pool()
+    hit(pool, 1, 2)
+    for block in (3, 4, 5):
+        pool.reuse(block)
+    assert (pool.protected, pool.num_protected) == ([1, 2], 5)
+    pool.release(5)
+    assert (pool.protected, pool.num_protected) == ([], 2)
+    assert pool.free[-3:] == [1, 2, 5]
+    pool.release(4)
+    assert (pool.protected, pool.num_protected) == ([4], 2)
+
+
+def test_a_hit_on_a_demoted_block_protects_it_again() -> None:
+    pool = full_pool()
+    hit(pool, 1, 2, 3, 1)
+    assert (pool.protected, pool.num_protected) == ([3, 1], 2)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("how", ["protected", "not protected", "free"])
+def test_content_is_protected_at_birth_only_under_a_protected_parent_in_use(how: str) -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    parent = pool.compute(50)
+    if how != "not protected":
+        pool.reuse(parent)
+        pool.release(parent)
+    pool.compute_and_release(FILLING)
+    target = pool.target
+    if how == "free":
+        pool.release(parent)
+        assert pool.protected == [parent]
+    block = pool.compute(FIRST, parent)
+    assert bool(pool.rank(block) & PROTECTED) == (how == "protected")
+    assert (pool.target < target) == (how == "protected")
+
+
+@pytest.mark.parametrize(
+    ("away", "is_protected", "votes"), [(4, True, True), (5, True, False), (16, True, False), (17, False, False)]
+)
+def test_only_what_comes_back_soon_votes_and_after_as_many_acquisitions_as_blocks_all_is_forgotten(
+    away: int, *, is_protected: bool, votes: bool
+) -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    evict_content_2(pool)
+    pool.clock = NUM_BLOCKS + away - 1  # one more when it is acquired
+    block = pool.compute(FIRST)
+    assert bool(pool.rank(block)) == is_protected
+    assert (pool.target != 32) == votes
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("before_the_wrap", [1, 16, 17, 18])
+def test_the_clock_of_ghosts_wraps(before_the_wrap: int) -> None:
+    """Content 2 is evicted 16 acquisitions after the start, and named again with the 18th: before, at and after."""
+    pool = NamedPool(NUM_BLOCKS)
+    pool.clock = 2**32 - before_the_wrap
+    evict_content_2(pool)
+    block = pool.compute(FIRST)
+    assert (pool.rank(block), pool.target) == (PROTECTED | REUSED, 22)
+
+
+def test_away_for_longer_than_the_clock_can_tell_is_a_wrong_guess_and_no_more() -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    evict_content_2(pool)
+    pool.clock = 2**32 + NUM_BLOCKS
+    assert pool.rank(pool.compute(FIRST)) == PROTECTED | REUSED
+
+
+def test_a_ghost_is_heeded_once() -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    evict_content_2(pool)
+    pool.drop_name(pool.compute(FIRST))
+    assert pool.rank(pool.compute(FIRST)) == 0
+    assert pool.target == 22
+
+
+def test_a_later_ghost_takes_the_slot_of_an_earlier_one() -> None:
+    pool = NamedPool(2, num_slots=1)
+    pool.compute_and_release([10, 20, 30, 40])  # evicted: 10, then 20
+    assert pool.arrays.ghosts.tolist() == [[20, 3]]
+    assert pool.rank(pool.compute(10)) == 0
+    assert pool.arrays.ghosts.tolist() == [[30, 4]]
+
+
+def test_ghosts_that_look_alike_are_one() -> None:
+    """Digests of 256 bits, of which 31 and the slot are kept: a wrong guess protects a block for nothing."""
+    assert digest_words(10)[1] // 2 == digest_words(11)[1] // 2
+    pool = NamedPool(4, num_slots=1)
+    pool.compute_and_release([10, 20, 30, 40])
+    spare = pool.free[-1]
+    pool.compute_and_release([50])
+    pool.drop_name(spare)
+    assert pool.arrays.ghosts.tolist() == [[10, 4]]
+    assert pool.rank(pool.compute(11)) == PROTECTED | REUSED
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("content", [0, 1])
+def test_an_empty_slot_is_no_ghost(content: int) -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    block = pool.compute(content)
+    assert (pool.rank(block), pool.target) == (0, 32)
+
+
+@pytest.mark.interpreted
+def test_dropping_the_name_of_a_protected_block_takes_it_off_the_count() -> None:
+    pool = full_pool()
+    hit(pool, 1, 2)
+    pool.reuse(3)
+    pool.drop_name(1)
+    assert (pool.num_protected, pool.rank(1), pool.protected) == (2, 0, [2])
+    assert pool.free[0] == 1
+    pool.drop_name(3)
+    assert (pool.num_protected, pool.rank(3)) == (1, 0)
+    pool.release(3)
+    assert pool.free[:2] == [3, 1]
+    pool.drop_all_names()
+    assert (pool.num_protected, pool.protected) == (0, [])
+    assert sorted(pool.free) == list(range(1, NUM_BLOCKS + 1))
+
+
+def test_blocks_without_content_go_first_and_protected_ones_last() -> None:
+    pool = NamedPool(5)
+    blocks = [pool.acquire() for _ in range(5)]
+    for block in (1, 2, 3):
+        pool.name(block, 10 + block)
+    pool.target = 5 * 16
+    hit(pool, 2)
+    for block in blocks:
+        pool.release(block)
+    assert (pool.free, pool.protected) == ([5, 4, 1, 3, 2], [2])
+    assert [pool.acquire() for _ in range(5)] == [5, 4, 1, 3, 2]
+
+
+def test_the_protected_list_is_used_when_the_cold_one_is_empty() -> None:
+    pool = NamedPool(3)
+    pool.compute_and_release([10, 20, 30])
+    pool.target = 3 * 15
+    for block in (3, 1):
+        pool.reuse(block)
+    assert pool.acquire() == 2
+    for block in (3, 1):
+        pool.release(block)
+    assert (pool.free, pool.protected, pool.num_protected) == ([3, 1], [3, 1], 2)
+    assert pool.acquire() == 3
+    assert (pool.num_protected, pool.flows) == (1, Flows(cold=2, reused=2, countdown=1))
+
+
+def test_lru_neither_remembers_nor_protects() -> None:
+    pool = NamedPool(4, LRU)
+    pool.compute_and_release([10, 20, 30, 40, 50])
+    hit(pool, 2)
+    assert (pool.rank(2), pool.num_protected, pool.target) == (0, 0, 0)
+    assert (pool.free, pool.protected) == ([3, 4, 1, 2], [])
+    assert pool.arrays.ghosts.nbytes == 0
+    assert pool.rank(pool.compute(10)) == 0
+
+
+def test_lru_is_the_default() -> None:
+    assert list(POLICIES) == ["lru", "adaptive"]
+    assert len(BlockPool("device", 9).arrays.ghosts) == 0
+
+
+def test_without_caching_there_is_nothing_to_remember() -> None:
+    assert len(BlockPool("device", 9, caching=False, policy=ADAPTIVE).arrays.ghosts) == 0
+
+
+@pytest.mark.parametrize(("num_blocks", "num_slots"), [(1, 16), (4, 16), (5, 32), (1024, 4096), (1025, 8192)])
+def test_the_ghost_table_has_four_to_eight_slots_of_8_bytes_a_block(num_blocks: int, num_slots: int) -> None:
+    ghosts = NamedPool(num_blocks).arrays.ghosts
+    assert ghosts.nbytes == 8 * len(ghosts) == 8 * num_slots
+
+
+@dataclass(slots=True)
+class Held:
+    """A sequence: its path in the tree, the blocks it holds of it, and how many of them it has named or found.
+
+    Args:
+        path: its contents; more of them than blocks, when the pool was too small.
+        blocks: head first.
+        num_named: leading blocks that it may continue; -1 when it will name none any more.
+    """
+
+    path: list[int]
+    blocks: list[int]
+    num_named: int
+
+
+class EvictionMachine(RuleBasedStateMachine):
+    """Sequences that come, hit, grow, fork and go, in a pool and in its model."""
+
+    model_class: ClassVar[type[Model]] = Model
+    has_pool: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        """Start without a pool."""
+        super().__init__()
+        self.contents: dict[tuple[int, ...], int] = {}
+        self.sequences: list[Held] = []
+
+    @initialize(
+        num_blocks=st.integers(1, 12),
+        num_slots=st.sampled_from([0, 1, 2, 8, 64]),
+        clock=st.sampled_from([0, 0, 2**32 - 7, 2**32 - 20]),
+        is_orderly=st.booleans(),
+        is_in_steps=st.booleans(),
+    )
+    def build(self, num_blocks: int, num_slots: int, clock: int, *, is_orderly: bool, is_in_steps: bool) -> None:
+        """Build both, with a ghost table so small that digests collide, or without one: LRU."""
+        self.is_orderly = is_orderly
+        self.is_in_steps = is_in_steps
+        self.model = self.model_class(num_blocks, num_slots, clock)
+        self.pool = NamedPool(num_blocks, ADAPTIVE if num_slots else LRU, num_slots) if self.has_pool else None
+        if self.pool is not None:
+            self.pool.clock = clock
+
+    @property
+    def both(self) -> Iterator[Model | NamedPool]:
+        """The model, and the pool if there is one."""
+        yield self.model
+        if self.pool is not None:
+            yield self.pool
+
+    @rule(path=st.lists(st.integers(0, 2), min_size=1, max_size=6), num_named=st.integers(0, 6))
+    def begin(self, path: list[int], num_named: int) -> None:
+        """Hit the leading blocks of a prompt, acquire the rest while there is room, and name the first few."""
+        contents = [self._content(path[: end + 1]) for end in range(len(path))]
+        blocks: list[int] = []
+        for content in contents:
+            block = self.model.carrier(content)
+            if block is None or block not in self.model.children(blocks[-1] if blocks else NULL_BLOCK):
+                break
+            blocks.append(block)
+        for block in blocks:
+            for side in self.both:
+                side.reuse(block)
+        sequence = Held(contents, blocks, len(blocks))
+        while len(blocks) < len(contents) and self.model.free:
+            blocks.append(self._acquire())
+            if len(blocks) <= num_named:
+                self._name_next(sequence)
+        self.sequences.append(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(which=st.integers(0, 99), num_blocks=st.integers(1, 3))
+    def name_more(self, which: int, num_blocks: int) -> None:
+        """Name more blocks of a sequence, as when a step has computed them."""
+        for _ in range(num_blocks):
+            self._name_next(self.sequences[which % len(self.sequences)])
+
+    @precondition(lambda self: self.sequences)
+    @rule(which=st.integers(0, 99), length=st.integers(0, 6))
+    def fork(self, which: int, length: int) -> None:
+        """Share the leading blocks of a sequence."""
+        parent = self.sequences[which % len(self.sequences)]
+        shared = parent.blocks[:length]
+        for block in shared:
+            for side in self.both:
+                side.share(block)
+        self.sequences.append(Held(parent.path, shared, min(parent.num_named, len(shared))))
+
+    @precondition(lambda self: self.sequences)
+    @rule(which=st.integers(0, 99), length=st.integers(0, 6))
+    def truncate(self, which: int, length: int) -> None:
+        """Give back all but the leading blocks of a sequence, tail first."""
+        sequence = self.sequences[which % len(self.sequences)]
+        self._release(sequence.blocks[length:][::-1])
+        del sequence.blocks[length:]
+        sequence.num_named = min(sequence.num_named, length)
+
+    @precondition(lambda self: self.sequences)
+    @rule(which=st.integers(0, 99))
+    def end(self, which: int) -> None:
+        """Give back a whole sequence, tail first."""
+        self._release(self.sequences.pop(which % len(self.sequences)).blocks[::-1])
+
+    @precondition(lambda self: self.sequences and not self.is_orderly)
+    @rule(which=st.integers(0, 99), random=st.randoms(use_true_random=False))
+    def end_in_disorder(self, which: int, random: st.DataObject) -> None:
+        """Give back a whole sequence in any order, as windows do."""
+        blocks = self.sequences.pop(which % len(self.sequences)).blocks
+        random.shuffle(blocks)  # type: ignore[attr-defined]
+        self._release(blocks)
+
+    @precondition(lambda self: self._named)
+    @rule(which=st.integers(0, 99))
+    def drop_name(self, which: int) -> None:
+        """Make one block unfindable."""
+        block = self._named[which % len(self._named)]
+        for side in self.both:
+            side.drop_name(block)
+
+    @precondition(lambda self: len(self._named) > 4)
+    @rule()
+    def reset(self) -> None:
+        """Make everything unfindable."""
+        for side in self.both:
+            side.drop_all_names()
+
+    @precondition(lambda self: self.is_in_steps)
+    @rule()
+    def plan_step(self) -> None:
+        """Send a step on its way; what is released from now on waits for it."""
+        for side in self.both:
+            side.plan_step()
+
+    @precondition(lambda self: self.model.open_step - 1 > self.model.settled_step)
+    @rule(back=st.integers(0, 2))
+    def settle(self, back: int) -> None:
+        """End some of the steps in flight."""
+        step = max(self.model.settled_step + 1, self.model.open_step - 1 - back)
+        for side in self.both:
+            side.settle(step)
+
+    @invariant()
+    def agree(self) -> None:
+        """Lists, ranks, target, flows and ghosts are the same."""
+        if self.pool is not None:
+            self.pool.require_same(self.model)
+
+    @property
+    def _named(self) -> list[int]:
+        return [block for block, state in self.model.blocks.items() if state.content is not None]
+
+    def _content(self, path: list[int]) -> int:
+        return self.contents.setdefault(tuple(path), FIRST + len(self.contents))
+
+    def _acquire(self) -> int:
+        victim = self.model.free[0]
+        if self.model.blocks[victim].content is not None and self.is_orderly:
+            for side in self.both:
+                assert side.children(victim) == [], "evicted while what continues it is cached"
+        assert [side.acquire() for side in self.both] == [victim] * len(list(self.both))
+        return victim
+
+    def _name_next(self, sequence: Held) -> None:
+        """Name the next block of a sequence, as publishing does; none after a duplicate or a name taken back."""
+        index = sequence.num_named
+        if not 0 <= index < len(sequence.blocks):
+            return
+        parent = sequence.blocks[index - 1] if index else NULL_BLOCK
+        content = sequence.path[index]
+        carrier = self.model.carrier(content)
+        if (parent != NULL_BLOCK and self.model.blocks[parent].content is None) or (
+            carrier is not None and carrier in self.model.children(parent)
+        ):
+            sequence.num_named = -1
+            return
+        for side in self.both:
+            if carrier is not None:
+                side.drop_name(carrier)
+            side.name(sequence.blocks[index], content, parent)
+        sequence.num_named += 1
+
+    def _release(self, blocks: list[int]) -> None:
+        for block in blocks:
+            for side in self.both:
+                side.release(block)
+
+
+def drive(model_class: type[Model], runs: int, *, has_pool: bool) -> None:
+    """Run a machine so many times."""
+    machine = type("Machine", (EvictionMachine,), {"model_class": model_class, "has_pool": has_pool})
+    phases = [Phase.generate] if model_class is not Model else list(Phase)
+    profile = settings(settings.get_profile("pagedkv"), max_examples=runs, stateful_step_count=60, phases=phases)
+    run_state_machine_as_test(machine, settings=settings(profile, database=None, print_blob=False))
+
+
+def test_any_order_of_operations_evicts_as_the_model_does_and_never_a_parent_before_its_child() -> None:
+    drive(Model, 300, has_pool=True)
+
+
+@pytest.mark.interpreted
+def test_any_order_of_operations_with_loops_as_plain_python() -> None:
+    """Compiled here too; ``NUMBA_DISABLE_JIT=1`` makes the difference."""
+    drive(Model, 30, has_pool=True)
+
+
+class DemotesToTheFront(Model):
+    """Puts what is demoted where it goes next."""
+
+    def _demote(self, block: int) -> None:
+        self.cold.insert(0, block)
+
+
+class ProtectsUnderAnyParent(Model):
+    """Recalls content whatever it continues."""
+
+    def _may_be_born_protected(self, parent: int) -> bool:
+        return bool(self.num_slots) and parent >= NULL_BLOCK
+
+
+class VotesTheOtherWay(Model):
+    """Mixes up who wants which list to grow."""
+
+    def _vote(self, ghost: Ghost) -> int:
+        return -super()._vote(ghost)
+
+
+class NeverForgets(Model):
+    """Recalls content however long it was away."""
+
+    def _away(self, ghost: Ghost) -> int:
+        return min(super()._away(ghost), self.num_blocks)
+
+
+class HasAClockThatDoesNotWrap(Model):
+    """Counts acquisitions without end."""
+
+    def _away(self, ghost: Ghost) -> int:
+        return abs(self.clock - ghost.clock)
+
+
+class NeverHalvesFlows(Model):
+    """Lets evictions of long ago weigh as much as the last."""
+
+    def _halve_flows(self) -> None:
+        self.flows.countdown = self.num_blocks
+
+
+class KeepsRanksOfDroppedNames(Model):
+    """Leaves a block protected whose content is gone."""
+
+    def _forget(self, state: Block) -> None:
+        rank = state.is_protected, state.is_reused
+        super()._forget(state)
+        state.is_protected, state.is_reused = rank
+
+
+class HasASlotForEachContent(Model):
+    """Never overwrites a ghost with that of another content."""
+
+    def _slot(self, content: int) -> int:
+        return content
+
+
+class EvictsTheProtectedFirst(Model):
+    """Takes the lists in the wrong order."""
+
+    @property
+    def free(self) -> list[int]:
+        """All free blocks."""
+        return self.nameless + self.protected + self.cold
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        DemotesToTheFront,
+        ProtectsUnderAnyParent,
+        VotesTheOtherWay,
+        NeverForgets,
+        HasAClockThatDoesNotWrap,
+        NeverHalvesFlows,
+        KeepsRanksOfDroppedNames,
+        HasASlotForEachContent,
+        EvictsTheProtectedFirst,
+    ],
+)
+def test_a_policy_that_differs_in_one_place_is_noticed(broken: type[Model]) -> None:
+    with pytest.raises(AssertionError):
+        drive(broken, 300, has_pool=True)
+
+
+@pytest.mark.parametrize("broken", [DemotesToTheFront, ProtectsUnderAnyParent, EvictsTheProtectedFirst])
+def test_an_order_that_is_not_prefix_closed_is_noticed_without_a_pool_beside_it(broken: type[Model]) -> None:
+    with pytest.raises(AssertionError, match="evicted while what continues it is cached"):
+        drive(broken, 1000, has_pool=False)
