@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import ClassVar
 
 import pytest
@@ -290,6 +291,9 @@ def test_the_ghost_table_has_four_to_eight_slots_of_8_bytes_a_block(num_blocks: 
     assert ghosts.nbytes == 8 * len(ghosts) == 8 * num_slots
 
 
+PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6)  # in a tree with two branches everywhere
+
+
 @dataclass(slots=True)
 class Held:
     """A sequence: its path in the tree, the blocks it holds of it, and how many of them it has named or found.
@@ -340,7 +344,14 @@ class EvictionMachine(RuleBasedStateMachine):
         if self.pool is not None:
             yield self.pool
 
-    @rule(path=st.lists(st.integers(0, 2), min_size=1, max_size=6), num_named=st.integers(0, 6))
+    @rule(paths=st.lists(PATHS, min_size=3, max_size=6))
+    def serve(self, paths: list[list[int]]) -> None:
+        """Serve prompts one at a time, each computed, named and given back before the next."""
+        for path in paths:
+            self.begin(path, len(path))
+            self._release(self.sequences.pop().blocks[::-1])
+
+    @rule(path=PATHS, num_named=st.integers(0, 6))
     def begin(self, path: list[int], num_named: int) -> None:
         """Hit the leading blocks of a prompt, acquire the rest while there is room, and name the first few."""
         contents = [self._content(path[: end + 1]) for end in range(len(path))]
@@ -395,10 +406,10 @@ class EvictionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sequences and not self.is_orderly)
     @rule(which=st.integers(0, 99), random=st.randoms(use_true_random=False))
-    def end_in_disorder(self, which: int, random: st.DataObject) -> None:
+    def end_in_disorder(self, which: int, random: Random) -> None:
         """Give back a whole sequence in any order, as windows do."""
         blocks = self.sequences.pop(which % len(self.sequences)).blocks
-        random.shuffle(blocks)  # type: ignore[attr-defined]
+        random.shuffle(blocks)
         self._release(blocks)
 
     @precondition(lambda self: self._named)

@@ -532,9 +532,12 @@ class SpaceModel:
             assert not any(table[index] for index in stale), "blocks below the window are still held"
 
     def aborted(self, answer: AbortedSteps, position: int, num_parts: int, *, garbage: bool) -> None:
-        """Steps failed from ``in_flight[position]`` on; of those not run some parts happened, maybe as garbage."""
+        """Steps failed from ``in_flight[position]`` on; of those not run some parts happened, maybe as garbage.
+
+        The device takes steps in order: nothing of them happened while one before them has yet to run.
+        """
         steps = self.in_flight[position:]
-        for step in steps:
+        for step in steps if position <= len(self.ran) else ():
             if step in self.planned:
                 self.device.fail(step, num_parts, garbage=garbage)
         self.ran = self.ran[:position]
