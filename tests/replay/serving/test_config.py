@@ -1,0 +1,59 @@
+"""ServingConfig and sizing: what is refused, and how memory becomes blocks."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pagedkv.errors import ConfigurationError
+from pagedkv.replay.model import read_model
+from pagedkv.replay.serving import ServingConfig
+from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.spec import FullAttention, RecurrentState, SlidingWindow
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: ServingConfig(1), "at least 2 blocks"),
+        (lambda: ServingConfig(100, block_size=0), "block_size"),
+        (lambda: ServingConfig(100, max_sequences=0), "max_sequences must be at least 1, got 0"),
+        (lambda: ServingConfig(100, max_batched_tokens=255), "max_batched_tokens (255)"),
+        (lambda: ServingConfig(100, watermark=1.0), "watermark"),
+        (lambda: ServingConfig(100, policy="oldest"), "eviction must be one of lru, adaptive, got 'oldest'"),
+        (lambda: ServingConfig(100, preemption="swap"), "needs a host pool"),
+        (lambda: ServingConfig(100, num_samples=0), "num_samples must be from 1"),
+        (lambda: ServingConfig(100, num_samples=2, beam_width=2), "give one of the two"),
+        (lambda: ServingConfig(100, speed=float("nan")), "speed"),
+        (lambda: ServingConfig(100, seed=-1), "seed"),
+        (lambda: ServingConfig(100, max_length=0), "max_length"),
+        (lambda: ServingConfig({"elsewhere": 100}), "must name the pools"),
+        (lambda: blocks_that_fit({"full": GIB}, 1.5 * GIB), "hold 1 blocks of 1,073,741,824 bytes"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_numbers(make: Callable[[], object], told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert told in str(caught.value)
+
+
+def test_every_group_gets_a_pool_and_every_pool_the_same_number_of_blocks() -> None:
+    model = read_model("gemma-2-27b")
+    assert groups_of(model, 16) == (FullAttention(16, "full"), SlidingWindow(4096, 16, pool="window_4096"))
+    block_nbytes = block_nbytes_of(model, 16)
+    num_blocks = blocks_that_fit(block_nbytes, 10 * GIB)
+    assert num_blocks * sum(block_nbytes.values()) <= 10 * GIB < (num_blocks + 1) * sum(block_nbytes.values())
+
+
+def test_states_are_kept_far_apart() -> None:
+    groups = groups_of(read_model("jamba-v0.1"), 48)
+    assert [group for group in groups if isinstance(group, RecurrentState)] == [RecurrentState(1056, pool="state")]
+
+
+def test_a_swapped_block_counts_for_the_bytes_it_has() -> None:
+    groups = (FullAttention(16, "full"), SlidingWindow(64, 16, pool="window"), RecurrentState(1024, pool="state"))
+    nbytes = {"full": 3000, "window": 1000, "state": 777}
+    config = ServingConfig(100, groups=groups, block_nbytes=nbytes)
+    assert config.tokens_per_block == {"full": 12.0, "window": 4.0, "state": 0.0}
+    assert ServingConfig(100, 16).tokens_per_block == {"device": 16.0}
