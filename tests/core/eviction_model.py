@@ -227,8 +227,10 @@ class Model:
     def _remember(self, content: int, *, was_reused: bool) -> None:
         if not self.num_slots:
             return
-        fingerprint = digest_words(content)[1] // 2
-        self.ghosts[self._slot(content)] = Ghost(fingerprint, was_reused, self.clock % CLOCK_PERIOD)
+        self.ghosts.pop(self._slot(content), None)
+        if self.clock % CLOCK_PERIOD != 0:  # at which slots are empty
+            fingerprint = digest_words(content)[1] // 2
+            self.ghosts[self._slot(content)] = Ghost(fingerprint, was_reused, self.clock % CLOCK_PERIOD)
         if was_reused:
             self.flows.reused += 1
         else:
@@ -241,10 +243,8 @@ class Model:
         self.flows = Flows(self.flows.cold // 2 + 1, self.flows.reused // 2 + 1, self.num_blocks)
 
     def _may_be_born_protected(self, parent: int) -> bool:
-        is_first = parent == NULL_BLOCK
-        return bool(self.num_slots) and (
-            is_first or (self.blocks[parent].is_protected and parent not in self.protected)
-        )
+        state = self.blocks[parent]
+        return bool(self.num_slots) and (parent == NULL_BLOCK or (state.is_protected and state.num_refs > 0))
 
     def _recall(self, state: Block, content: int) -> None:
         ghost = self.ghosts.get(self._slot(content))
@@ -339,10 +339,10 @@ class NamedPool:
         """Hand out the next free block."""
         return acquire(self.arrays)
 
-    def name(self, block: int, content: int, parent: int = NULL_BLOCK) -> None:
-        """Give a block in use a content, which continues that of ``parent``."""
+    def name(self, block: int, content: int, parent: int = NULL_BLOCK, num_lives_ago: int = 0) -> None:
+        """Give a block in use a content, which continues that of ``parent``, or one that ``parent`` had before."""
         self.arrays.digests[block, :2] = digest_words(content)
-        name_block(self.arrays, GROUP_NAME, block, parent, int(self.arrays.records[parent, LIFE]))
+        name_block(self.arrays, GROUP_NAME, block, parent, int(self.arrays.records[parent, LIFE]) - num_lives_ago)
 
     def compute(self, content: int, parent: int = NULL_BLOCK) -> int:
         """Acquire a block for a content, and name it."""
@@ -400,4 +400,5 @@ class NamedPool:
             assert state.content is None or link == state.parent
         for slot, (word, clock) in enumerate(self.arrays.ghosts.tolist()):
             ghost = model.ghosts.get(slot)
-            assert (word, clock) == ((2 * ghost.fingerprint + ghost.was_reused, ghost.clock) if ghost else (0, 0))
+            assert clock == (ghost.clock if ghost else 0)
+            assert ghost is None or word == 2 * ghost.fingerprint + ghost.was_reused

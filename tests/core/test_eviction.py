@@ -137,21 +137,24 @@ def test_a_hit_on_a_demoted_block_protects_it_again() -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("how", ["protected", "not protected", "free"])
-def test_content_is_protected_at_birth_only_under_a_protected_parent_in_use(how: str) -> None:
+@pytest.mark.parametrize("parent_is", ["protected", "not protected", "free", "deferred", "in another life"])
+def test_content_is_protected_at_birth_only_under_a_protected_parent_in_use(parent_is: str) -> None:
     pool = NamedPool(NUM_BLOCKS)
     parent = pool.compute(50)
-    if how != "not protected":
+    if parent_is != "not protected":
         pool.reuse(parent)
         pool.release(parent)
     pool.compute_and_release(FILLING)
     target = pool.target
-    if how == "free":
+    if parent_is == "deferred":
+        pool.plan_step()
+    if parent_is in {"free", "deferred"}:
         pool.release(parent)
-        assert pool.protected == [parent]
-    block = pool.compute(FIRST, parent)
-    assert bool(pool.rank(block) & PROTECTED) == (how == "protected")
-    assert (pool.target < target) == (how == "protected")
+        assert pool.pool.block(parent).place == parent_is
+    block = pool.acquire()
+    pool.name(block, FIRST, parent, num_lives_ago=parent_is == "in another life")
+    assert bool(pool.rank(block) & PROTECTED) == (parent_is == "protected")
+    assert (pool.target < target) == (parent_is == "protected")
 
 
 @pytest.mark.parametrize(
@@ -169,14 +172,21 @@ def test_only_what_comes_back_soon_votes_and_after_as_many_acquisitions_as_block
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("before_the_wrap", [1, 16, 17, 18])
+@pytest.mark.parametrize("before_the_wrap", [1, 15, 17, 18])
 def test_the_clock_of_ghosts_wraps(before_the_wrap: int) -> None:
-    """Content 2 is evicted 16 acquisitions after the start, and named again with the 18th: before, at and after."""
+    """Content 2 is evicted 16 acquisitions after the start, and named again with the 18th."""
     pool = NamedPool(NUM_BLOCKS)
     pool.clock = 2**32 - before_the_wrap
     evict_content_2(pool)
     block = pool.compute(FIRST)
     assert (pool.rank(block), pool.target) == (PROTECTED | REUSED, 22)
+
+
+def test_one_ghost_is_lost_when_the_clock_wraps() -> None:
+    pool = NamedPool(NUM_BLOCKS)
+    pool.clock = 2**32 - NUM_BLOCKS
+    evict_content_2(pool)
+    assert pool.rank(pool.compute(FIRST)) == 0
 
 
 def test_away_for_longer_than_the_clock_can_tell_is_a_wrong_guess_and_no_more() -> None:

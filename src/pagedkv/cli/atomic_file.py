@@ -20,17 +20,22 @@ __all__ = ["STANDARD_OUTPUT", "atomic_file", "is_replaced_whole", "require_writa
 STANDARD_OUTPUT: Final = Path("-")
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, *sources: str) -> None:
     """Refuse a target that cannot be written, before the work whose result it is to hold.
 
     Raises:
-        OutputError: the folder is missing or not writable, or the target is a folder.
+        OutputError: the folder is missing or not writable, or the target is a folder, or one of the sources.
     """
+    if path == STANDARD_OUTPUT:
+        return
     folder = path.parent
     if not folder.is_dir():
         raise OutputError(f"{path}: cannot be written, there is no folder {folder}")
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise OutputError(f"{path}: cannot be written, name a file in a writable folder")
+    for source in map(Path, sources):
+        if is_replaced_whole(path) and path.exists() and source.exists() and path.samefile(source):
+            raise OutputError(f"{path}: would overwrite the trace it is made from, name another file")
 
 
 def is_replaced_whole(path: Path) -> bool:

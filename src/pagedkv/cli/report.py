@@ -47,10 +47,9 @@ def write_report(
         command: the command line, as typed.
 
     Raises:
-        ConfigurationError: the output is no .html file, or is a source; there are too many sources; the report extra
-            is missing.
+        ConfigurationError: the output is no .html file; there are too many sources; the report extra is missing.
         TraceError: a source cannot be read, or is neither a trace nor a result.
-        OutputError: the output cannot be written.
+        OutputError: the output cannot be written, or is a source.
     """
     _require_output(output, sources)
     page = _import_page()
@@ -89,10 +88,7 @@ def _require_output(output: Path, sources: Sequence[str]) -> None:
         return
     if output.suffix != HTML_SUFFIX:
         raise ConfigurationError(f"the report is a page: name an {HTML_SUFFIX} file, or -, got {output}")
-    require_writable(output)
-    for source in sources:
-        if output.exists() and Path(source).exists() and output.samefile(source):
-            raise ConfigurationError(f"{output}: the report would overwrite its source; name another file")
+    require_writable(output, *sources)
 
 
 def _import_page() -> ModuleType:

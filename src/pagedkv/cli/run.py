@@ -4,6 +4,7 @@ The bar goes to stderr, and only when that is a terminal. Over a trace it shows 
 read, in stored bytes, for nobody knows the number of requests in advance.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -45,8 +46,8 @@ def replay_trace(
 
 def require_limit(limit: int | None) -> None:
     """Check the number of requests to stop after. Raises ConfigurationError."""
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"--limit must be at least 1 request, got {limit}")
+    if limit is not None and not 1 <= limit <= sys.maxsize:
+        raise ConfigurationError(f"--limit must be from 1 to {sys.maxsize} requests, got {limit}")
 
 
 def _serve(requests: Iterable[TokenizedRequest], config: ReplayConfig, show: Callable[[str], None]) -> ReplaySummary:

@@ -30,6 +30,8 @@ DEFAULT_NUM_BLOCKS: Final = 262_144
 """4.2 million tokens at 16 a block, in the range of what eight H200 hold for the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
 GIB: Final = 2**30
+MOST_GIB: Final = 2**20
+"""A million GiB: more than any machine has, and few enough to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class ServingOptions:
                 raise ConfigurationError("--memory and --num-blocks say the same in two ways: give one of them")
             return parse_blocks(self.num_blocks)
         if self.memory_gib is not None:
+            if not 0 < self.memory_gib <= MOST_GIB:
+                raise ConfigurationError(f"--memory must be over 0 and at most {MOST_GIB:,} GiB, got {self.memory_gib}")
             return blocks_that_fit(block_nbytes, self.memory_gib * GIB)
         if model is not None and self.gpu is not None:
             num_gpus, name = parse_gpu(self.gpu)

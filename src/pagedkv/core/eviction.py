@@ -44,16 +44,19 @@ from pagedkv.core.blocks import (
     EVICTION_FIELDS,
     FLOW_COLD,
     FLOW_REUSED,
-    FREE,
+    IN_USE,
+    LIFE,
     NEXT,
     NULL_BLOCK,
     NUM_ACQUIRED,
     NUM_PROTECTED,
+    PARENT_LIFE,
     PROTECTED,
     QUEUE,
     RANK,
     REUSED,
     TARGET,
+    Int32Array,
     Int64Array,
     PoolArrays,
     Uint32Array,
@@ -81,6 +84,7 @@ VOTING_REACH: Final = 4  # who comes back within a quarter of the blocks acquire
 GHOSTS_PER_BLOCK: Final = 4  # slots, so that few digests overwrite each other
 FEW_GHOSTS: Final = 1 << 4
 GHOST_CLOCK: Final = 2**32 - 1
+EMPTY: Final = 0  # a clock at which nothing is evicted; when it wraps around, one ghost is lost
 GHOST_FIELDS: Final = 2  # the digest's second word with a bit for REUSED, and the clock at its eviction
 
 
@@ -146,10 +150,10 @@ def note_name(pool: PoolArrays, block: int, parent: int) -> None:
 @compiled
 def _recall(pool: PoolArrays, block: int, parent: int) -> None:
     records, ghosts, state = pool.records, pool.ghosts, pool.eviction
-    if parent != NULL_BLOCK and (not records[parent, RANK] & PROTECTED or records[parent, QUEUE] == FREE):
+    if parent != NULL_BLOCK and not _is_protected_in_use(records, block, parent):
         return
     ghost = ghosts[int(pool.digests[block, 0]) & (len(ghosts) - 1)]
-    if (int(ghost[0]) | 1) != (int(pool.digests[block, 1]) | 1):
+    if ghost[1] == EMPTY or (int(ghost[0]) | 1) != (int(pool.digests[block, 1]) | 1):
         return
     num_blocks = len(records) - 3
     away = (int(pool.counts[NUM_ACQUIRED]) - int(ghost[1])) & GHOST_CLOCK
@@ -162,9 +166,15 @@ def _recall(pool: PoolArrays, block: int, parent: int) -> None:
         else:
             state[TARGET] -= VOTE * flow // state[FLOW_COLD]
         state[TARGET] = max(0, min(state[TARGET], num_blocks * (FIXED_POINT - 1)))
-    ghost[0] = 0
-    ghost[1] = 0
+    ghost[1] = EMPTY
     _protect(pool, block)
+
+
+@inlined
+def _is_protected_in_use(records: Int32Array, block: int, parent: int) -> bool:
+    """Tell whether what a block continues is protected, and cannot be evicted before the block is released."""
+    is_alive = records[parent, LIFE] == records[block, PARENT_LIFE]
+    return bool(is_alive and records[parent, RANK] & PROTECTED and records[parent, QUEUE] == IN_USE)
 
 
 @inlined

@@ -47,7 +47,7 @@ def curve(  # noqa: PLR0913 - one parameter an option
     """
     with reported():
         if json_file is not None:
-            require_writable(json_file)
+            require_writable(json_file, trace)
         result = curve_of_trace(
             trace,
             None if capacities is None else parse_capacities(capacities),

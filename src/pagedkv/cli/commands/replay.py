@@ -82,7 +82,7 @@ def replay(  # noqa: PLR0913 - one parameter an option
     """
     with reported():
         if json_file is not None:
-            require_writable(json_file)
+            require_writable(json_file, trace)
         if one_at_a_time:
             _replay_one_at_a_time(trace, num_blocks, block_size, trace_block_size, limit, json_file)
             return

@@ -21,7 +21,8 @@ class WasteMeter:
 
     Args:
         block_size: of the first group.
-        max_length: tokens of the largest reservation; None: the longest sequence that is noted.
+        max_length: tokens of the largest reservation, at least those of the longest sequence that is noted; None:
+            exactly these.
     """
 
     def __init__(self, block_size: int, max_length: int | None) -> None:
@@ -61,7 +62,7 @@ class WasteMeter:
     def as_dict(self) -> dict[str, object]:
         """Lay the means out for JSON."""
         num_steps = max(1, self._num_steps)
-        max_length = self._max_length or self._longest
+        max_length = max(self._max_length or 0, self._longest)
         mean_maximum = (self._num_steps - self._sum_of_mean_lengths / max_length) / num_steps
         return {
             "mean": self._sum / num_steps,
