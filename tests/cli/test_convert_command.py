@@ -112,7 +112,7 @@ def test_a_pipe_is_converted_to_a_pipe() -> None:
 def test_the_limit_counts_requests_of_the_output(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, UNSORTED)
     assert [request.input_length for request in read(converted(trace, "--sort", "--limit", 2))] == [4, 2]
-    assert "--limit must be at least 1" in refused(trace, "-o", tmp_path / "out", "--limit", 0)
+    assert "--limit must be from 1 to" in refused(trace, "-o", tmp_path / "out", "--limit", 0)
 
 
 def test_sorting_is_asked_for_and_stable(tmp_path: Path) -> None:

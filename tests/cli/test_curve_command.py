@@ -195,8 +195,8 @@ def test_a_trace_that_has_no_curve_gets_one_line(tmp_path: Path, text: str, expe
         ("--capacities", "1.5", "whole numbers separated by commas, got '1.5'"),
         ("--capacities", "", "whole numbers separated by commas, got ''"),
         ("--trace-block-size", "0", "at least 1 token, got 0"),
-        ("--limit", "0", "at least 1 request, got 0"),
-        ("--limit", "-1", "at least 1 request, got -1"),
+        ("--limit", "0", "requests, got 0"),
+        ("--limit", "-1", "requests, got -1"),
     ],
 )
 def test_a_number_out_of_range_gets_one_line(trace: Path, option: str, value: str, expected: str) -> None:

@@ -179,6 +179,7 @@ def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
         ("--trace-block-size", 0),
         ("--limit", 0),
         ("--limit", -1),
+        ("--limit", 10**20),
         ("--max-sequences", 0),
         ("--max-batched-tokens", 255),
         ("--watermark", 1.0),
@@ -244,3 +245,26 @@ def test_an_unwritable_result_is_refused_before_the_trace_is_read(tmp_path: Path
         assert (result.exit_code, result.stdout) == (2, "")
         (message,) = result.stderr.splitlines()
         assert message.startswith(f"pagedkv: {target}: cannot be written")
+
+
+@pytest.mark.parametrize("command", [["replay"], ["replay", "--one-at-a-time"], ["curve"]])
+def test_a_result_never_replaces_its_trace(tmp_path: Path, trace: Path, command: list[str]) -> None:
+    (tmp_path / "link").symlink_to(trace)
+    for target in (trace, tmp_path / "link"):
+        result = run(*command, trace, "--json", target)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "would overwrite the trace it is made from" in result.stderr
+    assert trace.read_text() == HASH_IDS
+
+
+@pytest.mark.parametrize("memory", ["nan", "inf", "-inf", "0", "-1", "1e300"])
+def test_memory_that_cannot_be_gets_one_line(trace: Path, memory: str) -> None:
+    result = run("replay", trace, "--model", "llama-3.1-8b", f"--memory={memory}")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("pagedkv: --memory must be over 0 and at most 1,048,576 GiB, got ")
+
+
+def test_a_reservation_is_never_smaller_than_the_longest_request(trace: Path) -> None:
+    waste = json.loads(run("replay", trace, "--max-length", 1, "--json", "-").stdout)["waste"]
+    assert waste["max_length"] > 1
+    assert 0 <= waste["contiguous"]["exact"] <= waste["contiguous"]["maximum"] < 1

@@ -13,6 +13,8 @@ from pagedkv.cli.report import as_run, write_report
 from pagedkv.cli.user_errors import OutputError
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.report import ReportRun
+from tests.cli.command import run
+from tests.replay.trace_files import HASH_IDS, LENGTHS
 from tests.report.page_reader import Page, read_page
 from tests.report.sample_runs import empty_run
 
@@ -121,6 +123,34 @@ def test_a_wrong_number_is_named_by_its_place(result: Path, output: Path) -> Non
         report([result], output)
 
 
+def test_lists_of_different_lengths_are_refused(result: Path, output: Path) -> None:
+    document = json.loads(result.read_text())
+    document["timeline"]["num_running"].append(1.0)
+    result.write_text(json.dumps(document, indent=2))
+    with pytest.raises(TraceError, match=r"lists of the timeline differ in length\. Write it again"):
+        report([result], output)
+
+
+def test_the_command_runs_traces_with_and_without_block_ids(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "ids.jsonl").write_text(HASH_IDS)
+    (tmp_path / "lengths.csv").write_text(LENGTHS)
+    for name, has_curve in (("ids.jsonl", True), ("lengths.csv", False)):
+        result = run("report", tmp_path / name, "-o", output, "--num-blocks", 300, "--policy", "adaptive")
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+        page = read_page(output.read_text(encoding="utf-8"))
+        assert page.texts("h1") == [name]
+        assert any("no capacity curve" in text for text in page.texts("p")) != has_curve
+
+
+@pytest.mark.parametrize("options", [["--policy", "oldest"], ["--num-blocks", "1"], ["--capacities", "0"]])
+def test_a_bad_option_gets_one_line_and_no_page(tmp_path: Path, output: Path, options: list[str]) -> None:
+    (tmp_path / "ids.jsonl").write_text(HASH_IDS)
+    result = run("report", tmp_path / "ids.jsonl", "-o", output, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert not output.exists()
+
+
 def test_an_output_that_is_no_page_is_refused(tmp_path: Path, result: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"name an \.html file, or -, got .*report\.pdf"):
         report([result], tmp_path / "report.pdf")
@@ -133,7 +163,7 @@ def test_a_source_is_never_overwritten(tmp_path: Path, result: Path) -> None:
     (tmp_path / "link.html").symlink_to(source)
     before = source.read_bytes()
     for target in ("source.html", "link.html"):
-        with pytest.raises(ConfigurationError, match="would overwrite its source"):
+        with pytest.raises(OutputError, match="would overwrite the trace"):
             report([source], tmp_path / target)
     assert source.read_bytes() == before
 

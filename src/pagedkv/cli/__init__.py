@@ -15,6 +15,7 @@ In the order in which data flows::
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
 """
 
+import errno
 import sys
 from typing import Final
 
@@ -38,4 +39,10 @@ def main() -> None:
         sys.stderr.write(f"pagedkv: the command line needs {package}: pip install 'pagedkv[cli]'\n")
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:
+        sys.stderr.write("pagedkv: interrupted before the first request\n")
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"pagedkv: -: cannot be written: {error.strerror}\n")
+        sys.exit(EXIT_USER_ERROR)

@@ -61,6 +61,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         else:
             with path.open("wb") as file:
                 yield file
+    except BrokenPipeError:
+        raise  # who reads the output has had enough
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 

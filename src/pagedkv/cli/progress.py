@@ -1,18 +1,41 @@
 """Progress of long work on a terminal's stderr: a status while loops compile, bars while a trace runs."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pagedkv.cli.user_errors import EXIT_INTERRUPTED, INTERRUPTED_EARLY
+
 __all__ = ["prepare", "progress_bars"]
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
     """Compile, or load, what a run needs, so that its bar shows the run alone."""
-    with Console(stderr=True).status("Preparing the compiled loops, slow on the first run only"):
+    with Console(stderr=True).status("Preparing the compiled loops, slow on the first run only"), _leaving_at_once():
         compile_loops()
+
+
+@contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process on the spot: the compiler swallows it, and no file is open yet."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: _leave())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _leave() -> None:
+    os.write(2, f"pagedkv: {INTERRUPTED_EARLY}\n".encode())
+    os._exit(EXIT_INTERRUPTED)
 
 
 @contextmanager

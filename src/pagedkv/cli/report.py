@@ -5,10 +5,10 @@ the caller's to say. Mistakes are found before the first trace runs, for that ta
 ``report`` extra, without which this module can still be imported.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ RESULT_KEYS: Final = frozenset({"pools", "timeline"})
 """The keys that tell a replay's result from everything else in JSON; no line of a trace has them."""
 LONGEST_FIRST_LINE: Final = 2**26
 """Bytes. A result in one line has a few hundred thousand, so a longer line is a trace's, and need not be read here."""
+WRITE_AGAIN: Final = "Write it again with pagedkv replay --json"
 AS_RESULT: Final = "Name a trace, or a file that pagedkv replay --json wrote"
 FROM_JSON: Final = (
     "This run was read from a JSON result, which holds no capacity curve; name the trace itself to have one."
@@ -131,10 +132,28 @@ def _decode_result(source: str, document: bytes) -> Replay:
         missing = ", ".join(sorted(RESULT_KEYS - keys))
         raise TraceError(source, None, f"a JSON document, but no replay's result: it has no {missing}", AS_RESULT)
     try:
-        return msgspec.json.decode(document, type=Replay)
+        replay = msgspec.json.decode(document, type=Replay)
     except msgspec.DecodeError as error:  # of which a ValidationError is one
         reason = f"not a replay's result in whole JSON: {error}"
-        raise TraceError(source, None, reason, "Write it again with pagedkv replay --json") from error
+        raise TraceError(source, None, reason, WRITE_AGAIN) from error
+    uneven = list(_uneven_lists(replay))
+    if uneven:
+        raise TraceError(source, None, f"lists of {uneven[0]} differ in length", WRITE_AGAIN)
+    return replay
+
+
+def _uneven_lists(replay: Replay) -> Iterator[str]:
+    """Name the sections of a result whose lists should be equally long, and are not."""
+    timeline, pools = cast("dict[str, object]", replay["timeline"]), replay["pools"]
+    sections: dict[str, Mapping[str, object]] = {"the timeline": timeline}
+    for name, pool in replay["timeline"]["pools"].items():
+        sections[f"pool {name} in the timeline"] = {**pool, "time_s": timeline["time_s"]}
+    for name, one in pools.items():
+        sections[f"hits by age of pool {name}"] = one["hits_by_age"]
+        sections[f"evictions by age of pool {name}"] = one["evictions_by_age"]
+    for name, section in sections.items():
+        if len({len(values) for values in section.values() if isinstance(values, list)}) > 1:
+            yield name
 
 
 def _keys(text: bytes) -> frozenset[str] | None:

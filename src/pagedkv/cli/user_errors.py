@@ -18,10 +18,11 @@ import typer
 
 from pagedkv.errors import ConfigurationError, TraceError
 
-__all__ = ["InterruptedRunError", "OutputError", "reported"]
+__all__ = ["EXIT_INTERRUPTED", "INTERRUPTED_EARLY", "InterruptedRunError", "OutputError", "reported"]
 
 EXIT_USER_ERROR: Final = 2
 EXIT_INTERRUPTED: Final = 130
+INTERRUPTED_EARLY: Final = "interrupted before the first request"
 
 
 class OutputError(Exception):
@@ -47,5 +48,5 @@ def reported() -> Iterator[None]:
         typer.echo(f"pagedkv: {error}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from error
     except KeyboardInterrupt as error:
-        typer.echo("pagedkv: interrupted before the first request", err=True)
+        typer.echo(f"pagedkv: {INTERRUPTED_EARLY}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from error

@@ -47,7 +47,7 @@ def convert(  # noqa: PLR0913 - one parameter an option
     pagedkv convert tokens.jsonl -o - --block-size 16 | pagedkv curve /dev/stdin
     """
     with reported():
-        require_writable(output, trace)
+        require_writable(output)
         conversion = Conversion(
             trace_block_size=trace_block_size,
             block_size=block_size,

@@ -58,6 +58,8 @@ class Timeline:
         If nothing took any time there is no interval.
         """
         rows = self._joined()
+        if len(rows) > 1 and rows[-1, 0] == 0:  # what takes no time at the very end belongs to what was before
+            rows = np.concatenate((rows[:-2], rows[-2:].sum(axis=0, keepdims=True)))
         rows = rows[rows[:, 0] > 0]
         num_levels = len(self._levels)
         means = rows[:, 1 : 1 + num_levels] / rows[:, :1]
