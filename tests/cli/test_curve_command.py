@@ -132,6 +132,28 @@ def test_the_trace_block_size_may_be_named(tmp_path: Path) -> None:
     assert run("curve", trace).exit_code == 2
 
 
+def test_sessions_come_one_after_the_other_or_interleaved(tmp_path: Path) -> None:
+    rows = [
+        {
+            "session": name,
+            "block_size": 4,
+            "tool_tokens": 0,
+            "system_tokens": 0,
+            "requests": [
+                {"t": t, "input_length": 4, "output_length": 1, "hash_runs": [[0, 1]], "agent": 0} for t in (0, 10)
+            ],
+        }
+        for name in "ab"
+    ]
+    trace = tmp_path / "trace"
+    trace.write_text(as_text(*rows))
+    hits = [
+        json.loads(run("curve", trace, "--capacities", "1", *order, "--json", "-").stdout)["policies"]["lru"]["1"]
+        for order in ([], ["--session-interval", "5"], ["--session-interval", "50"])
+    ]
+    assert hits == [2, 0, 2]
+
+
 def test_lines_beyond_the_limit_are_not_read(trace: Path) -> None:
     trace.write_text(TRACE + "broken\n")
     result = run("curve", trace, "--limit", 5, "--json", "-")

@@ -49,6 +49,17 @@ def test_ctrl_c_before_the_first_request_is_told_too(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_termination_leaves_no_file(tmp_path: Path) -> None:
+    process = start("convert", "/dev/stdin", "-o", tmp_path / "out.jsonl")
+    assert process.stdin is not None
+    process.stdin.write(b"arrived_s,input_length,output_length\n" + b"0,20,5\n" * 40_000)
+    process.stdin.flush()
+    process.terminate()
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_terminal_gets_a_progress_bar_on_stderr(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_text(HASH_IDS)

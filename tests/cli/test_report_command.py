@@ -1,6 +1,7 @@
 """What ``pagedkv report`` does with sources and outputs: each told by its content, mistakes found before the work."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -149,6 +150,12 @@ def test_a_bad_option_gets_one_line_and_no_page(tmp_path: Path, output: Path, op
     assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
     assert not output.exists()
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path, output: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceError, match=r"is a pipe or a device, .*Save it to a file first"):
+        report([tmp_path / "pipe"], output)
 
 
 def test_an_output_that_is_no_page_is_refused(tmp_path: Path, result: Path) -> None:

@@ -2,20 +2,22 @@
 
 In the order in which data flows::
 
-    app          the application
-    commands     the commands: their options and help; options are those that several have
-    serving      drives a replay on the virtual clock; run drives one without a clock
-    curve        drives a capacity curve; convert drives a conversion, report a report, demo all of ``make run``
-    progress     bars and status while that takes its time
-    tables       what a human reads; serving_tables and curve_tables for their results
-    json_file    what a program reads; atomic_file writes it whole or not at all
-    command_line what was typed, for the record
-    user_errors  one line and exit code 2 for mistakes, 130 for Ctrl-C
+    app            the application
+    commands       the commands: their options and help; options are those that several have
+    trace_options  which requests of a trace, in which order
+    serving        drives a replay on the virtual clock; run drives one without a clock
+    curve          drives a capacity curve; convert drives a conversion, report a report, demo all of ``make run``
+    progress       bars and status while that takes its time
+    tables         what a human reads; serving_tables and curve_tables for their results
+    json_file      what a program reads; atomic_file writes it whole or not at all
+    command_line   what was typed, for the record
+    user_errors    one line and exit code 2 for mistakes, 130 for Ctrl-C
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
 """
 
 import errno
+import signal
 import sys
 from typing import Final
 
@@ -23,6 +25,7 @@ __all__ = ["main"]
 
 EXTRA_PACKAGES: Final = ("msgspec", "rich", "typer")
 EXIT_INTERRUPTED: Final = 130
+EXIT_TERMINATED: Final = 143
 EXIT_USER_ERROR: Final = 2
 
 
@@ -31,6 +34,7 @@ def main() -> None:
     try:
         from pagedkv.cli.app import app  # noqa: PLC0415 - so that a missing extra can be named
 
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that temporary files are removed
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

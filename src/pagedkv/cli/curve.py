@@ -4,20 +4,25 @@ The bars go to stderr, and only when that is a terminal. While the trace is read
 in stored bytes; then the share of the points, of which there is one for each policy and capacity.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import PurePath
+from typing import Final
 
 from rich.progress import Progress
 
 from pagedkv.cli.progress import prepare, progress_bars
-from pagedkv.cli.run import require_limit
+from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
 from pagedkv.replay.capacity.curve import POLICIES, CapacityCurve, compile_loops, default_capacities, measure_curve
 from pagedkv.replay.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.replay.request import Request
 from pagedkv.replay.trace import TraceReader
 
 __all__ = ["curve_of_trace", "has_block_ids", "parse_capacities"]
+
+DEFAULTS: Final = TraceOptions()
 
 
 def parse_capacities(text: str) -> list[int]:
@@ -43,37 +48,35 @@ def curve_of_trace(
     capacities: list[int] | None = None,
     *,
     full_blocks_only: bool = False,
-    trace_block_size: int | None = None,
-    limit: int | None = None,
+    options: TraceOptions = DEFAULTS,
 ) -> CapacityCurve:
-    """Measure a trace, or its first ``limit`` requests, at the given capacities or the default ones.
+    """Measure a trace at the given capacities or the default ones.
 
     Raises:
         ConfigurationError: a size or the limit is out of range.
         TraceError: the trace cannot be read, or has no block ids.
         InterruptedRunError: Ctrl-C.
     """
-    require_limit(limit)
     collector = ReferenceCollector(path, full_blocks_only=full_blocks_only)
-    with TraceReader(path, trace_block_size) as trace:
+    with options.open(path) as trace:
         prepare(compile_loops)
         with progress_bars() as progress:
-            references = _collect(trace, collector, PurePath(path).name, limit, progress)
+            references = _collect(trace, options.requests(trace), collector, PurePath(path).name, progress)
             return _measure(references, capacities or default_capacities(references), progress)
 
 
-def has_block_ids(path: str, trace_block_size: int | None = None) -> bool:
+def has_block_ids(path: str, options: TraceOptions = DEFAULTS) -> bool:
     """Tell whether the first request of a trace has block ids. Raises TraceError."""
-    with TraceReader(path, trace_block_size) as trace:
+    with options.open(path) as trace:
         return any(request.block_ids is not None for request in islice(trace, 1))
 
 
 def _collect(
-    trace: TraceReader, collector: ReferenceCollector, name: str, limit: int | None, progress: Progress
+    trace: TraceReader, requests: Iterable[Request], collector: ReferenceCollector, name: str, progress: Progress
 ) -> BlockReferences:
     task = progress.add_task(name, total=trace.num_bytes, come_to="")
     try:
-        for request in islice(trace, limit):
+        for request in requests:
             collector.add(request)
             progress.update(task, completed=trace.num_bytes_read, come_to=f"{collector.num_requests:,} requests")
         return collector.references()

@@ -55,6 +55,10 @@ def write_report(
     _require_output(output, sources)
     page = _import_page()
     page.require_num_runs(len(sources))
+    for source in sources:
+        if Path(source).exists() and not Path(source).is_file() and not Path(source).is_dir():
+            reason = "is a pipe or a device, but a report reads a trace more than once"
+            raise TraceError(source, None, reason, "Save it to a file first")
     results = [_read_result(source) for source in sources]
     runs = [
         run_trace(source) if result is None else ReportRun(Path(source).name, result, without_curve=FROM_JSON)

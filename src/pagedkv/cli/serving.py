@@ -5,30 +5,28 @@ bytes, and how far the virtual clock is.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import PurePath
 from typing import Final, cast
 
 from pagedkv.cli.progress import prepare, progress_bars
-from pagedkv.cli.run import require_limit
+from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
 from pagedkv.replay.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
-from pagedkv.replay.interleaving import interleave_sessions
 from pagedkv.replay.model import ModelMemory, read_model
 from pagedkv.replay.request import Request, TokenizedRequest
 from pagedkv.replay.serving import ServingConfig, ServingResult, VirtualServer, compile_loops
 from pagedkv.replay.serving.config import Preemption
 from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, groups_of
-from pagedkv.replay.trace import TraceReader
 
 __all__ = ["DEFAULT_COST_MODEL", "DEFAULT_NUM_BLOCKS", "ServedTrace", "ServingOptions", "serve_requests", "serve_trace"]
 
 DEFAULT_NUM_BLOCKS: Final = 262_144
 """4.2 million tokens at 16 a block, in the range of what eight H200 hold for the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
+WHOLE_TRACE: Final = TraceOptions(session_interval_s=60.0)
 GIB: Final = 2**30
 MOST_GIB: Final = 2**20
 """A million GiB: more than any machine has, and few enough to count."""
@@ -56,10 +54,7 @@ class ServingOptions:
     speed: float = 1.0
     seed: int = 0
     max_length: int | None = None
-    session_interval_s: float = 60.0
-    max_gap_s: float | None = None
-    trace_block_size: int | None = None
-    limit: int | None = None
+    trace: TraceOptions = WHOLE_TRACE
 
     def configuration(self) -> tuple[ServingConfig, CostModel]:
         """Read and check everything that the options name.
@@ -67,7 +62,6 @@ class ServingOptions:
         Raises:
             ConfigurationError: an option is out of range, contradicts another one, or names nothing known.
         """
-        interleave_sessions((), self.session_interval_s, self.max_gap_s)  # refuses what it cannot use
         model = None if self.model is None else read_model(self.model, self.kv_dtype)
         if model is None and (self.gpu or self.memory_gib is not None or self.kv_dtype):
             raise ConfigurationError("--gpu, --memory and --kv-dtype say what a model has to itself: name it (--model)")
@@ -161,21 +155,20 @@ class ServedTrace:
 
 
 def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
-    """Serve a trace, or its first ``options.limit`` requests.
+    """Serve a trace, as far as ``options.trace`` says.
 
     Raises:
         ConfigurationError: an option is out of range.
         TraceError: the trace cannot be read.
         InterruptedRunError: Ctrl-C.
     """
-    require_limit(options.limit)
     config, cost_model = options.configuration()
-    with TraceReader(path, options.trace_block_size) as trace:
+    with options.trace.open(path) as trace:
         prepare(compile_loops)
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
             return _serve(
-                islice(_in_order(trace, options), options.limit),
+                options.trace.requests(trace),
                 VirtualServer(config, cost_model),
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
             )
@@ -194,14 +187,6 @@ def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: Ser
         task = progress.add_task(name, total=None, come_to="")
         server = VirtualServer(config, cost_model)
         return _serve(requests, server, lambda come_to: progress.update(task, come_to=come_to))
-
-
-def _in_order(trace: TraceReader, options: ServingOptions) -> Iterator[Request]:
-    """Give the requests on one clock: sessions with clocks of their own are interleaved."""
-    if trace.session_per_row:
-        yield from interleave_sessions(trace.sessions(), options.session_interval_s, options.max_gap_s)
-    else:
-        yield from trace
 
 
 def _serve(

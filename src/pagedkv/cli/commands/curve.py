@@ -9,6 +9,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.curve import curve_of_trace, parse_capacities
 from pagedkv.cli.curve_tables import print_curve
 from pagedkv.cli.json_file import STANDARD_OUTPUT, require_writable, write_json
+from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import reported
 
 __all__ = ["curve"]
@@ -28,6 +29,15 @@ def curve(  # noqa: PLR0913 - one parameter an option
     full_blocks_only: Annotated[
         bool, typer.Option("--full-blocks-only", help="Leave out the id of a partly filled last block.")
     ] = False,
+    session_interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="Seconds between session starts, in a trace with a session a line. Default: one after the other.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None,
+    max_gap: opt.MaxGap = None,
     trace_block_size: opt.TraceBlockSize = None,
     limit: opt.Limit = None,
     json_file: opt.JsonFile = None,
@@ -52,8 +62,7 @@ def curve(  # noqa: PLR0913 - one parameter an option
             trace,
             None if capacities is None else parse_capacities(capacities),
             full_blocks_only=full_blocks_only,
-            trace_block_size=trace_block_size,
-            limit=limit,
+            options=TraceOptions(session_interval, max_gap, trace_block_size, limit),
         )
         if json_file != STANDARD_OUTPUT:
             print_curve(f"Capacity curve of {Path(trace).name}", result)

@@ -12,6 +12,7 @@ from pagedkv.cli.run import replay_trace
 from pagedkv.cli.serving import DEFAULT_NUM_BLOCKS, ServingOptions, parse_blocks, serve_trace
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.tables import print_summary
+from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import reported
 from pagedkv.errors import ConfigurationError
 from pagedkv.replay.replayer import ReplayConfig
@@ -107,10 +108,7 @@ def replay(  # noqa: PLR0913 - one parameter an option
                 speed=speed,
                 seed=seed,
                 max_length=max_length,
-                session_interval_s=session_interval,
-                max_gap_s=max_gap,
-                trace_block_size=trace_block_size,
-                limit=limit,
+                trace=TraceOptions(session_interval, max_gap, trace_block_size, limit),
             ),
         )
         if json_file != STANDARD_OUTPUT:

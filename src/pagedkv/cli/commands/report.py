@@ -11,6 +11,7 @@ from pagedkv.cli.command_line import command_line
 from pagedkv.cli.curve import curve_of_trace, has_block_ids, parse_capacities
 from pagedkv.cli.report import as_run, write_report
 from pagedkv.cli.serving import ServingOptions, serve_trace
+from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import reported
 from pagedkv.report import ReportRun
 
@@ -60,38 +61,35 @@ def report(  # noqa: PLR0913 - one parameter an option
 
     pagedkv report small.json large.json -o compared.html
     """
-    options = ServingOptions(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        memory_gib=memory,
-        model=model,
-        gpu=gpu,
-        cost_model=cost_model,
-        host_blocks=host_blocks,
-        max_sequences=max_sequences,
-        max_batched_tokens=max_batched_tokens,
-        watermark=watermark,
-        policy=policy,
-        preemption=preemption,
-        samples=samples,
-        speed=speed,
-        seed=seed,
-        session_interval_s=session_interval,
-        max_gap_s=max_gap,
-        trace_block_size=trace_block_size,
-        limit=limit,
-    )
 
     def run_trace(path: str) -> ReportRun:
         served = serve_trace(path, options)
         replay = {"trace": path, "command": command_line(), **served.result.as_dict()}
-        if not has_block_ids(path, trace_block_size):
+        if not has_block_ids(path, options.trace):
             return as_run(Path(path).name, replay)
         wanted = None if capacities is None else parse_capacities(capacities)
-        curve = curve_of_trace(path, wanted, trace_block_size=trace_block_size, limit=limit)
+        curve = curve_of_trace(path, wanted, options=options.trace)
         return as_run(Path(path).name, replay, curve.as_dict())
 
     with reported():
+        options = ServingOptions(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            memory_gib=memory,
+            model=model,
+            gpu=gpu,
+            cost_model=cost_model,
+            host_blocks=host_blocks,
+            max_sequences=max_sequences,
+            max_batched_tokens=max_batched_tokens,
+            watermark=watermark,
+            policy=policy,
+            preemption=preemption,
+            samples=samples,
+            speed=speed,
+            seed=seed,
+            trace=TraceOptions(session_interval, max_gap, trace_block_size, limit),
+        )
         if capacities is not None:
             parse_capacities(capacities)
         options.configuration()

@@ -1,0 +1,52 @@
+"""Which requests of a trace, and in which order: the options that every command about a trace has."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from pagedkv.cli.run import require_limit
+from pagedkv.replay.interleaving import interleave_sessions
+from pagedkv.replay.request import Request
+from pagedkv.replay.trace import TraceReader
+
+__all__ = ["TraceOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """How to read a trace.
+
+    Args:
+        session_interval_s: seconds between the starts of sessions, in a trace with a session a line, whose clocks start
+            anew with each; None: one session after the other, in file order.
+        max_gap_s: longest gap within a session; longer ones are cut to it.
+        block_size: tokens a block id stands for, if not as the trace tells.
+        limit: requests to stop after.
+
+    Raises:
+        ConfigurationError: a time is negative or not finite, or the limit is out of range.
+    """
+
+    session_interval_s: float | None = None
+    max_gap_s: float | None = None
+    block_size: int | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be used, whatever the trace."""
+        require_limit(self.limit)
+        interleave_sessions((), self.session_interval_s or 0.0, self.max_gap_s)
+
+    def open(self, path: str) -> TraceReader:
+        """Open a trace. Raises ConfigurationError and TraceError as TraceReader does."""
+        return TraceReader(path, self.block_size)
+
+    def requests(self, trace: TraceReader) -> Iterator[Request]:
+        """Yield the requests of an open trace."""
+        return islice(self._in_order(trace), self.limit)
+
+    def _in_order(self, trace: TraceReader) -> Iterator[Request]:
+        if self.session_interval_s is not None and trace.session_per_row:
+            yield from interleave_sessions(trace.sessions(), self.session_interval_s, self.max_gap_s)
+        else:
+            yield from trace
