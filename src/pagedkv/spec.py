@@ -193,7 +193,10 @@ class SpaceConfig:
         is_fraction = isinstance(self.watermark, int | float) and 0 <= self.watermark < 1
         _require(is_fraction, f"watermark must be in [0, 1), got {self.watermark!r}")
         _require(isinstance(self.weights_epoch, str), f"weights_epoch must be text, got {self.weights_epoch!r}")
-        _require(self.eviction in EVICTIONS, f"eviction must be one of {', '.join(EVICTIONS)}, got {self.eviction!r}")
+        _require(
+            self.eviction in EVICTIONS,
+            f"eviction policy must be one of {EVICTIONS}, got {self.eviction!r}",
+        )
         for name, blocks in self.blocks_by_pool().items():
             _require(
                 blocks >= FEWEST_BLOCKS, f"pool {name!r} needs at least 2 blocks (one is the null block), got {blocks}"

@@ -215,6 +215,13 @@ def test_a_size_out_of_range_gets_one_line(tmp_path: Path, trace: Path, option: 
     [
         ["--samples", 2, "--beams", 2],
         ["--num-blocks", "full=100"],
+        ["--num-blocks", "full=100,full=50", "--model", "gemma-2-27b"],
+        ["--num-blocks", 10**9],
+        ["--max-sequences", 10**6, "--max-batched-tokens", 10**6],
+        ["--host-blocks", 100],
+        ["--one-at-a-time", "--model", "nosuch"],
+        ["--one-at-a-time", "--samples", 4],
+        ["--one-at-a-time", "--num-blocks", "full=100"],
         ["--preemption", "swap"],
         ["--memory", 3],
         ["--gpu", "h100"],
@@ -268,3 +275,23 @@ def test_a_reservation_is_never_smaller_than_the_longest_request(trace: Path) ->
     waste = json.loads(run("replay", trace, "--max-length", 1, "--json", "-").stdout)["waste"]
     assert waste["max_length"] > 1
     assert 0 <= waste["contiguous"]["exact"] <= waste["contiguous"]["maximum"] < 1
+
+
+def test_a_block_size_changes_the_blocks_and_not_the_memory(trace: Path) -> None:
+    for block_size in (8, 16, 64):
+        document = json.loads(run("replay", trace, "--block-size", block_size, "--json", "-").stdout)
+        assert document["config"]["num_blocks"] * block_size == 4_194_304
+
+
+def test_names_of_files_may_hold_anything(tmp_path: Path) -> None:
+    trace = tmp_path / "[bold]x"
+    trace.write_text("\ufeff" + HASH_IDS)  # with the mark that some editors put first
+    assert "Replay of [bold]x" in run("replay", trace).stdout
+    result = run("replay", tmp_path / "new\nline\x1b")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert r"new\nline\x1b" in result.stderr
+
+
+def test_all_presets_are_listed() -> None:
+    listed = run("presets").stdout.split()
+    assert {"llama-3.1-8b", "h100", "llama-3.1-70b/8xh100", "instant"} <= set(listed)

@@ -8,13 +8,14 @@ import typer
 from pagedkv.cli.commands.convert import convert
 from pagedkv.cli.commands.curve import curve
 from pagedkv.cli.commands.demo import demo
+from pagedkv.cli.commands.presets import presets
 from pagedkv.cli.commands.replay import replay
 from pagedkv.cli.commands.report import report
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for command in (replay, curve, report, convert, demo):
+for command in (replay, curve, report, convert, presets, demo):
     app.command()(command)
 
 

@@ -2,6 +2,7 @@
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pagedkv.cli.tables import share
@@ -18,7 +19,7 @@ def print_curve(title: str, curve: CapacityCurve) -> None:
 
 
 def _facts(title: str, curve: CapacityCurve) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
+    table = Table(title=escape(title), title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
     table.add_row("tokens a block", f"{curve.block_size:,}")
     table.add_row("requests", f"{curve.num_requests:,}")
     table.add_row("block references", f"{curve.num_block_refs:,}")
@@ -29,7 +30,7 @@ def _facts(title: str, curve: CapacityCurve) -> Table:
     )
     table.add_row("content ceiling, never seen before", f"{curve.content_ceiling:.2%}")
     for fraction, capacity in curve.capacity_for.items():
-        table.add_row(f"LRU reaches {float(fraction):.0%} of the ideal at", f"{capacity:,} blocks")
+        table.add_row(f"LRU reaches {float(fraction):.0%} of the ideal at", f"{capacity:,} block{'s'[: capacity > 1]}")
     return table
 
 

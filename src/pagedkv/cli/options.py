@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from pagedkv.cli.serving import DEFAULT_COST_MODEL, DEFAULT_NUM_BLOCKS
+from pagedkv.cli.serving import DEFAULT_COST_MODEL, DEFAULT_NUM_TOKENS
 
 __all__ = [
     "BlockSize",
@@ -38,8 +38,8 @@ NumBlocks: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="N",
-        help="Blocks of each pool, one of them the null block, which holds nothing; or pool by pool, "
-        f"full=1000,window_1024=200. Default: what --memory or --gpu leave, else {DEFAULT_NUM_BLOCKS}.",
+        help="Blocks of each pool, one of them the null block, which holds nothing; or pool by pool: "
+        f"full=1000,window_1024=200. Default: what --memory or --gpu leave, or {DEFAULT_NUM_TOKENS:,} tokens.",
         rich_help_panel=POOLS,
     ),
 ]
@@ -51,7 +51,7 @@ ModelName: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="Preset (llama-3.1-8b) or config.json: its groups of layers get pools, and blocks become GiB.",
+        help="Preset (see pagedkv presets) or config.json: its groups of layers get pools, and blocks become GiB.",
         rich_help_panel=POOLS,
     ),
 ]
@@ -85,7 +85,9 @@ MaxBatchedTokens: TypeAlias = Annotated[
 Watermark: TypeAlias = Annotated[
     float, typer.Option(metavar="F", help="Share of a pool that admissions leave free.", rich_help_panel=RULES)
 ]
-PolicyName: TypeAlias = Annotated[str, typer.Option(metavar="NAME", help="Eviction policy.", rich_help_panel=RULES)]
+PolicyName: TypeAlias = Annotated[
+    str, typer.Option(metavar="NAME", help="Eviction policy: lru or adaptive.", rich_help_panel=RULES)
+]
 PreemptionKind: TypeAlias = Annotated[
     str,
     typer.Option("--preemption", metavar="KIND", help="recompute, or swap (--host-blocks).", rich_help_panel=RULES),

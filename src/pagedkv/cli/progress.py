@@ -43,7 +43,7 @@ def progress_bars() -> Iterator[Progress]:
     """Show bars whose tasks say in their field ``come_to`` how far they are; nothing off a terminal."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[come_to]}"),
         TimeElapsedColumn(),

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Final, cast
 
 from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
@@ -21,10 +22,18 @@ from pagedkv.replay.serving import ServingConfig, ServingResult, VirtualServer, 
 from pagedkv.replay.serving.config import Preemption
 from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, groups_of
 
-__all__ = ["DEFAULT_COST_MODEL", "DEFAULT_NUM_BLOCKS", "ServedTrace", "ServingOptions", "serve_requests", "serve_trace"]
+__all__ = [
+    "DEFAULT_COST_MODEL",
+    "DEFAULT_NUM_TOKENS",
+    "ServedTrace",
+    "ServingOptions",
+    "default_num_blocks",
+    "serve_requests",
+    "serve_trace",
+]
 
-DEFAULT_NUM_BLOCKS: Final = 262_144
-"""4.2 million tokens at 16 a block, in the range of what eight H200 hold for the model below."""
+DEFAULT_NUM_TOKENS: Final = 2**22
+"""4.2 million tokens, in the range of what eight H200 hold for the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
 WHOLE_TRACE: Final = TraceOptions(session_interval_s=60.0)
 GIB: Final = 2**30
@@ -84,6 +93,11 @@ class ServingOptions:
             seed=self.seed,
             max_length=self.max_length if self.max_length or model is None else model.max_context,
         )
+        if self.host_blocks and self.preemption != "swap":
+            raise ConfigurationError(
+                f"--host-blocks {self.host_blocks} is for --preemption swap: give both, or neither"
+            )
+        require_memory(config.space_config())
         return config, self._cost_model(model)
 
     def _num_blocks(self, model: ModelMemory | None, block_nbytes: Mapping[str, int]) -> int | dict[str, int]:
@@ -98,7 +112,7 @@ class ServingOptions:
         if model is not None and self.gpu is not None:
             num_gpus, name = parse_gpu(self.gpu)
             return blocks_that_fit(block_nbytes, kv_budget_nbytes(model, find_gpu(name), num_gpus))
-        return DEFAULT_NUM_BLOCKS
+        return default_num_blocks(self.block_size)
 
     def _cost_model(self, model: ModelMemory | None) -> CostModel:
         if self.cost_model is not None:
@@ -109,34 +123,9 @@ class ServingOptions:
         return read_cost_model(DEFAULT_COST_MODEL)
 
 
-def parse_blocks(text: str) -> int | dict[str, int]:
-    """Read a number of blocks, or one for each pool.
-
-    Raises:
-        ConfigurationError: it is neither.
-
-    >>> parse_blocks("1000"), parse_blocks("full=1000,window_1024=200")
-    (1000, {'full': 1000, 'window_1024': 200})
-    """
-    try:
-        if "=" not in text:
-            return int(text)
-        pairs = [part.split("=") for part in text.split(",")]
-        return {pool.strip(): int(count) for pool, count in pairs}
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--num-blocks must be a whole number, or one for each pool as in full=1000,window_1024=200; got {text!r}"
-        ) from error
-
-
-def parse_gpu(text: str) -> tuple[int, str]:
-    """Read a GPU and how many of them.
-
-    >>> parse_gpu("8xh100"), parse_gpu("l4")
-    ((8, 'h100'), (1, 'l4'))
-    """
-    number, cross, name = text.partition("x")
-    return (int(number), name) if cross and number.isdecimal() else (1, text)
+def default_num_blocks(block_size: int) -> int:
+    """Give the blocks that hold as many tokens, whatever their size."""
+    return DEFAULT_NUM_TOKENS // max(1, block_size)
 
 
 @dataclass(frozen=True, slots=True)

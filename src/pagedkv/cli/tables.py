@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pagedkv.replay.summary import ReplaySummary
@@ -52,7 +53,7 @@ def share(ratio: float, part: int, whole: int) -> str:
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Print two columns."""
-    table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
+    table = Table(title=escape(title), title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
     for name, value in rows:
         table.add_row(name, value)
     Console().print(table)

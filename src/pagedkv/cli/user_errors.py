@@ -39,10 +39,10 @@ def reported() -> Iterator[None]:
     try:
         yield
     except (TraceError, ConfigurationError, OutputError) as error:
-        typer.echo(f"pagedkv: {error}", err=True)
+        typer.echo(f"pagedkv: {_in_one_line(error)}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
     except MemoryError as error:
-        typer.echo(f"pagedkv: not enough memory: {error}. Ask for fewer or smaller blocks", err=True)
+        typer.echo("pagedkv: not enough memory: ask for fewer or smaller blocks, or fewer sequences", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
     except InterruptedRunError as error:
         typer.echo(f"pagedkv: {error}", err=True)
@@ -50,3 +50,8 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt as error:
         typer.echo(f"pagedkv: {INTERRUPTED_EARLY}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+def _in_one_line(error: Exception) -> str:
+    """Write a message without line ends and other control characters, which names of files may have."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(error))

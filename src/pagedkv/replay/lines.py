@@ -120,7 +120,7 @@ class LineReader:
 
     def _decode(self, raw: bytes, number: int) -> str:
         try:
-            return raw.decode()
+            return raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             reason = f"byte {error.start + 1} of the line is not UTF-8 (0x{raw[error.start]:02x})"
             raise TraceError(self._path, number, reason, "Give UTF-8 text, plain or gzip") from error

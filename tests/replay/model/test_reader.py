@@ -94,7 +94,7 @@ def test_an_unknown_kv_dtype_is_refused() -> None:
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, suggested: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"model_names\(\) lists all") as caught:
+    with pytest.raises(ConfigurationError, match="`pagedkv presets` lists all") as caught:
         read_model(name or "./absent")
     assert suggested in str(caught.value)
     assert len(str(caught.value)) < 400

@@ -64,7 +64,7 @@ def curve(  # noqa: PLR0913 - one parameter an option
             full_blocks_only=full_blocks_only,
             options=TraceOptions(session_interval, max_gap, trace_block_size, limit),
         )
-        if json_file != STANDARD_OUTPUT:
-            print_curve(f"Capacity curve of {Path(trace).name}", result)
         if json_file is not None:
             write_json(json_file, {"trace": trace, **result.as_dict()})
+        if json_file != STANDARD_OUTPUT:
+            print_curve(f"Capacity curve of {Path(trace).name}", result)

@@ -1,5 +1,6 @@
 """``pagedkv replay``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,9 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.json_file import STANDARD_OUTPUT, require_writable, write_json
 from pagedkv.cli.run import replay_trace
-from pagedkv.cli.serving import DEFAULT_NUM_BLOCKS, ServingOptions, parse_blocks, serve_trace
+from pagedkv.cli.serving import ServingOptions, default_num_blocks, serve_trace
 from pagedkv.cli.serving_tables import print_served
+from pagedkv.cli.sizes import parse_blocks
 from pagedkv.cli.tables import print_summary
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import reported
@@ -84,52 +86,52 @@ def replay(  # noqa: PLR0913 - one parameter an option
     with reported():
         if json_file is not None:
             require_writable(json_file, trace)
-        if one_at_a_time:
-            _replay_one_at_a_time(trace, num_blocks, block_size, trace_block_size, limit, json_file)
-            return
-        served = serve_trace(
-            trace,
-            ServingOptions(
-                num_blocks=num_blocks,
-                block_size=block_size,
-                memory_gib=memory,
-                model=model,
-                kv_dtype=kv_dtype,
-                gpu=gpu,
-                cost_model=cost_model,
-                host_blocks=host_blocks,
-                max_sequences=max_sequences,
-                max_batched_tokens=max_batched_tokens,
-                watermark=watermark,
-                policy=policy,
-                preemption=preemption,
-                samples=samples,
-                beams=beams,
-                speed=speed,
-                seed=seed,
-                max_length=max_length,
-                trace=TraceOptions(session_interval, max_gap, trace_block_size, limit),
-            ),
+        options = ServingOptions(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            memory_gib=memory,
+            model=model,
+            kv_dtype=kv_dtype,
+            gpu=gpu,
+            cost_model=cost_model,
+            host_blocks=host_blocks,
+            max_sequences=max_sequences,
+            max_batched_tokens=max_batched_tokens,
+            watermark=watermark,
+            policy=policy,
+            preemption=preemption,
+            samples=samples,
+            beams=beams,
+            speed=speed,
+            seed=seed,
+            max_length=max_length,
+            trace=TraceOptions(session_interval, max_gap, trace_block_size, limit),
         )
-        if json_file != STANDARD_OUTPUT:
-            print_served(f"Replay of {Path(trace).name}", served)
+        if one_at_a_time:
+            _replay_one_at_a_time(trace, options, json_file)
+            return
+        served = serve_trace(trace, options)
         if json_file is not None:
             write_json(json_file, {"trace": trace, "command": command_line(), **served.result.as_dict()})
+        if json_file != STANDARD_OUTPUT:
+            print_served(f"Replay of {Path(trace).name}", served)
 
 
-def _replay_one_at_a_time(  # noqa: PLR0913, PLR0917 - as above
-    trace: str,
-    num_blocks: str | None,
-    block_size: int,
-    trace_block_size: int | None,
-    limit: int | None,
-    json_file: Path | None,
-) -> None:
-    blocks = DEFAULT_NUM_BLOCKS if num_blocks is None else parse_blocks(num_blocks)
+def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path | None) -> None:
+    known = replace(ServingOptions(), num_blocks=options.num_blocks, block_size=options.block_size, trace=options.trace)
+    if options != known:
+        raise ConfigurationError(
+            "--one-at-a-time has no clock, no model and no policy but LRU: beside the trace's options it takes "
+            "--num-blocks and --block-size alone"
+        )
+    num_blocks = options.num_blocks
+    blocks = default_num_blocks(options.block_size) if num_blocks is None else parse_blocks(num_blocks)
     if not isinstance(blocks, int):
         raise ConfigurationError(f"--one-at-a-time has one pool: give --num-blocks one number, got {num_blocks}")
-    summary = replay_trace(trace, ReplayConfig(blocks, block_size), trace_block_size=trace_block_size, limit=limit)
+    config = ReplayConfig(blocks, options.block_size)
+    summary = replay_trace(trace, config, trace_block_size=options.trace.block_size, limit=options.trace.limit)
+    if json_file is not None:
+        head = {"trace": trace, "command": command_line(), "limit": options.trace.limit}
+        write_json(json_file, {**head, **summary.as_dict()})
     if json_file != STANDARD_OUTPUT:
         print_summary(f"Replay of {Path(trace).name}, one request at a time", summary)
-    if json_file is not None:
-        write_json(json_file, {"trace": trace, "command": command_line(), "limit": limit, **summary.as_dict()})

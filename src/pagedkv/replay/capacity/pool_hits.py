@@ -101,5 +101,5 @@ def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) ->
 @compiled
 def _write_digest(digest: Uint32Array, content: int) -> None:
     """Write what stands for the SHA-256 of a chain: the number of its last block, spread out; no other chain has it."""
-    digest[0] = content * SPREAD & WORD
+    digest[0] = int(content) * SPREAD & WORD
     digest[1] = content

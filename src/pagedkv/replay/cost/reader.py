@@ -42,7 +42,7 @@ def read_cost_model(name_or_path: str) -> CostModel:
     if not _is_there(path):
         raise ConfigurationError(
             f"{name_or_path[:100]!r} is neither a cost model's name nor a file. Nearest names: "
-            f"{', '.join(_nearest(name_or_path))}; pagedkv.replay.cost.cost_model_names() lists the usual ones"
+            f"{', '.join(_nearest(name_or_path))}; `pagedkv presets` lists the usual ones"
         )
     return _from_file(path)
 

@@ -30,6 +30,7 @@ MAX_ARRIVAL_S: Final = 10**11
 MAX_SESSION_CHARACTERS: Final = 1000
 """Names of sessions are remembered, so a damaged one must not fill the memory."""
 FIX_THE_ROW: Final = "Repair or remove the row"
+MOST_DIGITS: Final = 40  # of an absurd number that a message shows
 EXTENSION_PREFIX: Final = "x_"
 
 SessionName = Annotated[str, msgspec.Meta(max_length=MAX_SESSION_CHARACTERS)]
@@ -97,4 +98,4 @@ def check_row(line: Line, row: Lengths, arrival_s: float, where: str = "") -> No
 def check_range(line: Line, name: str, value: float, least: int, most: int) -> None:
     """Refuse a number outside ``[least, most]``. Raises TraceError."""
     if not least <= value <= most:
-        raise line.fault(f"{name} is {value}, but must be from {least} to {most}", FIX_THE_ROW)
+        raise line.fault(f"{name} is {str(value)[:MOST_DIGITS]}, but must be from {least} to {most}", FIX_THE_ROW)

@@ -64,7 +64,7 @@ def _config_path(name_or_path: str) -> Path:
     raise ConfigurationError(
         f"{name_or_path[:100]!r} is neither a model preset nor a {CONFIG_FILE} or a folder with one. "
         f"Nearest presets: {', '.join(_nearest(name_or_path))}; "
-        "pagedkv.replay.model.model_names() lists all of them"
+        "`pagedkv presets` lists all of them"
     )
 
 

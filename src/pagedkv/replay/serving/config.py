@@ -61,18 +61,24 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         """Check what the block space does not check."""
-        _require(self.max_sequences >= 1, f"max_sequences must be at least 1, got {self.max_sequences}")
+        _require(
+            self.max_sequences >= 1, f"max_sequences (--max-sequences) must be at least 1, got {self.max_sequences}"
+        )
         _require(
             self.max_batched_tokens >= self.max_sequences,
             f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_sequences ({self.max_sequences}), "
             "so that every sequence can decode in every step",
         )
-        _require(0 < self.speed < float("inf"), f"speed must be positive, got {self.speed}")
+        _require(0 < self.speed < float("inf"), f"speed (--speed) must be positive and finite, got {self.speed}")
         _require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
         _require(
-            self.preemption in get_args(Preemption), f"preemption must be recompute or swap, got {self.preemption!r}"
+            self.preemption in get_args(Preemption),
+            f"preemption must be recompute or swap, got {self.preemption!r}",
         )
-        _require(self.max_length is None or self.max_length >= 1, f"max_length must be positive, got {self.max_length}")
+        _require(
+            self.max_length is None or self.max_length >= 1,
+            f"max_length must be positive, got {self.max_length}",
+        )
         self._check_branching()
         has_host = any(self.space_config().host_blocks_by_pool().values())
         _require(
@@ -84,7 +90,8 @@ class ServingConfig:
         _require(
             self.num_samples is None or self.beam_width is None, "a request has samples or beams: give one of the two"
         )
-        for name, count in (("num_samples", self.num_samples), ("beam_width", self.beam_width)):
+        counts = (("num_samples (--samples)", self.num_samples), ("beam_width (--beams)", self.beam_width))
+        for name, count in counts:
             _require(
                 count is None or 1 <= count <= self.max_sequences,
                 f"{name} must be from 1 to max_sequences ({self.max_sequences}), got {count}",

@@ -1,0 +1,23 @@
+"""``pagedkv presets``."""
+
+import typer
+
+from pagedkv.replay.cost import cost_model_names, gpu_names
+from pagedkv.replay.model import model_names
+
+__all__ = ["presets"]
+
+
+def presets() -> None:
+    """List the names that --model, --gpu and --cost-model know.
+
+    Any model with any number of any GPU is a cost model's name as well: llama-3.1-8b/4xh200.
+
+    For example:
+
+    pagedkv presets
+    """
+    for title, names in (("models", model_names()), ("GPUs", gpu_names()), ("cost models", cost_model_names())):
+        typer.echo(f"{title}:")
+        for name in names:
+            typer.echo(f"  {name}")
