@@ -20,7 +20,7 @@ No {MOONCAKE_TRACE} here (--traces FOLDER). Public traces:
   Azure LLM inference          github.com/Azure/AzurePublicDataset, data
   coding-agent sessions        github.com/callanjfox/kv-cache-tester, traces
   agent benchmark runs         github.com/LMCache/lmcache-agent-trace
-The last three need converting to a format that `pagedkv replay --help` names."""
+docs/trace-format.md tells which columns and keys the last three need."""
 
 
 def run_demo(workload: ConversationWorkload, options: ServingOptions, traces: Path | None) -> None:

@@ -14,6 +14,9 @@ from pagedkv.replay.serving import ServingResult
 __all__ = ["print_served"]
 
 GIB: Final = 2**30
+FULL: Final = 0.9
+IDLE: Final = 0.5
+"""Shares of a pool that are live at its peak: beyond the one it is short of blocks, below the other it has too many."""
 LATENCIES: Final = {
     "queueing_s": "in the queue",
     "first_token_s": "first token",
@@ -27,6 +30,9 @@ def print_served(title: str, served: ServedTrace) -> None:
     print_table(title, [*_requests(result), *_hits(result), *_steps(result), *_preemptions(result), *_here(served)])
     Console().print(_pools(result))
     Console().print(_evictions(result))
+    hint = _hint(result)
+    if hint:
+        Console().print(hint)
     Console().print(_latencies(result))
     Console().print(_waste(result))
 
@@ -86,6 +92,20 @@ def _pools(result: ServingResult) -> Table:
         if pool["block_nbytes"] is not None:
             table.add_row("  GiB", *(f"{count * pool['block_nbytes'] / GIB:,.2f}" for count in counts))
     return table
+
+
+def _hint(result: ServingResult) -> str:
+    """Say so where one pool was full while another one's memory lay idle."""
+    shares = {name: pool["num_live"]["peak"] / pool["num_blocks"] for name, pool in result.pools.items()}
+    full = max(shares, key=lambda name: shares[name])
+    idle = min(shares, key=lambda name: shares[name])
+    if shares[full] < FULL or shares[idle] > IDLE:
+        return ""
+    blocks = ",".join(f"{name}={pool['num_blocks'] + 1}" for name, pool in result.pools.items())
+    return (
+        f"Pool {full} was {shares[full]:.0%} live at its peak, {idle} {shares[idle]:.0%}: to move memory from one to "
+        f"the other, give each its own number, now --num-blocks {blocks}\n"
+    )
 
 
 def _evictions(result: ServingResult) -> Table:
