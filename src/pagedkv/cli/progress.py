@@ -3,20 +3,25 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pagedkv.cli.user_errors import EXIT_INTERRUPTED, INTERRUPTED_EARLY
 
-__all__ = ["prepare", "progress_bars"]
+__all__ = ["prepare", "progress_bars", "working"]
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
     """Compile, or load, what a run needs, so that its bar shows the run alone."""
-    with Console(stderr=True).status("Preparing the compiled loops, slow on the first run only"), _leaving_at_once():
+    with working("Preparing the compiled loops, slow on the first run only"), _leaving_at_once():
         compile_loops()
+
+
+def working(what: str) -> AbstractContextManager[object]:
+    """Show what is being done, for work whose end cannot be foretold."""
+    return Console(stderr=True).status(what)
 
 
 @contextmanager

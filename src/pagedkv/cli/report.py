@@ -13,6 +13,7 @@ from typing import Final, cast
 import msgspec
 
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
+from pagedkv.cli.progress import working
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.report.documents import Curve, Replay, ReportRun
 
@@ -64,7 +65,8 @@ def write_report(
         run_trace(source) if result is None else ReportRun(Path(source).name, result, without_curve=FROM_JSON)
         for source, result in zip(sources, results, strict=True)
     ]
-    text: str = page.render_report(runs, version=version, command=command)
+    with working("Drawing"):
+        text: str = page.render_report(runs, version=version, command=command)
     with atomic_file(output) as file:
         file.write(text.encode())
 
