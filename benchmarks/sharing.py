@@ -21,6 +21,8 @@ from pagedkv.replay.serving import ServingConfig, VirtualServer
 from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, groups_of
 
 BLOCK_SIZE: Final = 16
+MAX_SEQUENCES: Final = 256
+CONTEXT: Final = 2048
 NUM_REQUESTS: Final = 2000
 REQUESTS_PER_S: Final = 8.0
 MEAN_PROMPT: Final = 19.31
@@ -58,11 +60,14 @@ def saving(kind: str, width: int) -> float:
     """Serve the requests, each with so many samples or beams; return the saving in percent."""
     model = read_model("opt-13b")
     block_nbytes = block_nbytes_of(model, BLOCK_SIZE)
+    groups = groups_of(model, BLOCK_SIZE)
+    nbytes = kv_budget_nbytes(model, find_gpu("a100-40"))
     options: dict[str, Any] = {kind: width}
     config = ServingConfig(
-        num_blocks=blocks_that_fit(block_nbytes, kv_budget_nbytes(model, find_gpu("a100-40"))),
+        num_blocks=blocks_that_fit(groups, block_nbytes, nbytes, MAX_SEQUENCES, CONTEXT),
         block_size=BLOCK_SIZE,
-        groups=groups_of(model, BLOCK_SIZE),
+        groups=groups,
+        max_sequences=MAX_SEQUENCES,
         block_nbytes=block_nbytes,
         **options,
     )

@@ -36,6 +36,8 @@ DEFAULT_NUM_TOKENS: Final = 2**22
 """4.2 million tokens, in the range of what eight H200 hold for the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
 WHOLE_TRACE: Final = TraceOptions(session_interval_s=60.0)
+LONGEST_CONTEXT: Final = 2**17
+"""Of a model that does not tell its own."""
 GIB: Final = 2**30
 MOST_GIB: Final = 2**20
 """A million GiB: more than any machine has, and few enough to count."""
@@ -105,14 +107,20 @@ class ServingOptions:
             if self.memory_gib is not None:
                 raise ConfigurationError("--memory and --num-blocks say the same in two ways: give one of them")
             return parse_blocks(self.num_blocks)
-        if self.memory_gib is not None:
+        if model is not None and self.memory_gib is not None:
             if not 0 < self.memory_gib <= MOST_GIB:
                 raise ConfigurationError(f"--memory must be over 0 and at most {MOST_GIB:,} GiB, got {self.memory_gib}")
-            return blocks_that_fit(block_nbytes, self.memory_gib * GIB)
+            return self._split(model, block_nbytes, self.memory_gib * GIB)
         if model is not None and self.gpu is not None:
             num_gpus, name = parse_gpu(self.gpu)
-            return blocks_that_fit(block_nbytes, kv_budget_nbytes(model, find_gpu(name), num_gpus))
+            return self._split(model, block_nbytes, kv_budget_nbytes(model, find_gpu(name), num_gpus))
         return default_num_blocks(self.block_size)
+
+    def _split(self, model: ModelMemory, block_nbytes: Mapping[str, int], nbytes: float) -> dict[str, int]:
+        if self.max_sequences < 1:
+            raise ConfigurationError(f"--max-sequences must be at least 1, got {self.max_sequences}")
+        groups = groups_of(model, self.block_size)
+        return blocks_that_fit(groups, block_nbytes, nbytes, self.max_sequences, model.max_context or LONGEST_CONTEXT)
 
     def _cost_model(self, model: ModelMemory | None) -> CostModel:
         if self.cost_model is not None:

@@ -32,7 +32,10 @@ GIB = 2**30
         (lambda: ServingConfig(100, seed=-1), "seed"),
         (lambda: ServingConfig(100, max_length=0), "max_length"),
         (lambda: ServingConfig({"elsewhere": 100}), "must name the pools"),
-        (lambda: blocks_that_fit({"full": GIB}, 1.5 * GIB), "hold 1 blocks of 1,073,741,824 bytes"),
+        (
+            lambda: blocks_that_fit((FullAttention(16, "full"),), {"full": GIB}, 1.5 * GIB, 1, 100),
+            "leave 1 blocks of 1,073,741,824 bytes for pool 'full'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_numbers(make: Callable[[], object], told: str) -> None:
@@ -41,12 +44,30 @@ def test_what_cannot_work_is_refused_with_its_numbers(make: Callable[[], object]
     assert told in str(caught.value)
 
 
-def test_every_group_gets_a_pool_and_every_pool_the_same_number_of_blocks() -> None:
+def test_pools_hold_as_many_tokens_until_windows_have_enough() -> None:
     model = read_model("gemma-2-27b")
-    assert groups_of(model, 16) == (FullAttention(16, "full"), SlidingWindow(4096, 16, pool="window_4096"))
-    block_nbytes = block_nbytes_of(model, 16)
-    num_blocks = blocks_that_fit(block_nbytes, 10 * GIB)
-    assert num_blocks * sum(block_nbytes.values()) <= 10 * GIB < (num_blocks + 1) * sum(block_nbytes.values())
+    groups = groups_of(model, 16)
+    assert groups == (FullAttention(16, "full"), SlidingWindow(4096, 16, pool="window_4096"))
+    nbytes = block_nbytes_of(model, 16)
+    few = blocks_that_fit(groups, nbytes, 10 * GIB, max_sequences=256, longest=8192)
+    assert few["full"] == few["window_4096"] == 10 * GIB // sum(nbytes.values())
+    many = blocks_that_fit(groups, nbytes, 10 * GIB, max_sequences=2, longest=8192)
+    assert many["window_4096"] == 2 * 2 * (4096 + 32) // 16
+    assert many["full"] == (10 * GIB - many["window_4096"] * nbytes["window_4096"]) // nbytes["full"]
+
+
+def test_a_state_stands_for_many_tokens() -> None:
+    model = read_model("jamba-v0.1")
+    nbytes = block_nbytes_of(model, 16)
+    blocks = blocks_that_fit(groups_of(model, 16), nbytes, 10 * GIB, max_sequences=4, longest=8192)
+    assert blocks["full"] // 64 == blocks["state"]
+    assert sum(blocks[pool] * nbytes[pool] for pool in blocks) <= 10 * GIB
+
+
+def test_windows_alone_take_what_they_need() -> None:
+    groups = (SlidingWindow(64, 16, pool="window"),)
+    assert blocks_that_fit(groups, {"window": 100}, 10**9, max_sequences=3, longest=99) == {"window": 2 * 3 * 96 // 16}
+    assert blocks_that_fit(groups, {"window": 100}, 10**9, max_sequences=3, longest=800) == {"window": 800 // 16 + 2}
 
 
 def test_states_are_kept_far_apart() -> None:
