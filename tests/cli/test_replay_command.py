@@ -260,7 +260,7 @@ def test_a_result_never_replaces_its_trace(tmp_path: Path, trace: Path, command:
     for target in (trace, tmp_path / "link"):
         result = run(*command, trace, "--json", target)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "would overwrite the trace it is made from" in result.stderr
+        assert "would overwrite a file that it is made from" in result.stderr
     assert trace.read_text() == HASH_IDS
 
 

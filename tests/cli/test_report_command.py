@@ -170,7 +170,7 @@ def test_a_source_is_never_overwritten(tmp_path: Path, result: Path) -> None:
     (tmp_path / "link.html").symlink_to(source)
     before = source.read_bytes()
     for target in ("source.html", "link.html"):
-        with pytest.raises(OutputError, match="would overwrite the trace"):
+        with pytest.raises(OutputError, match="would overwrite a file"):
             report([source], tmp_path / target)
     assert source.read_bytes() == before
 

@@ -546,6 +546,8 @@ class SpaceModel:
         assert not set(answer.rewound_rows) & set(answer.lost_rows)
         spoilt = {place for step in steps for place in step.touched} | self.open_touched
         self._rewind(answer, steps)
+        for sequence in self.running:
+            sequence.is_planned = False  # what a row leaves uncomputed may fall to whoever shares it
         self._lose(answer, spoilt)
         self.seen["abort"] += 1
 
@@ -583,17 +585,20 @@ class SpaceModel:
         places = self.places(sequence)
         is_written = places & self.open_touched or any(places & step.touched for step in self.planned)
         return not is_written and not any(
-            places & self._uncomputed(other) for other in self.running if other is not sequence
+            places & self.places(other)
+            for other in self.running
+            if other is not sequence and not self._is_settled(other)
         )
 
-    def _uncomputed(self, sequence: ModelSequence) -> set[Place]:
-        """Blocks with tokens that no plan computes yet."""
-        positions = range(sequence.num_planned, len(sequence.tokens))
-        return {
-            (group.pool, sequence.tables[group.index][index])
-            for group in self.groups
-            for index in group.indices(positions)
-        }
+    def _is_settled(self, sequence: ModelSequence) -> bool:
+        """Whether acknowledged plans have computed all of a sequence."""
+        is_in_flight = any(
+            step.plan.step_id not in sequence.marked_steps
+            for step in self.in_flight
+            for row, _, _ in step.ranges
+            if step.views[row].sequence is sequence
+        )
+        return sequence.is_planned and sequence.num_planned == len(sequence.tokens) and not is_in_flight
 
     def marked_computed(self, batch: list[ModelSequence]) -> None:
         """Somebody wrote sequences' keys and values, up to their last token, and said so."""

@@ -290,7 +290,7 @@ def test_a_recurrent_groups_sequences_cannot_share_an_uncomputed_prompt() -> Non
 
 
 def test_every_classic_word_is_there() -> None:
-    """Design.md, section 1: the names that people in the field look for."""
+    """The names that people in the field look for: the names that people in the field look for."""
     words = (
         "can_allocate allocate can_append_slots append_slots fork free can_swap_out swap_out can_swap_in swap_in "
         "get_block_table mark_blocks_as_computed get_common_computed_block_ids get_num_free_blocks"

@@ -1,4 +1,4 @@
-"""The manager's promises about allocation (design.md, section 4: 1 to 5), each by direct examples."""
+"""The manager's promises about allocation (docs/design.md, Promises: 1 to 5), each by direct examples."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The manager's promises about groups (design.md, section 4: 14 to 16), each by direct examples."""
+"""The manager's promises about groups (docs/design.md, Promises: 14 to 16), each by direct examples."""
 
 import numpy as np
 import pytest

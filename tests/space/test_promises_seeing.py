@@ -1,4 +1,4 @@
-"""The manager's promises about seeing (design.md, section 4: 18 and 19): statistics, events, cost.
+"""The manager's promises about seeing (docs/design.md, Promises: 18 and 19): statistics, events, cost.
 
 The audit, 17, has its tests in test_audit.py.
 """

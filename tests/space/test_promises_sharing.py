@@ -1,4 +1,4 @@
-"""The manager's promises about sharing (design.md, section 4: 6 to 10), each by direct examples."""
+"""The manager's promises about sharing (docs/design.md, Promises: 6 to 10), each by direct examples."""
 
 from collections.abc import Callable
 

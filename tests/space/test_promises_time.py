@@ -1,4 +1,4 @@
-"""The manager's promises about time (design.md, section 4: 11 to 13), each by direct examples."""
+"""The manager's promises about time (docs/design.md, Promises: 11 to 13), each by direct examples."""
 
 import numpy as np
 import pytest

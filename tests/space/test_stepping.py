@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
+from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig, StepPlan
+from pagedkv.errors import StepError
 from tests.space.spaces import acknowledge, allocate, new_space, prefill, run_step, tokens
 
 GROUPS = FullAttention(4), SlidingWindow(8, 2, num_sink_tokens=3), RecurrentState(8)
@@ -124,3 +125,33 @@ def test_after_an_abort_tables_are_told_again() -> None:
     (again,) = run_step(space).table_writes
     assert set(told.block_ids.tolist()) <= set(again.block_ids.tolist())
     assert again.block_ids.tolist() == space.block_ids(row)[int(again.starts[0]) :]
+
+
+def test_what_another_row_computes_cannot_be_declared_computed() -> None:
+    """Else, were that row freed or its step to fail, the work would fall to a row whose window has moved on."""
+    window = SlidingWindow(window=5, block_size=2, num_sink_tokens=3)
+    space = BlockSpace(SpaceConfig(groups=(window,), num_blocks=30, max_sequences=4, max_tokens=40))
+    parent = space.allocate([0] * 16).row
+    child = int(space.fork(parent)[0])
+    for _ in range(2):  # in the open step, then in flight
+        before = space.statistics()
+        with pytest.raises(StepError, match=rf"row {parent} computes blocks that row {child} shares"):
+            space.mark_computed(child)
+        assert space.statistics() == before
+        step = space.plan_step().step_id
+    space.mark_computed([parent, child])
+    space.abort(step)
+    space.free(parent)
+    space.check()
+    assert len(space.plan_step().compute.rows) == 0
+
+
+def test_a_row_is_declared_computed_when_its_sharers_are_settled() -> None:
+    space = BlockSpace(SpaceConfig(groups=(FullAttention(4),), num_blocks=30, max_sequences=4, max_tokens=40))
+    parent = space.allocate([0] * 9).row
+    space.acknowledge(space.plan_step().step_id)
+    child = int(space.fork(parent)[0])
+    space.append(child, [1] * 7, [7])
+    space.append(parent, [2])
+    space.mark_computed(child)
+    assert len(space.computed_block_ids(child)) == 4

@@ -1,9 +1,10 @@
-"""The command line: ``pagedkv replay``, ``curve``, ``report``, ``convert`` and ``demo``.
+"""The command line: ``pagedkv replay``, ``curve``, ``report``, ``convert``, ``presets`` and ``demo``.
 
 In the order in which data flows::
 
     app            the application
     commands       the commands: their options and help; options are those that several have
+    sizes          numbers and names as they are typed
     trace_options  which requests of a trace, in which order
     serving        drives a replay on the virtual clock; run drives one without a clock
     curve          drives a capacity curve; convert drives a conversion, report a report, demo all of ``make run``
@@ -11,7 +12,7 @@ In the order in which data flows::
     tables         what a human reads; serving_tables and curve_tables for their results
     json_file      what a program reads; atomic_file writes it whole or not at all
     command_line   what was typed, for the record
-    user_errors    one line and exit code 2 for mistakes, 130 for Ctrl-C
+    user_errors    one line and exit code 2 for mistakes, 130 for Ctrl-C, 143 when terminated
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
 """

@@ -35,7 +35,7 @@ def require_writable(path: Path, *sources: str) -> None:
         raise OutputError(f"{path}: cannot be written, name a file in a writable folder")
     for source in map(Path, sources):
         if is_replaced_whole(path) and path.exists() and source.exists() and path.samefile(source):
-            raise OutputError(f"{path}: would overwrite the trace it is made from, name another file")
+            raise OutputError(f"{path}: would overwrite a file that it is made from, name another one")
 
 
 def is_replaced_whole(path: Path) -> bool:

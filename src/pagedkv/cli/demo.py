@@ -15,12 +15,12 @@ __all__ = ["run_demo"]
 MOONCAKE_TRACE: Final = "mooncake_conversation.jsonl.gz"
 
 PUBLIC_TRACES: Final = f"""\
-No {MOONCAKE_TRACE} here (--traces FOLDER). Public traces:
+No {MOONCAKE_TRACE} here (--traces FOLDER; make run TRACES=FOLDER). Public traces:
   Mooncake, FAST'25 release    github.com/kvcache-ai/Mooncake, FAST25-release/traces (read as they are)
   Azure LLM inference          github.com/Azure/AzurePublicDataset, data
   coding-agent sessions        github.com/callanjfox/kv-cache-tester, traces
   agent benchmark runs         github.com/LMCache/lmcache-agent-trace
-docs/trace-format.md tells which columns and keys the last three need."""
+docs/trace-format.md tells what the last three must be turned into."""
 
 
 def run_demo(workload: ConversationWorkload, options: ServingOptions, traces: Path | None) -> None:

@@ -1,13 +1,16 @@
 """Options that several commands have, with their help."""
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from pagedkv.cli.serving import DEFAULT_COST_MODEL, DEFAULT_NUM_TOKENS
 
 __all__ = [
+    "MEMORY",
+    "SCHEDULING",
+    "TRACE",
     "BlockSize",
     "CostModelName",
     "GpuName",
@@ -30,9 +33,9 @@ __all__ = [
     "Watermark",
 ]
 
-POOLS = "Memory"
-RULES = "Scheduling"
-TRACE = "Trace"
+MEMORY: Final = "Memory"
+SCHEDULING: Final = "Scheduling"
+TRACE: Final = "Trace"
 
 NumBlocks: TypeAlias = Annotated[
     str | None,
@@ -40,19 +43,19 @@ NumBlocks: TypeAlias = Annotated[
         metavar="N",
         help="Blocks of each pool, one of them the null block, which holds nothing; or pool by pool: "
         f"full=1000,window_1024=200. Default: what --memory or --gpu leave, or {DEFAULT_NUM_TOKENS:,} tokens.",
-        rich_help_panel=POOLS,
+        rich_help_panel=MEMORY,
     ),
 ]
-BlockSize: TypeAlias = Annotated[int, typer.Option(metavar="B", help="Tokens a block.", rich_help_panel=POOLS)]
+BlockSize: TypeAlias = Annotated[int, typer.Option(metavar="B", help="Tokens a block.", rich_help_panel=MEMORY)]
 HostBlocks: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Blocks of each host pool, for --preemption swap.", rich_help_panel=POOLS)
+    int, typer.Option(metavar="N", help="Blocks of each host pool, for --preemption swap.", rich_help_panel=MEMORY)
 ]
 ModelName: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
         help="Preset (see pagedkv presets) or config.json: its groups of layers get pools, and blocks become GiB.",
-        rich_help_panel=POOLS,
+        rich_help_panel=MEMORY,
     ),
 ]
 GpuName: TypeAlias = Annotated[
@@ -60,12 +63,12 @@ GpuName: TypeAlias = Annotated[
     typer.Option(
         metavar="[Nx]GPU",
         help="What the model runs on (h100, 8xh100): gives the blocks that fit, and the cost of steps.",
-        rich_help_panel=POOLS,
+        rich_help_panel=MEMORY,
     ),
 ]
 MemoryGib: TypeAlias = Annotated[
     float | None,
-    typer.Option("--memory", metavar="GIB", help="Memory for the model's KV cache.", rich_help_panel=POOLS),
+    typer.Option("--memory", metavar="GIB", help="Memory for the model's KV cache.", rich_help_panel=MEMORY),
 ]
 CostModelName: TypeAlias = Annotated[
     str | None,
@@ -73,33 +76,35 @@ CostModelName: TypeAlias = Annotated[
         metavar="NAME|FILE",
         help="Seconds of a step: a preset such as llama-3.1-8b/h100, instant, or a JSON file. "
         f"Default: by --model and --gpu, else {DEFAULT_COST_MODEL}.",
-        rich_help_panel=RULES,
+        rich_help_panel=SCHEDULING,
     ),
 ]
 MaxSequences: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Sequences that run at once.", rich_help_panel=RULES)
+    int, typer.Option(metavar="N", help="Sequences that run at once.", rich_help_panel=SCHEDULING)
 ]
 MaxBatchedTokens: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Tokens that a step computes.", rich_help_panel=RULES)
+    int, typer.Option(metavar="N", help="Tokens that a step computes.", rich_help_panel=SCHEDULING)
 ]
 Watermark: TypeAlias = Annotated[
-    float, typer.Option(metavar="F", help="Share of a pool that admissions leave free.", rich_help_panel=RULES)
+    float, typer.Option(metavar="F", help="Share of a pool that admissions leave free.", rich_help_panel=SCHEDULING)
 ]
 PolicyName: TypeAlias = Annotated[
-    str, typer.Option(metavar="NAME", help="Eviction policy: lru or adaptive.", rich_help_panel=RULES)
+    str, typer.Option(metavar="NAME", help="Eviction policy: lru or adaptive.", rich_help_panel=SCHEDULING)
 ]
 PreemptionKind: TypeAlias = Annotated[
     str,
-    typer.Option("--preemption", metavar="KIND", help="recompute, or swap (--host-blocks).", rich_help_panel=RULES),
+    typer.Option(
+        "--preemption", metavar="KIND", help="recompute, or swap (--host-blocks).", rich_help_panel=SCHEDULING
+    ),
 ]
 Samples: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Samples of every request, whatever the trace says.", rich_help_panel=RULES),
+    typer.Option(metavar="N", help="Samples of every request, whatever the trace says.", rich_help_panel=SCHEDULING),
 ]
 Speed: TypeAlias = Annotated[
     float, typer.Option(metavar="X", help="Play the trace's clock X times as fast.", rich_help_panel=TRACE)
 ]
-Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of everything random.", rich_help_panel=RULES)]
+Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of everything random.", rich_help_panel=SCHEDULING)]
 SessionInterval: TypeAlias = Annotated[
     float,
     typer.Option(

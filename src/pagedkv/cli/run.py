@@ -1,4 +1,4 @@
-"""Drives a replay from the command line: the loop over the requests, its progress bar, its interruption.
+"""Drives ``pagedkv replay --one-at-a-time``: the loop over the requests, its progress bar, its interruption.
 
 The bar goes to stderr, and only when that is a terminal. Over a trace it shows the share of the file that has been
 read, in stored bytes, for nobody knows the number of requests in advance.

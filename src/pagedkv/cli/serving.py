@@ -25,6 +25,7 @@ from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, grou
 __all__ = [
     "DEFAULT_COST_MODEL",
     "DEFAULT_NUM_TOKENS",
+    "WHOLE_TRACE",
     "ServedTrace",
     "ServingOptions",
     "default_num_blocks",
@@ -132,7 +133,7 @@ class ServingOptions:
 
 
 def default_num_blocks(block_size: int) -> int:
-    """Give the blocks that hold as many tokens, whatever their size."""
+    """Give the number of blocks that hold ``DEFAULT_NUM_TOKENS`` tokens."""
     return DEFAULT_NUM_TOKENS // max(1, block_size)
 
 
@@ -143,12 +144,10 @@ class ServedTrace:
     Args:
         result: the figures.
         wall_s: seconds of this machine, reading the trace included.
-        num_requests: requests read.
     """
 
     result: ServingResult
     wall_s: float
-    num_requests: int
 
 
 def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
@@ -199,4 +198,4 @@ def _serve(
     except KeyboardInterrupt as error:
         message = f"interrupted after {server.num_requests:,} requests, at {server.now_s:,.1f} s; nothing was written"
         raise InterruptedRunError(message) from error
-    return ServedTrace(server.result(), time.perf_counter() - started_s, server.num_requests)
+    return ServedTrace(server.result(), time.perf_counter() - started_s)

@@ -1,10 +1,11 @@
-"""Which requests of a trace, and in which order: the options that every command about a trace has."""
+"""Which requests of a trace, and in which order: the options of the commands that run or measure one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from pagedkv.cli.run import require_limit
+from pagedkv.errors import ConfigurationError
 from pagedkv.replay.interleaving import interleave_sessions
 from pagedkv.replay.request import Request
 from pagedkv.replay.trace import TraceReader
@@ -35,6 +36,8 @@ class TraceOptions:
     def __post_init__(self) -> None:
         """Refuse what cannot be used, whatever the trace."""
         require_limit(self.limit)
+        if self.max_gap_s is not None and self.session_interval_s is None:
+            raise ConfigurationError("--max-gap cuts the gaps within sessions: give --session-interval, too")
         interleave_sessions((), self.session_interval_s or 0.0, self.max_gap_s)
 
     def open(self, path: str) -> TraceReader:

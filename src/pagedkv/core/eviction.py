@@ -1,4 +1,4 @@
-"""The order in which free cached blocks are evicted: the one replaceable object of a pool.
+"""The order in which free cached blocks are evicted: the one part of a pool that comes in variants.
 
 A policy is what happens at five moments of a block's life. Everything else (links, counts, names) is the pool's and
 the same for all policies::
@@ -50,6 +50,7 @@ from pagedkv.core.blocks import (
     NULL_BLOCK,
     NUM_ACQUIRED,
     NUM_PROTECTED,
+    NUM_SENTINELS,
     PARENT_LIFE,
     PROTECTED,
     QUEUE,
@@ -70,7 +71,7 @@ __all__ = [
     "POLICIES",
     "EvictionPolicy",
     "enqueue",
-    "new_ghosts",
+    "new_policy_state",
     "note_drop",
     "note_eviction",
     "note_name",
@@ -79,7 +80,7 @@ __all__ = [
 
 FIXED_POINT: Final = 16  # the target counts sixteenths of a block
 VOTE: Final = 8  # half a block, before it is weighed
-FIRST_TARGET: Final = 8  # an eighth of the blocks
+FIRST_TARGET_DIVISOR: Final = 8  # an eighth of the blocks
 VOTING_REACH: Final = 4  # who comes back within a quarter of the blocks acquired may vote
 GHOSTS_PER_BLOCK: Final = 4  # slots, so that few digests overwrite each other
 FEW_GHOSTS: Final = 1 << 4
@@ -107,16 +108,22 @@ POLICIES: Final[Mapping[str, EvictionPolicy]] = MappingProxyType({policy.name: p
 """All policies, the default first."""
 
 
-def new_ghosts(policy: EvictionPolicy, num_blocks: int) -> tuple[Uint32Array, Int64Array]:
+def new_policy_state(policy: EvictionPolicy, num_blocks: int) -> tuple[Uint32Array, Int64Array]:
     """Make the state of a policy: its ghost table and its counts, see :class:`~pagedkv.core.blocks.PoolArrays`."""
     state = np.zeros(EVICTION_FIELDS, np.int64)
     if not policy.has_ghosts:
         return np.zeros((0, GHOST_FIELDS), np.uint32), state
-    state[TARGET] = num_blocks * FIXED_POINT // FIRST_TARGET
+    state[TARGET] = num_blocks * FIXED_POINT // FIRST_TARGET_DIVISOR
     state[[FLOW_COLD, FLOW_REUSED]] = 1
     state[EVICTION_COUNTDOWN] = num_blocks
     num_ghosts = max(FEW_GHOSTS, 1 << (GHOSTS_PER_BLOCK * num_blocks - 1).bit_length())
     return np.zeros((num_ghosts, GHOST_FIELDS), np.uint32), state
+
+
+@inlined
+def num_usable(records: Int32Array) -> int:
+    """Count the blocks of a pool that can be handed out at all."""
+    return len(records) - NUM_SENTINELS - 1
 
 
 @inlined
@@ -155,7 +162,7 @@ def _recall(pool: PoolArrays, block: int, parent: int) -> None:
     ghost = ghosts[int(pool.digests[block, 0]) & (len(ghosts) - 1)]
     if ghost[1] == EMPTY or (int(ghost[0]) | 1) != (int(pool.digests[block, 1]) | 1):
         return
-    num_blocks = len(records) - 3
+    num_blocks = num_usable(records)
     away = (int(pool.counts[NUM_ACQUIRED]) - int(ghost[1])) & GHOST_CLOCK
     if away > num_blocks:
         return
@@ -219,7 +226,7 @@ def _remember(pool: PoolArrays, block: int) -> None:
     state[FLOW_COLD + reused] += 1
     state[EVICTION_COUNTDOWN] -= 1
     if state[EVICTION_COUNTDOWN] == 0:
-        state[EVICTION_COUNTDOWN] = len(pool.records) - 3
+        state[EVICTION_COUNTDOWN] = num_usable(pool.records)
         state[FLOW_COLD] = state[FLOW_COLD] // 2 + 1
         state[FLOW_REUSED] = state[FLOW_REUSED] // 2 + 1
 

@@ -229,7 +229,7 @@ class BlockPool:
             )
         self.name = name
         self.num_blocks = num_blocks
-        ghosts, state = eviction.new_ghosts(policy if caching else eviction.LRU, num_blocks - 1)
+        ghosts, state = eviction.new_policy_state(policy if caching else eviction.LRU, num_blocks - 1)
         arrays = new_pool_arrays(num_blocks, block_size, caching=caching)
         self.arrays = arrays._replace(ghosts=ghosts, eviction=state)
         self.free_queue = free_queue.FreeBlockQueue(self.arrays)

@@ -2,6 +2,7 @@
 
 In the order in which data flows::
 
+    request        Request and TokenizedRequest, the values that flow
     lines          numbered lines of a plain or gzip file
     block_runs     run-length coded block ids, and the tokens that an id stands for
     formats        what a line of each trace format means

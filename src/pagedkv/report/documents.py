@@ -41,7 +41,7 @@ class Requests(TypedDict):
 
 
 class Hits(TypedDict):
-    """What prefix caching saved at the first admissions; ratios are None without a prompt."""
+    """What prefix caching saved at the first admissions; ratios are 0 or None without a prompt."""
 
     num_prompt_blocks: int
     num_hit_blocks: int

@@ -55,7 +55,7 @@ FIGURES: Final = MappingProxyType(
         "mean_saving": Explanation(
             "Sharing saving", "Blocks saved because sequences of one request share them, of the blocks without sharing."
         ),
-        "mean_sequences": Explanation("Mean sequences", "Sequences that run, mean over decode steps."),
+        "mean_sequences": Explanation("Mean sequences", "Sequences that run, mean over steps."),
         "virtual_s": Explanation("Virtual time", "Seconds of the simulated clock from start to end."),
     }
 )

@@ -284,10 +284,11 @@ class BlockSpace:
     def mark_computed(self, rows: Rows) -> None:
         """State that all tokens of these rows are computed, outside any plan; windows slide accordingly.
 
-        Rows that share blocks which the open step computes for one of them are to be named together.
+        Rows that share blocks which the open step, or one in flight, computes for one of them are to be named together.
 
         Raises:
-            StepError: a group is a recurrent state and steps are in flight, which may still advance it.
+            StepError: a group is a recurrent state and steps are in flight, which may still advance it; or a row that
+                is not named computes shared blocks.
         """
         if self._state.is_recurrent and self._ledger.in_flight:
             raise StepError("a recurrent state cannot be declared computed while steps are in flight: acknowledge them")

@@ -1,8 +1,10 @@
 """Steps: closing the open one into a plan, and what acknowledging or aborting it sets free."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from pagedkv.core.blocks import LIFE, NAME, PENDING_STEP, REF_COUNT, SETTLED_STEP, Int32Array
+from pagedkv.core.blocks import LIFE, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SETTLED_STEP, Int32Array
 from pagedkv.core.planning import (
     collect_ranges,
     collect_touched,
@@ -25,6 +27,7 @@ from pagedkv.core.rows import (
     SWAPPED,
 )
 from pagedkv.core.tables import note_change, slide
+from pagedkv.errors import StepError
 from pagedkv.plan import AbortedSteps, BlockMoves, StepPlan, TableWrites, TokenRanges
 from pagedkv.space.naming import publish
 from pagedkv.space.state import Group, SpaceState
@@ -88,7 +91,8 @@ def _slide_windows(state: SpaceState, step: InFlightStep) -> None:
 
 
 def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    """Count everything that running rows know as computed."""
+    """Count everything that running rows know as computed. Raises StepError where another row computes it, too."""
+    _require_no_other_computes(state, ledger, batch)
     for row in batch.tolist():
         ledger.take_out(row)
     for group in state.groups:
@@ -99,6 +103,36 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
     for group in state.groups:
         if not group.keeps_whole_prefix:
             slide(group.pool.arrays, group.arrays, state.rows, batch, state.rows[batch, NUM_TOKENS])
+
+
+def _require_no_other_computes(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Refuse to declare blocks computed that a row outside the batch computes, in the open step or one in flight.
+
+    Should that step fail, or that row be freed, the computation would fall to a row whose window has moved on.
+    """
+    starts = dict(_unsettled_starts(state, ledger))
+    for group in state.groups:
+        held = group.arrays.table[batch]
+        for row in set(starts) - set(batch.tolist()):
+            first = starts[row] // group.block_size
+            computed = group.arrays.table[row, first : int(state.rows[row, group.arrays.parameters[AT] + NUM_BLOCKS])]
+            shared = np.isin(held, computed[computed != NULL_BLOCK]).any(axis=1)
+            if shared.any():
+                raise StepError(
+                    f"row {row} computes blocks that row {int(batch[shared.argmax()])} shares, in the open step or in "
+                    "one in flight: declare both computed, or acknowledge the steps first"
+                )
+
+
+def _unsettled_starts(state: SpaceState, ledger: StepLedger) -> Iterator[tuple[int, int]]:
+    """Rows that compute in the open step or in one in flight, with the first position; the earliest comes last."""
+    status, tokens, planned = (state.rows[:, column] for column in (STATUS, NUM_TOKENS, NUM_PLANNED))
+    for row in np.flatnonzero((status == RUNNING) & (planned < tokens)).tolist():
+        yield row, int(planned[row])
+    for step in reversed(ledger.in_flight):
+        for row, start in _aborted_starts(state, [step]):
+            if status[row] == RUNNING:
+                yield row, start
 
 
 def _merge(state: SpaceState, duplicate: Duplicate) -> None:

@@ -54,7 +54,7 @@ def test_tokens_of_ideal_hits_are_those_that_the_blocks_have(
 
 def test_requests_without_ids_are_refused() -> None:
     collector = ReferenceCollector("trace.csv")
-    with pytest.raises(TraceError, match=r"^trace.csv: request 1 has no block ids. Name a trace with hash_ids"):
+    with pytest.raises(TraceError, match=r"^trace.csv: request 1 has no block ids. Name a trace with block_runs"):
         collector.add(Request(0.0, 5, 0))
 
 

@@ -36,7 +36,7 @@ def convert(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Convert a trace of any known format to the pagedkv trace format, which docs/trace-format.md describes.
 
-    The first line tells the format, as for replay. Memory stays bounded, whatever the size of the trace.
+    The first line tells the format, as for replay. Memory stays bounded, except with --block-size.
 
     For example:
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.command_line import command_line
 from pagedkv.cli.curve import curve_of_trace, parse_capacities
 from pagedkv.cli.curve_tables import print_curve
 from pagedkv.cli.json_file import STANDARD_OUTPUT, require_writable, write_json
@@ -42,10 +43,10 @@ def curve(  # noqa: PLR0913 - one parameter an option
     limit: opt.Limit = None,
     json_file: opt.JsonFile = None,
 ) -> None:
-    """Show what a cache of each size would hit: LRU, the offline optimum, and what no cache can serve.
+    """Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache can serve.
 
     Prompts come one at a time, in file order, as the block ids of the trace. A prompt hits its leading run of cached
-    blocks, then takes the cache's least recently used blocks for the rest.
+    blocks; the rest takes the blocks that the policy evicts first.
 
     For example:
 
@@ -65,6 +66,6 @@ def curve(  # noqa: PLR0913 - one parameter an option
             options=TraceOptions(session_interval, max_gap, trace_block_size, limit),
         )
         if json_file is not None:
-            write_json(json_file, {"trace": trace, **result.as_dict()})
+            write_json(json_file, {"trace": trace, "command": command_line(), **result.as_dict()})
         if json_file != STANDARD_OUTPUT:
             print_curve(f"Capacity curve of {Path(trace).name}", result)

@@ -10,7 +10,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.json_file import STANDARD_OUTPUT, require_writable, write_json
 from pagedkv.cli.run import replay_trace
-from pagedkv.cli.serving import ServingOptions, default_num_blocks, serve_trace
+from pagedkv.cli.serving import WHOLE_TRACE, ServingOptions, default_num_blocks, serve_trace
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.sizes import parse_blocks
 from pagedkv.cli.tables import print_summary
@@ -32,7 +32,7 @@ def replay(  # noqa: PLR0913 - one parameter an option
     memory: opt.MemoryGib = None,
     kv_dtype: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="Of keys and values: fp8, bf16, ...", rich_help_panel=opt.POOLS),
+        typer.Option(metavar="TYPE", help="Of keys and values: fp8, bf16, ...", rich_help_panel=opt.MEMORY),
     ] = None,
     host_blocks: opt.HostBlocks = 0,
     cost_model: opt.CostModelName = None,
@@ -44,14 +44,14 @@ def replay(  # noqa: PLR0913 - one parameter an option
     samples: opt.Samples = None,
     beams: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Beams of every request, instead of samples.", rich_help_panel=opt.RULES),
+        typer.Option(metavar="N", help="Beams of every request, instead of samples.", rich_help_panel=opt.SCHEDULING),
     ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             help="Tokens of the largest contiguous reservation. Default: the model's context, or the longest request.",
-            rich_help_panel=opt.POOLS,
+            rich_help_panel=opt.MEMORY,
         ),
     ] = None,
     speed: opt.Speed = 1.0,
@@ -63,7 +63,7 @@ def replay(  # noqa: PLR0913 - one parameter an option
         typer.Option(
             "--one-at-a-time",
             help="No clock: serve each request to its end before the next. Knows --num-blocks and --block-size alone.",
-            rich_help_panel=opt.RULES,
+            rich_help_panel=opt.SCHEDULING,
         ),
     ] = False,
     trace_block_size: opt.TraceBlockSize = None,
@@ -118,11 +118,12 @@ def replay(  # noqa: PLR0913 - one parameter an option
 
 
 def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path | None) -> None:
-    known = replace(ServingOptions(), num_blocks=options.num_blocks, block_size=options.block_size, trace=options.trace)
+    trace_options = replace(WHOLE_TRACE, block_size=options.trace.block_size, limit=options.trace.limit)
+    known = replace(ServingOptions(), num_blocks=options.num_blocks, block_size=options.block_size, trace=trace_options)
     if options != known:
         raise ConfigurationError(
-            "--one-at-a-time has no clock, no model and no policy but LRU: beside the trace's options it takes "
-            "--num-blocks and --block-size alone"
+            "--one-at-a-time has no clock, no model and no policy but LRU: it takes --num-blocks, --block-size, "
+            "--trace-block-size, --limit and --json alone"
         )
     num_blocks = options.num_blocks
     blocks = default_num_blocks(options.block_size) if num_blocks is None else parse_blocks(num_blocks)

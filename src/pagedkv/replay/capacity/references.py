@@ -100,7 +100,9 @@ class ReferenceCollector:
         if request.block_ids is None and request.prompt_token_ids is not None:
             raise self._fault("has tokens, but no block ids", "Make them: pagedkv convert --block-size 16 -o OUT")
         if request.block_ids is None:
-            raise self._fault("has no block ids", "Name a trace with hash_ids, hash_runs or requests")
+            raise self._fault(
+                "has no block ids", "Name a trace with block_runs, block_ids, hash_ids, hash_runs or requests"
+            )
         block_ids = request.block_ids
         if self._full_blocks_only and request.block_size:
             block_ids = block_ids[: request.input_length // request.block_size]

@@ -42,12 +42,11 @@ class Assumptions:
         compute: share of peak arithmetic. 0.5: an assumption; large matrix products alone reach 0.6 to 0.8.
         memory: share of peak memory bandwidth. 0.8: gpt-fast reads the weights of Llama-2-7B, step overhead
             included, at 0.69 of an A100-80's, and its authors measured 1.7 of 2.04 TB/s at most (its README).
-        link: share of the host link. 0.84: 54 of 64 GB/s measured on an H200 (docs/design.md, section 5).
+        link: share of the host link. 0.84: 54 of 64 GB/s, measured once on an H200.
         step_s: fixed time of a step on one GPU. 1 ms: an assumption, which brings gpt-fast's figure for one GPU to
             within 3%.
         exchange_s: one all-reduce of few bytes. 20 us: fits gpt-fast's figures for 2 to 8 A100s within 10%.
-        sequence_s: sampling and bookkeeping for one sequence. 5 us: an assumption; vLLM's scheduler alone takes
-            3.4 us (docs/design.md, section 3).
+        sequence_s: sampling and bookkeeping for one sequence. 5 us: an assumption.
         swap_s: starting to move a sequence's blocks. 20 us: an assumption.
 
     Raises:

@@ -7,8 +7,7 @@ In the order in which data flows::
     job           Job: one request under way
     waiting       WaitingQueue: who comes next
     branching     forks into samples, and the replacement of beams
-    swapping      who is moved to the host pool and back
-    scheduler     Scheduler: what each step decodes, computes, admits and preempts
+    scheduler     Scheduler: what each step decodes, computes, admits, preempts and swaps
     decode_batch  DecodeBatch: who decodes, in arrays for many steps
     running_rows  RunningRows: who runs, in arrays for the meters
     step_work     StepWork: what a plan computes, for the cost model

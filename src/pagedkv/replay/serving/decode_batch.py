@@ -20,9 +20,10 @@ class DecodeBatch:
     """Jobs whose prompts are computed, in the order of their keys.
 
     Args:
-        jobs: the jobs, at least one, none of them finished. Its length ends where the first of them is.
+        jobs: the jobs, at least one, none of them finished. The batch ends where the first of them finishes.
 
     Attributes:
+        jobs: the jobs.
         rows: int32 ``[sequences]``, rows of all their sequences.
         num_steps: steps taken.
     """

@@ -20,7 +20,7 @@ from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState,
 
 __all__ = ["BlockHistory", "PoolHistory"]
 
-IN_USE: Final = -1.0
+NOT_RELEASED: Final = -1.0
 
 
 class PoolHistory:
@@ -33,7 +33,7 @@ class PoolHistory:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._released_s = np.full(num_blocks, IN_USE)
+        self._released_s = np.full(num_blocks, NOT_RELEASED)
         self._was_hit = np.zeros(num_blocks, np.bool_)
         self.hits_by_age = AgeHistogram()
         self.evictions_by_age = AgeHistogram()
@@ -43,7 +43,7 @@ class PoolHistory:
     def hit(self, block_ids: Int32Array, ref_counts: Int32Array, now_s: float) -> None:
         """Note that a new sequence shares some blocks; their reference counts include it."""
         self.hits_by_age.add(np.where(ref_counts > 1, 0.0, now_s - self._released_s[block_ids]))
-        self._released_s[block_ids] = IN_USE
+        self._released_s[block_ids] = NOT_RELEASED
         self._was_hit[block_ids] = True
 
     def released(self, block_ids: Int32Array, now_s: float) -> None:
@@ -60,7 +60,7 @@ class PoolHistory:
             self._forget(events.block_ids)
             return
         removed = events.block_ids[is_removal]
-        evicted = removed[(self._released_s[removed] != IN_USE) & (ref_counts[removed] > 0)]
+        evicted = removed[(self._released_s[removed] != NOT_RELEASED) & (ref_counts[removed] > 0)]
         self.evictions_by_age.add(now_s - self._released_s[evicted])
         self.num_evictions += len(evicted)
         self.num_never_reused += int((~self._was_hit[evicted]).sum())
@@ -68,7 +68,7 @@ class PoolHistory:
 
     def _forget(self, block_ids: Int32Array) -> None:
         """Note that some blocks have new content, or none that can be found."""
-        self._released_s[block_ids] = IN_USE
+        self._released_s[block_ids] = NOT_RELEASED
         self._was_hit[block_ids] = False
 
 

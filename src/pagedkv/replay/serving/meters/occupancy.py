@@ -11,7 +11,7 @@ class Level:
 
     Args:
         peak: its largest value.
-        weighted_sum: sum of value times seconds.
+        weighted_sum: sum of value times weight: seconds, or 1 a step.
     """
 
     peak: int = 0
