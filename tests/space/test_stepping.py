@@ -131,7 +131,7 @@ def test_what_another_row_computes_cannot_be_declared_computed() -> None:
     """Else, were that row freed or its step to fail, the work would fall to a row whose window has moved on."""
     window = SlidingWindow(window=5, block_size=2, num_sink_tokens=3)
     space = BlockSpace(SpaceConfig(groups=(window,), num_blocks=30, max_sequences=4, max_tokens=40))
-    parent = space.allocate([0] * 16).row
+    parent = allocate(space, [0] * 16)
     child = int(space.fork(parent)[0])
     for _ in range(2):  # in the open step, then in flight
         before = space.statistics()
@@ -148,7 +148,7 @@ def test_what_another_row_computes_cannot_be_declared_computed() -> None:
 
 def test_a_row_is_declared_computed_when_its_sharers_are_settled() -> None:
     space = BlockSpace(SpaceConfig(groups=(FullAttention(4),), num_blocks=30, max_sequences=4, max_tokens=40))
-    parent = space.allocate([0] * 9).row
+    parent = allocate(space, [0] * 9)
     space.acknowledge(space.plan_step().step_id)
     child = int(space.fork(parent)[0])
     space.append(child, [1] * 7, [7])
