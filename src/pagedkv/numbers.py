@@ -10,7 +10,10 @@ import numpy as np
 
 from pagedkv.errors import ConfigurationError, PagedKVError
 
-__all__ = ["LARGEST_SIZE", "as_count"]
+__all__ = ["GIB", "LARGEST_SIZE", "as_count"]
+
+GIB: Final = 2**30
+"""Bytes of a GiB."""
 
 LARGEST_SIZE: Final = 2**31 - 1
 """Ids, counts and positions are int32."""

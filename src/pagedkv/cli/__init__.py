@@ -6,13 +6,13 @@ In the order in which data flows::
     commands       the commands: their options and help; options are those that several have
     sizes          numbers and names as they are typed
     trace_options  which requests of a trace, in which order
-    serving        drives a replay on the virtual clock; run drives one without a clock
+    serving        drives a replay on the virtual clock; one_at_a_time drives one without a clock
     curve          drives a capacity curve; convert drives a conversion, report a report, demo all of ``make run``
     progress       bars and status while that takes its time
     tables         what a human reads; serving_tables and curve_tables for their results
     json_file      what a program reads; atomic_file writes it whole or not at all
     command_line   what was typed, for the record
-    user_errors    one line and exit code 2 for mistakes, 130 for Ctrl-C, 143 when terminated
+    user_errors    one line for mistakes; exit_codes: 2 for these, 130 for Ctrl-C, 143 when terminated
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
 """
@@ -22,12 +22,11 @@ import signal
 import sys
 from typing import Final
 
+from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USER_ERROR, INTERRUPTED_EARLY
+
 __all__ = ["main"]
 
 EXTRA_PACKAGES: Final = ("msgspec", "rich", "typer")
-EXIT_INTERRUPTED: Final = 130
-EXIT_TERMINATED: Final = 143
-EXIT_USER_ERROR: Final = 2
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def main() -> None:
         sys.stderr.write(f"pagedkv: the command line needs {package}: pip install 'pagedkv[cli]'\n")
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:
-        sys.stderr.write("pagedkv: interrupted before the first request\n")
+        sys.stderr.write(f"pagedkv: {INTERRUPTED_EARLY}\n")
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
         if error.errno != errno.ENOSPC:

@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 
 from pagedkv.cli.atomic_file import atomic_file, is_replaced_whole
 from pagedkv.cli.progress import progress_bars
-from pagedkv.cli.run import require_limit
+from pagedkv.cli.trace_options import require_limit
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.replay.interleaving import interleave_sessions

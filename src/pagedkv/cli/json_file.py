@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
+from pagedkv.cli.atomic_file import atomic_file
 
-__all__ = ["STANDARD_OUTPUT", "require_writable", "write_json"]
+__all__ = ["write_json"]
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pagedkv.cli.user_errors import EXIT_INTERRUPTED, INTERRUPTED_EARLY
+from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, INTERRUPTED_EARLY
 
 __all__ = ["prepare", "progress_bars", "working"]
 

@@ -15,6 +15,7 @@ from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
+from pagedkv.numbers import GIB
 from pagedkv.replay.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
 from pagedkv.replay.model import ModelMemory, read_model
 from pagedkv.replay.request import Request, TokenizedRequest
@@ -23,8 +24,10 @@ from pagedkv.replay.serving.config import Preemption
 from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, groups_of
 
 __all__ = [
+    "DEFAULTS",
     "DEFAULT_COST_MODEL",
     "DEFAULT_NUM_TOKENS",
+    "SESSION_INTERVAL_S",
     "WHOLE_TRACE",
     "ServedTrace",
     "ServingOptions",
@@ -36,10 +39,10 @@ __all__ = [
 DEFAULT_NUM_TOKENS: Final = 2**22
 """4.2 million tokens, in the range of what eight H200 hold for the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
-WHOLE_TRACE: Final = TraceOptions(session_interval_s=60.0)
+SESSION_INTERVAL_S: Final = 60.0
+WHOLE_TRACE: Final = TraceOptions(session_interval_s=SESSION_INTERVAL_S)
 LONGEST_CONTEXT: Final = 2**17
 """Of a model that does not tell its own."""
-GIB: Final = 2**30
 MOST_GIB: Final = 2**20
 """A million GiB: more than any machine has, and few enough to count."""
 
@@ -130,6 +133,9 @@ class ServingOptions:
             num_gpus, name = parse_gpu(self.gpu)
             return derive_cost_model(model, find_gpu(name), num_gpus)
         return read_cost_model(DEFAULT_COST_MODEL)
+
+
+DEFAULTS: Final = ServingOptions()
 
 
 def default_num_blocks(block_size: int) -> int:

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from pagedkv.cli.serving import ServedTrace
 from pagedkv.cli.tables import print_table, share
+from pagedkv.numbers import GIB
 from pagedkv.replay.serving import ServingResult
 
 __all__ = ["print_served"]
 
-GIB: Final = 2**30
 FULL: Final = 0.9
 IDLE: Final = 0.5
 """Shares of a pool that are live at its peak: beyond the one it is short of blocks, below the other it has too many."""

@@ -4,6 +4,7 @@ import os
 from typing import Final
 
 from pagedkv.errors import ConfigurationError
+from pagedkv.numbers import GIB
 from pagedkv.spec import SpaceConfig
 
 __all__ = ["parse_blocks", "parse_gpu", "require_memory"]
@@ -11,7 +12,6 @@ __all__ = ["parse_blocks", "parse_gpu", "require_memory"]
 RECORD_NBYTES: Final = 100  # a block's bookkeeping beside its tokens, rounded up
 TOKEN_NBYTES: Final = 4
 ENTRY_NBYTES: Final = 4
-GIB: Final = 2**30
 
 
 def parse_blocks(text: str) -> int | dict[str, int]:

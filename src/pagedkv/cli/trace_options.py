@@ -1,16 +1,16 @@
 """Which requests of a trace, and in which order: the options of the commands that run or measure one."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from pagedkv.cli.run import require_limit
 from pagedkv.errors import ConfigurationError
 from pagedkv.replay.interleaving import interleave_sessions
 from pagedkv.replay.request import Request
 from pagedkv.replay.trace import TraceReader
 
-__all__ = ["TraceOptions"]
+__all__ = ["TraceOptions", "require_limit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,9 @@ class TraceOptions:
             yield from interleave_sessions(trace.sessions(), self.session_interval_s, self.max_gap_s)
         else:
             yield from trace
+
+
+def require_limit(limit: int | None) -> None:
+    """Check the number of requests to stop after. Raises ConfigurationError."""
+    if limit is not None and not 1 <= limit <= sys.maxsize:
+        raise ConfigurationError(f"--limit must be from 1 to {sys.maxsize} requests, got {limit}")

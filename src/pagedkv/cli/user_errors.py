@@ -12,17 +12,13 @@ Anything else is a fault of this library and keeps its traceback.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 import typer
 
+from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, INTERRUPTED_EARLY
 from pagedkv.errors import ConfigurationError, TraceError
 
-__all__ = ["EXIT_INTERRUPTED", "INTERRUPTED_EARLY", "InterruptedRunError", "OutputError", "reported"]
-
-EXIT_USER_ERROR: Final = 2
-EXIT_INTERRUPTED: Final = 130
-INTERRUPTED_EARLY: Final = "interrupted before the first request"
+__all__ = ["InterruptedRunError", "OutputError", "reported"]
 
 
 class OutputError(Exception):

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pagedkv.core.blocks import Int32Array, aligned_zeros
-from pagedkv.spec import ChunkedLocal, FullAttention, RecurrentState, SlidingWindow, SpaceConfig
+from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
 
-__all__ = ["GroupArrays", "new_group_arrays", "new_rows"]
+__all__ = ["GroupArrays", "new_group_arrays", "new_rows", "rule_of"]
 
 # Columns common to all groups.
 STATUS: Final = 0
@@ -85,22 +85,26 @@ def new_rows(max_sequences: int, num_groups: int) -> Int32Array:
     return aligned_zeros(max_sequences, NUM_COMMON + num_groups * NUM_PER_GROUP)
 
 
+def rule_of(spec: GroupSpec) -> tuple[int, int]:
+    """Give a group's rule as compiled loops take it: its kind, and the span of its window or chunk, else 0."""
+    match spec:
+        case FullAttention():
+            return FULL, 0
+        case SlidingWindow():
+            return WINDOW, spec.window
+        case ChunkedLocal():
+            return CHUNK, spec.chunk_size
+        case RecurrentState():
+            return RECURRENT, 0
+
+
 def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     """Make the empty table and the parameters of one group of a configuration."""
     spec, max_tokens, caching = config.groups[index], config.max_tokens, config.prefix_caching
-    block_size = spec.block_size
-    kind, span, num_sink_tokens = FULL, 0, 0
-    match spec:
-        case FullAttention():
-            pass
-        case SlidingWindow():
-            kind, span, num_sink_tokens = WINDOW, spec.window, spec.num_sink_tokens
-        case ChunkedLocal():
-            kind, span = CHUNK, spec.chunk_size
-        case RecurrentState():
-            kind = RECURRENT
-            if not caching:
-                block_size = max_tokens  # no checkpoints: one state block serves the whole sequence
+    kind, span = rule_of(spec)
+    is_one_state = kind == RECURRENT and not caching  # no checkpoints: one state block serves the whole sequence
+    block_size = max_tokens if is_one_state else spec.block_size
+    num_sink_tokens = spec.num_sink_tokens if isinstance(spec, SlidingWindow) else 0
     parameters = np.zeros(NUM_PARAMETERS, np.int32)
     parameters[NAME_IN_POOL] = index + 1
     parameters[AT] = NUM_COMMON + index * NUM_PER_GROUP

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.curve import curve_of_trace, parse_capacities
 from pagedkv.cli.curve_tables import print_curve
-from pagedkv.cli.json_file import STANDARD_OUTPUT, require_writable, write_json
+from pagedkv.cli.json_file import write_json
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import reported
 

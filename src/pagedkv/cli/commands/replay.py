@@ -7,10 +7,18 @@ from typing import Annotated
 import typer
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.command_line import command_line
-from pagedkv.cli.json_file import STANDARD_OUTPUT, require_writable, write_json
-from pagedkv.cli.run import replay_trace
-from pagedkv.cli.serving import WHOLE_TRACE, ServingOptions, default_num_blocks, serve_trace
+from pagedkv.cli.json_file import write_json
+from pagedkv.cli.one_at_a_time import replay_trace
+from pagedkv.cli.serving import (
+    DEFAULTS,
+    SESSION_INTERVAL_S,
+    WHOLE_TRACE,
+    ServingOptions,
+    default_num_blocks,
+    serve_trace,
+)
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.sizes import parse_blocks
 from pagedkv.cli.tables import print_summary
@@ -26,7 +34,7 @@ def replay(  # noqa: PLR0913 - one parameter an option
     trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
     *,
     num_blocks: opt.NumBlocks = None,
-    block_size: opt.BlockSize = 16,
+    block_size: opt.BlockSize = DEFAULTS.block_size,
     model: opt.ModelName = None,
     gpu: opt.GpuName = None,
     memory: opt.MemoryGib = None,
@@ -34,13 +42,13 @@ def replay(  # noqa: PLR0913 - one parameter an option
         str | None,
         typer.Option(metavar="TYPE", help="Of keys and values: fp8, bf16, ...", rich_help_panel=opt.MEMORY),
     ] = None,
-    host_blocks: opt.HostBlocks = 0,
+    host_blocks: opt.HostBlocks = DEFAULTS.host_blocks,
     cost_model: opt.CostModelName = None,
-    max_sequences: opt.MaxSequences = 256,
-    max_batched_tokens: opt.MaxBatchedTokens = 8192,
-    watermark: opt.Watermark = 0.01,
-    policy: opt.PolicyName = "lru",
-    preemption: opt.PreemptionKind = "recompute",
+    max_sequences: opt.MaxSequences = DEFAULTS.max_sequences,
+    max_batched_tokens: opt.MaxBatchedTokens = DEFAULTS.max_batched_tokens,
+    watermark: opt.Watermark = DEFAULTS.watermark,
+    policy: opt.PolicyName = DEFAULTS.policy,
+    preemption: opt.PreemptionKind = DEFAULTS.preemption,
     samples: opt.Samples = None,
     beams: Annotated[
         int | None,
@@ -54,9 +62,9 @@ def replay(  # noqa: PLR0913 - one parameter an option
             rich_help_panel=opt.MEMORY,
         ),
     ] = None,
-    speed: opt.Speed = 1.0,
-    seed: opt.Seed = 0,
-    session_interval: opt.SessionInterval = 60.0,
+    speed: opt.Speed = DEFAULTS.speed,
+    seed: opt.Seed = DEFAULTS.seed,
+    session_interval: opt.SessionInterval = SESSION_INTERVAL_S,
     max_gap: opt.MaxGap = None,
     one_at_a_time: Annotated[
         bool,
@@ -119,7 +127,7 @@ def replay(  # noqa: PLR0913 - one parameter an option
 
 def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path | None) -> None:
     trace_options = replace(WHOLE_TRACE, block_size=options.trace.block_size, limit=options.trace.limit)
-    known = replace(ServingOptions(), num_blocks=options.num_blocks, block_size=options.block_size, trace=trace_options)
+    known = replace(DEFAULTS, num_blocks=options.num_blocks, block_size=options.block_size, trace=trace_options)
     if options != known:
         raise ConfigurationError(
             "--one-at-a-time has no clock, no model and no policy but LRU: it takes --num-blocks, --block-size, "
@@ -130,7 +138,7 @@ def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path |
     if not isinstance(blocks, int):
         raise ConfigurationError(f"--one-at-a-time has one pool: give --num-blocks one number, got {num_blocks}")
     config = ReplayConfig(blocks, options.block_size)
-    summary = replay_trace(trace, config, trace_block_size=options.trace.block_size, limit=options.trace.limit)
+    summary = replay_trace(trace, config, replace(options.trace, session_interval_s=None))
     if json_file is not None:
         head = {"trace": trace, "command": command_line(), "limit": options.trace.limit}
         write_json(json_file, {**head, **summary.as_dict()})

@@ -10,7 +10,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.curve import curve_of_trace, has_block_ids, parse_capacities
 from pagedkv.cli.report import as_run, write_report
-from pagedkv.cli.serving import ServingOptions, serve_trace
+from pagedkv.cli.serving import DEFAULTS, SESSION_INTERVAL_S, ServingOptions, serve_trace
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import reported
 from pagedkv.report import ReportRun
@@ -28,21 +28,21 @@ def report(  # noqa: PLR0913 - one parameter an option
         str | None, typer.Option(metavar="C,C,...", help="Blocks of the cache, as in pagedkv curve.")
     ] = None,
     num_blocks: opt.NumBlocks = None,
-    block_size: opt.BlockSize = 16,
+    block_size: opt.BlockSize = DEFAULTS.block_size,
     model: opt.ModelName = None,
     gpu: opt.GpuName = None,
     memory: opt.MemoryGib = None,
-    host_blocks: opt.HostBlocks = 0,
+    host_blocks: opt.HostBlocks = DEFAULTS.host_blocks,
     cost_model: opt.CostModelName = None,
-    max_sequences: opt.MaxSequences = 256,
-    max_batched_tokens: opt.MaxBatchedTokens = 8192,
-    watermark: opt.Watermark = 0.01,
-    policy: opt.PolicyName = "lru",
-    preemption: opt.PreemptionKind = "recompute",
+    max_sequences: opt.MaxSequences = DEFAULTS.max_sequences,
+    max_batched_tokens: opt.MaxBatchedTokens = DEFAULTS.max_batched_tokens,
+    watermark: opt.Watermark = DEFAULTS.watermark,
+    policy: opt.PolicyName = DEFAULTS.policy,
+    preemption: opt.PreemptionKind = DEFAULTS.preemption,
     samples: opt.Samples = None,
-    speed: opt.Speed = 1.0,
-    seed: opt.Seed = 0,
-    session_interval: opt.SessionInterval = 60.0,
+    speed: opt.Speed = DEFAULTS.speed,
+    seed: opt.Seed = DEFAULTS.seed,
+    session_interval: opt.SessionInterval = SESSION_INTERVAL_S,
     max_gap: opt.MaxGap = None,
     trace_block_size: opt.TraceBlockSize = None,
     limit: opt.Limit = None,

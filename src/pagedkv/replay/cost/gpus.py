@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Final
 
 from pagedkv.errors import ConfigurationError
+from pagedkv.numbers import GIB
 
 __all__ = ["Gpu", "find_gpu", "gpu_names"]
 
-GIB: Final = 2**30
 TERA: Final = 10**12
 GIGA: Final = 10**9
 PCIE_4_X16: Final = 32 * GIGA

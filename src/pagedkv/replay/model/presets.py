@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from pagedkv.numbers import GIB
+
 __all__ = ["PRESETS", "Preset", "model_names"]
 
-GIB: Final = 2**30
 BILLION: Final = 10**9
 
 

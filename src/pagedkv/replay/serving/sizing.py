@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pagedkv.errors import ConfigurationError
+from pagedkv.numbers import GIB
 from pagedkv.replay.model import ModelMemory
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
@@ -73,7 +74,7 @@ def blocks_that_fit(
     scarce = min(num_blocks, key=lambda pool: num_blocks[pool])
     if num_blocks[scarce] < FEWEST_BLOCKS:
         raise ConfigurationError(
-            f"{nbytes / 2**30:,.2f} GiB leave {num_blocks[scarce]} blocks of {block_nbytes[scarce]:,} bytes for pool "
+            f"{nbytes / GIB:,.2f} GiB leave {num_blocks[scarce]} blocks of {block_nbytes[scarce]:,} bytes for pool "
             f"{scarce!r}, and one is the null block: give more memory, or smaller blocks"
         )
     return num_blocks

@@ -1,6 +1,6 @@
 """When each block was last given up, and whether anybody came back for it: the ages of hits and of evictions.
 
-Learns what is cached from the events of the block space, so nothing of the core is known here but its public face. An
+Learns what is cached from the events of the block space; of the core only the rules of retention are known here. An
 event tells that content was stored or removed; when the last user let go of it is read off the reference counts
 after each operation that may have lowered them.
 """
@@ -12,11 +12,13 @@ from typing import Final
 import numpy as np
 
 from pagedkv.core.blocks import Int32Array
+from pagedkv.core.rows import rule_of
+from pagedkv.core.rules import first_needed_token
 from pagedkv.events import REMOVED, CacheEvents
 from pagedkv.plan import StepPlan
 from pagedkv.replay.serving.meters.ages import AgeHistogram
 from pagedkv.space import BlockSpace
-from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.spec import FullAttention, GroupSpec
 
 __all__ = ["BlockHistory", "PoolHistory"]
 
@@ -135,23 +137,10 @@ class BlockHistory:
         for index, spec in self._sliding:
             table = self._space.block_table(index)
             for row, end in zip(plan.compute.rows.tolist(), plan.compute.ends.tolist(), strict=True):
-                stop = _first_kept(spec, end) // spec.block_size
+                stop = first_needed_token(*rule_of(spec), end) // spec.block_size
                 self._slid.setdefault(spec.pool, []).append(table[row, :stop].copy())
 
     def after_acknowledge(self, end_s: float) -> None:
         """Note which of them have no user any more."""
         self.note_events(end_s)
         self._note_released(self._slid, end_s)
-
-
-def _first_kept(spec: GroupSpec, query: int) -> int:
-    """First position, sinks apart, that computing position ``query`` reads."""
-    match spec:
-        case SlidingWindow():
-            return max(0, query - spec.window + 1)
-        case ChunkedLocal():
-            return query // spec.chunk_size * spec.chunk_size
-        case RecurrentState():
-            return max(0, query - 1)
-        case _:
-            return 0

@@ -32,7 +32,6 @@ class Meters:
 
     def __init__(self, config: ServingConfig, space: BlockSpace) -> None:
         first = config.group_specs[0]
-        self._config = config
         self._space = space
         self._first_pool = first.pool
         self._block_size = first.block_size

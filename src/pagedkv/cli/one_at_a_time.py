@@ -4,50 +4,38 @@ The bar goes to stderr, and only when that is a terminal. Over a trace it shows 
 read, in stored bytes, for nobody knows the number of requests in advance.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterable
-from itertools import islice
 from pathlib import PurePath
 
 from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.errors import ConfigurationError
 from pagedkv.replay.replayer import ReplayConfig, Replayer, compile_loops
 from pagedkv.replay.request import TokenizedRequest
 from pagedkv.replay.summary import ReplaySummary
 from pagedkv.replay.tokens import tokenized
-from pagedkv.replay.trace import TraceReader
 
-__all__ = ["replay_trace", "require_limit"]
+__all__ = ["replay_trace"]
 
 
-def replay_trace(
-    path: str, config: ReplayConfig, *, trace_block_size: int | None = None, limit: int | None = None
-) -> ReplaySummary:
-    """Replay a trace, or its first ``limit`` requests.
+def replay_trace(path: str, config: ReplayConfig, options: TraceOptions) -> ReplaySummary:
+    """Replay a trace, as far as ``options`` say.
 
     Raises:
-        ConfigurationError: a size or the limit is out of range.
+        ConfigurationError: a size is out of range.
         TraceError: the trace cannot be read.
         InterruptedRunError: Ctrl-C.
     """
-    require_limit(limit)
-    with TraceReader(path, trace_block_size) as trace:
+    with options.open(path) as trace:
         prepare(compile_loops)
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
             return _serve(
-                islice(tokenized(trace), limit),
+                tokenized(options.requests(trace)),
                 config,
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
             )
-
-
-def require_limit(limit: int | None) -> None:
-    """Check the number of requests to stop after. Raises ConfigurationError."""
-    if limit is not None and not 1 <= limit <= sys.maxsize:
-        raise ConfigurationError(f"--limit must be from 1 to {sys.maxsize} requests, got {limit}")
 
 
 def _serve(requests: Iterable[TokenizedRequest], config: ReplayConfig, show: Callable[[str], None]) -> ReplaySummary:
