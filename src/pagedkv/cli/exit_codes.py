@@ -1,0 +1,10 @@
+"""How a command ends: exit codes, and what is said when it is over before it has begun. Needs no extra."""
+
+from typing import Final
+
+__all__ = ["EXIT_INTERRUPTED", "EXIT_TERMINATED", "EXIT_USER_ERROR", "INTERRUPTED_EARLY"]
+
+EXIT_USER_ERROR: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_TERMINATED: Final = 143
+INTERRUPTED_EARLY: Final = "interrupted before the first request"
