@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format bench clean
+.PHONY: help run test test-long lint format bench mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -42,10 +42,14 @@ format: $(STAMP) ## apply ruff's fixes and its format
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-bench: $(STAMP) ## all benchmarks: a table, and out/bench.json
-	@mkdir -p out
-	$(BIN)/python -m benchmarks --json out/bench.json
+# Which commit, if not the one that the bars are ratios to: make bench AGAINST=COMMIT
+bench: $(STAMP) ## all benchmarks, in turn with an older commit: a table, and out/bench.json
+	$(BIN)/python -m benchmarks --json out/bench.json --against $(AGAINST)
+
+# Some of them: .venv/bin/python -m mutants --only WORDS
+mutants: $(STAMP) ## put small faults into copies of the code and see that the tests notice: out/mutants.json
+	$(BIN)/python -m mutants --json out/mutants.json
 
 clean: ## remove everything that the other targets make
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist out
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks mutants examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
 """pagedkv: the KV-cache memory system of an LLM serving engine, as a library.
 
 >>> import numpy as np
->>> from pagedkv import BlockSpaceManager, FullAttention, SpaceConfig
->>> space = BlockSpaceManager(SpaceConfig((FullAttention(block_size=16),), num_blocks=1000)).space
+>>> from pagedkv import BlockSpace, FullAttention, SpaceConfig
+>>> space = BlockSpace(SpaceConfig((FullAttention(block_size=16),), num_blocks=1000))
 >>> first = space.allocate(np.arange(100))
 >>> plan = space.plan_step()
 >>> space.acknowledge(plan.step_id)
@@ -10,13 +10,7 @@
 96
 """
 
-from importlib.metadata import version
-
-from pagedkv.core.blocks import PoolArrays
-from pagedkv.core.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
-from pagedkv.core.free_queue import FreeBlockQueue
-from pagedkv.core.pool import BlockPool, KVCacheBlock
-from pagedkv.core.prefix_index import PrefixIndex
+from pagedkv.classic import BlockSpaceManager, BlockTable
 from pagedkv.errors import PagedKVError
 from pagedkv.events import CacheEventKind, CacheEvents
 from pagedkv.keys import MediaSpan, RequestKeys
@@ -24,13 +18,18 @@ from pagedkv.plan import (
     AbortedSteps,
     Allocation,
     BlockMoves,
-    PrefixHit,
+    NewBlocks,
+    PageLists,
     Shortage,
     StepPlan,
     TableWrites,
+    Ticket,
     TokenRanges,
 )
-from pagedkv.space import BlockSpace, BlockSpaceManager, BlockTable, PoolStatistics, SpaceStatistics
+from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
+from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
+from pagedkv.pool.free_queue import FreeBlockQueue
+from pagedkv.space import BlockSpace, PoolStatistics, PrefixHit, SpaceStatistics, StoredBlock, StoredBlocks
 from pagedkv.spec import (
     AllocStatus,
     ChunkedLocal,
@@ -45,7 +44,7 @@ from pagedkv.spec import (
     StepId,
 )
 
-__version__ = version("pagedkv")
+__version__ = "0.1.0"  # written here alone: a checkout that was never installed knows it, too
 
 __all__ = [
     "ROOT_DIGEST",
@@ -65,11 +64,11 @@ __all__ = [
     "GroupSpec",
     "KVCacheBlock",
     "MediaSpan",
+    "NewBlocks",
+    "PageLists",
     "PagedKVError",
-    "PoolArrays",
     "PoolStatistics",
     "PrefixHit",
-    "PrefixIndex",
     "RecurrentState",
     "RequestKeys",
     "Row",
@@ -81,7 +80,10 @@ __all__ = [
     "SpaceStatistics",
     "StepId",
     "StepPlan",
+    "StoredBlock",
+    "StoredBlocks",
     "TableWrites",
+    "Ticket",
     "TokenRanges",
     "hash_block_tokens",
     "hash_request_tokens",

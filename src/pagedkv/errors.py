@@ -18,11 +18,13 @@ Misuse raises, with the numbers that explain it. A broken invariant is a fault o
     |   |-- FreedSequenceError    freed before: double free, use after free
     |   |-- SwappedOutError       its blocks are in the host pool
     |   `-- LostSequenceError     an aborted step left its memory undefined
-    |-- SharedPrefixError         truncating into blocks that another sequence holds
+    |-- SharedPrefixError         truncating into blocks that another sequence or a ticket holds
     |-- TruncationError           the content needed at that length is gone, or length is absurd
     |-- NoHostPoolError           swapping without a host pool
-    |-- BlockError                a block id that is foreign, free, or freed twice
+    |-- BlockError                a block id or ticket that is foreign, free, or released twice
     |-- StepError                 steps acknowledged or aborted out of order
+    |-- InterruptedSpaceError     an operation was stopped in the middle; build the space again
+    |-- PlanError                 a buffer that is no plan: cut short, corrupt, of another version
     `-- TraceError                a trace file that cannot be read: file, line, reason, remedy
 """
 
@@ -30,10 +32,12 @@ __all__ = [
     "BlockError",
     "ConfigurationError",
     "FreedSequenceError",
+    "InterruptedSpaceError",
     "LostSequenceError",
     "NoHostPoolError",
     "OutOfBlocksError",
     "PagedKVError",
+    "PlanError",
     "SequenceError",
     "SharedPrefixError",
     "StepError",
@@ -87,7 +91,7 @@ class LostSequenceError(SequenceError):
 
 
 class SharedPrefixError(PagedKVError):
-    """Truncation would reach into blocks that another sequence holds too."""
+    """Truncation would reach into blocks that another sequence, or a ticket, holds too."""
 
 
 class TruncationError(PagedKVError, ValueError):
@@ -99,11 +103,19 @@ class NoHostPoolError(PagedKVError):
 
 
 class BlockError(PagedKVError):
-    """A block id that is foreign to the pool, not in use, or released twice."""
+    """A block id that is foreign to the pool or not in use, or a block or ticket that is released twice."""
 
 
 class StepError(PagedKVError):
     """Steps must be acknowledged in the order in which they were planned."""
+
+
+class InterruptedSpaceError(PagedKVError):
+    """An operation was stopped in the middle of its changes, so nothing here can be trusted: build a new space."""
+
+
+class PlanError(PagedKVError, ValueError):
+    """A buffer that cannot be read as a plan: cut short, corrupt, or of another version of the layout."""
 
 
 class TraceError(PagedKVError):

@@ -20,25 +20,31 @@ class CacheEventKind(IntEnum):
     STORED = 1
     REMOVED = 2
     CLEARED = 3
+    GAP = 4
 
 
 STORED: Final = int(CacheEventKind.STORED)
 REMOVED: Final = int(CacheEventKind.REMOVED)
 CLEARED: Final = int(CacheEventKind.CLEARED)
+GAP: Final = int(CacheEventKind.GAP)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvents:
     """Events of one pool, oldest first.
 
+    Of more events than ``SpaceConfig.max_events`` the oldest are lost, and a GAP comes first: what is known of the pool
+    is to be forgotten, since names may have gone unseen; :meth:`BlockSpace.stored_blocks
+    <pagedkv.BlockSpace.stored_blocks>` tells them all.
+
     Args:
         pool: name of the pool.
         kinds: int32 ``[n]``, values of :class:`CacheEventKind`.
-        groups: int32 ``[n]``; -1 for CLEARED.
-        block_ids: int32 ``[n]``; 0 for CLEARED.
-        digests: uint8 ``[n, 32]``, the block's digest; zeros for CLEARED.
-        parent_digests: uint8 ``[n, 32]``, for STORED the digest of the block before it, if that block is still
-            there (in a window it may not be); zeros for a first block and for the other kinds.
+        groups: int32 ``[n]``; -1 for CLEARED and GAP.
+        block_ids: int32 ``[n]``; 0 for CLEARED, and for GAP the number of events that were lost.
+        digests: uint8 ``[n, 32]``, the block's digest; zeros for CLEARED and GAP.
+        parent_digests: uint8 ``[n, 32]``, for STORED the digest of the block before it, whose own block may be gone by
+            now; zeros for a first block and for the other kinds.
     """
 
     pool: str

@@ -6,13 +6,17 @@ chain carries them on; a media key goes into every block that its placeholder to
 """
 
 import struct
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.arguments import LARGEST_SIZE, as_count
 from pagedkv.errors import ConfigurationError
-from pagedkv.numbers import LARGEST_SIZE, as_count
 
-__all__ = ["NO_KEYS", "MediaSpan", "RequestKeys"]
+__all__ = ["NO_KEYS", "MediaArrays", "MediaSpan", "RequestKeys"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,46 @@ class MediaSpan:
         object.__setattr__(self, "num_tokens", num_tokens)
 
 
+class MediaArrays(NamedTuple):
+    """The media of a request, in its order, as compiled loops take them.
+
+    Args:
+        starts, ends: int64 ``[media]``, the positions that each covers.
+        bounds: int64 ``[media + 1]``; the digest of medium i is ``digests[bounds[i] : bounds[i + 1]]``.
+        digests: uint8, all digests beside each other.
+        begin, end: the first position that any of them covers, and the one behind the last.
+    """
+
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    bounds: npt.NDArray[np.int64]
+    digests: npt.NDArray[np.uint8]
+    begin: int
+    end: int
+
+
+NO_MEDIA: Final = MediaArrays(
+    np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.uint8), 0, 0
+)
+
+
+def _as_spans(media: Iterable[MediaSpan]) -> tuple[MediaSpan, ...]:
+    spans = tuple(media) if isinstance(media, Iterable) else ()
+    if not isinstance(media, Iterable) or not all(isinstance(span, MediaSpan) for span in spans):
+        raise ConfigurationError(f"media must be a tuple of MediaSpan values, () for none, got {media!r}")
+    return spans
+
+
+def _as_arrays(media: tuple[MediaSpan, ...]) -> MediaArrays:
+    count = len(media)
+    starts = np.fromiter((span.start for span in media), np.int64, count)
+    ends = np.fromiter((span.start + span.num_tokens for span in media), np.int64, count)
+    bounds = np.zeros(count + 1, np.int64)
+    np.cumsum([len(span.digest) for span in media], out=bounds[1:])
+    digests = np.frombuffer(b"".join(span.digest for span in media), np.uint8)
+    return MediaArrays(starts, ends, bounds, digests, int(starts.min()), int(ends.max()))
+
+
 @dataclass(frozen=True, slots=True)
 class RequestKeys:
     """Extra keys of one request.
@@ -49,12 +93,16 @@ class RequestKeys:
             never finds the old adapter's blocks.
         salt: a tenant's secret; other tenants' requests never hit this one's blocks.
         media: images and sounds in the prompt.
+
+    Attributes:
+        media_arrays: the media once more, made once, since every match and every growth reads them.
     """
 
     lora_name: str | None = None
     lora_version: str = ""
     salt: bytes = b""
     media: tuple[MediaSpan, ...] = ()
+    media_arrays: MediaArrays = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.salt, bytes) or not isinstance(self.lora_version, str):
@@ -63,9 +111,10 @@ class RequestKeys:
             )
         if self.lora_name is not None and not isinstance(self.lora_name, str):
             raise ConfigurationError(f"lora_name must be text or None, got {self.lora_name!r}")
-        object.__setattr__(self, "media", tuple(self.media))
-        if not all(isinstance(span, MediaSpan) for span in self.media):
-            raise ConfigurationError(f"media must be MediaSpan values, got {self.media!r}")
+        if self.lora_name is None and self.lora_version:
+            raise ConfigurationError(f"lora_version {self.lora_version!r} needs the lora_name whose version it is")
+        object.__setattr__(self, "media", _as_spans(self.media))
+        object.__setattr__(self, "media_arrays", _as_arrays(self.media) if self.media else NO_MEDIA)
 
     def first_block_key(self, weights_epoch: str) -> bytes:
         """Encode what goes into the first block only."""
@@ -81,7 +130,7 @@ class RequestKeys:
     @property
     def media_reach(self) -> int:
         """Position behind the last placeholder token, 0 without media."""
-        return max((span.start + span.num_tokens for span in self.media), default=0)
+        return self.media_arrays.end
 
     def media_key(self, start: int, end: int) -> bytes:
         """Encode the media that touch positions ``[start, end)``, with their offset from ``start``."""

@@ -3,11 +3,11 @@
 In the order in which data flows::
 
     app            the application
-    commands       the commands: their options and help; options are those that several have
+    commands       the commands, a file each: options, help, and what drives them
+    options        the options that several have; option_groups: those that come together, as one parameter
     sizes          numbers and names as they are typed
     trace_options  which requests of a trace, in which order
-    serving        drives a replay on the virtual clock; one_at_a_time drives one without a clock
-    curve          drives a capacity curve; convert drives a conversion, report a report, demo all of ``make run``
+    serving        runs a trace on the virtual clock, for all commands that do
     progress       bars and status while that takes its time
     tables         what a human reads; serving_tables and curve_tables for their results
     json_file      what a program reads; atomic_file writes it whole or not at all

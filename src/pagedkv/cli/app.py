@@ -1,10 +1,10 @@
 """The application: its commands, which are modules of :mod:`pagedkv.cli.commands`."""
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from pagedkv import __version__
 from pagedkv.cli.commands.convert import convert
 from pagedkv.cli.commands.curve import curve
 from pagedkv.cli.commands.demo import demo
@@ -15,13 +15,13 @@ from pagedkv.cli.commands.report import report
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for command in (replay, curve, report, convert, presets, demo):
-    app.command()(command)
+for each in (replay, curve, report, convert, presets, demo):
+    app.command()(each)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - called by typer with the flag's value
     if wanted:
-        typer.echo(f"pagedkv {version('pagedkv')}")
+        typer.echo(f"pagedkv {__version__}")
         raise typer.Exit
 
 

@@ -1,12 +1,15 @@
-"""A capacity curve for humans: what the trace holds, and a row for each capacity."""
+"""A capacity curve for humans: what the trace holds, and two tables with a row for each capacity."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pagedkv.capacity.curve import OPTIMAL, CapacityCurve
 from pagedkv.cli.tables import share
-from pagedkv.replay.capacity.curve import OPTIMAL, CapacityCurve
 
 __all__ = ["print_curve"]
 
@@ -15,7 +18,8 @@ def print_curve(title: str, curve: CapacityCurve) -> None:
     """Print what was found out about a trace."""
     console = Console()
     console.print(_facts(title, curve))
-    console.print(_points(curve))
+    console.print(_hit_ratios(curve))
+    console.print(_gaps(curve))
 
 
 def _facts(title: str, curve: CapacityCurve) -> Table:
@@ -34,16 +38,22 @@ def _facts(title: str, curve: CapacityCurve) -> Table:
     return table
 
 
-def _points(curve: CapacityCurve) -> Table:
-    online = [name for name in curve.hits if name != OPTIMAL]
-    table = Table(title="Hit ratio by block, and the gaps to the ideal", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("blocks", *curve.hits, *(f"policy gap, {name}" for name in online), "capacity gap"):
+def _hit_ratios(curve: CapacityCurve) -> Table:
+    columns = {name: partial(curve.hit_ratio, name) for name in curve.hits}
+    return _by_capacity("Hit ratio by block", curve, columns)
+
+
+def _gaps(curve: CapacityCurve) -> Table:
+    columns = {name: partial(curve.policy_gap, name) for name in curve.hits if name != OPTIMAL}
+    title = "Policy gaps, to the optimum; and the capacity gap, from there to the ideal"
+    return _by_capacity(title, curve, {**columns, "capacity gap": curve.capacity_gap})
+
+
+def _by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, Callable[[int], float]]) -> Table:
+    """Show shares of all references, a row for each capacity: each column with its heading and what it shows."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("blocks", *columns):
         table.add_column(heading, justify="right", overflow="fold")
     for capacity in curve.capacities:
-        ratios = [
-            *(curve.hit_ratio(name, capacity) for name in curve.hits),
-            *(curve.policy_gap(name, capacity) for name in online),
-            curve.capacity_gap(capacity),
-        ]
-        table.add_row(f"{capacity:,}", *(f"{ratio:.2%}" for ratio in ratios))
+        table.add_row(f"{capacity:,}", *(f"{share_at(capacity):.2%}" for share_at in columns.values()))
     return table

@@ -5,33 +5,43 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from pagedkv.cli.serving import DEFAULT_COST_MODEL, DEFAULT_NUM_TOKENS
+from pagedkv.pool.eviction.registry import POLICIES
 
 __all__ = [
+    "DEFAULT_COST_MODEL",
+    "DEFAULT_NUM_TOKENS",
     "MEMORY",
     "SCHEDULING",
     "TRACE",
+    "Beams",
     "BlockSize",
     "CostModelName",
     "GpuName",
     "HostBlocks",
     "JsonFile",
+    "KvDtype",
     "Limit",
     "MaxBatchedTokens",
     "MaxGap",
+    "MaxLength",
     "MaxSequences",
     "MemoryGib",
     "ModelName",
     "NumBlocks",
     "PolicyName",
-    "PreemptionKind",
+    "PreemptionName",
     "Samples",
     "Seed",
     "SessionInterval",
+    "SessionIntervalOrNone",
     "Speed",
     "TraceBlockSize",
     "Watermark",
 ]
+
+DEFAULT_NUM_TOKENS: Final = 2**22
+"""4.2 million tokens, in the range of what eight H200 hold for the model below."""
+DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
 
 MEMORY: Final = "Memory"
 SCHEDULING: Final = "Scheduling"
@@ -47,6 +57,9 @@ NumBlocks: TypeAlias = Annotated[
     ),
 ]
 BlockSize: TypeAlias = Annotated[int, typer.Option(metavar="B", help="Tokens a block.", rich_help_panel=MEMORY)]
+KvDtype: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="TYPE", help="Of keys and values: fp8, bf16, ...", rich_help_panel=MEMORY)
+]
 HostBlocks: TypeAlias = Annotated[
     int, typer.Option(metavar="N", help="Blocks of each host pool, for --preemption swap.", rich_help_panel=MEMORY)
 ]
@@ -70,6 +83,14 @@ MemoryGib: TypeAlias = Annotated[
     float | None,
     typer.Option("--memory", metavar="GIB", help="Memory for the model's KV cache.", rich_help_panel=MEMORY),
 ]
+MaxLength: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Tokens of the largest contiguous reservation. Default: the model's context, or the longest request.",
+        rich_help_panel=MEMORY,
+    ),
+]
 CostModelName: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -89,9 +110,10 @@ Watermark: TypeAlias = Annotated[
     float, typer.Option(metavar="F", help="Share of a pool that admissions leave free.", rich_help_panel=SCHEDULING)
 ]
 PolicyName: TypeAlias = Annotated[
-    str, typer.Option(metavar="NAME", help="Eviction policy: lru or adaptive.", rich_help_panel=SCHEDULING)
+    str,
+    typer.Option(metavar="NAME", help=f"Eviction policy: {', '.join(POLICIES)}.", rich_help_panel=SCHEDULING),
 ]
-PreemptionKind: TypeAlias = Annotated[
+PreemptionName: TypeAlias = Annotated[
     str,
     typer.Option(
         "--preemption", metavar="KIND", help="recompute, or swap (--host-blocks).", rich_help_panel=SCHEDULING
@@ -101,6 +123,10 @@ Samples: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", help="Samples of every request, whatever the trace says.", rich_help_panel=SCHEDULING),
 ]
+Beams: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Beams of every request, instead of samples.", rich_help_panel=SCHEDULING),
+]
 Speed: TypeAlias = Annotated[
     float, typer.Option(metavar="X", help="Play the trace's clock X times as fast.", rich_help_panel=TRACE)
 ]
@@ -108,12 +134,24 @@ Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of everything r
 SessionInterval: TypeAlias = Annotated[
     float,
     typer.Option(
-        metavar="S", help="Seconds between session starts, in a trace with a session a line.", rich_help_panel=TRACE
+        "--session-interval",
+        metavar="S",
+        help="Seconds between session starts, in a trace with a session a line.",
+        rich_help_panel=TRACE,
+    ),
+]
+SessionIntervalOrNone: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--session-interval",
+        metavar="S",
+        help="Seconds between session starts, in a trace with a session a line. Default: one after the other.",
+        rich_help_panel=TRACE,
     ),
 ]
 MaxGap: TypeAlias = Annotated[
     float | None,
-    typer.Option(metavar="S", help="Cut longer gaps within a session to this.", rich_help_panel=TRACE),
+    typer.Option("--max-gap", metavar="S", help="Cut longer gaps within a session to this.", rich_help_panel=TRACE),
 ]
 TraceBlockSize: TypeAlias = Annotated[
     int | None,

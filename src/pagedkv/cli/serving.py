@@ -1,4 +1,4 @@
-"""Drives ``pagedkv replay`` on the virtual clock: from options to a configuration, and the loop over the requests.
+"""Serves a trace on the virtual clock, for several commands: options, configuration, the loop over the requests.
 
 The bar goes to stderr, and only when that is a terminal. It shows the share of the trace that has been read, in stored
 bytes, and how far the virtual clock is.
@@ -10,25 +10,22 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, cast
 
+from pagedkv.cli import options as opt
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
-from pagedkv.cli.trace_options import TraceOptions
+from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
-from pagedkv.numbers import GIB
-from pagedkv.replay.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
-from pagedkv.replay.model import ModelMemory, read_model
-from pagedkv.replay.request import Request, TokenizedRequest
-from pagedkv.replay.serving import ServingConfig, ServingResult, VirtualServer, compile_loops
-from pagedkv.replay.serving.config import Preemption
-from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.models import ModelMemory, read_model
+from pagedkv.models.memory import GIB
+from pagedkv.models.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.scheduling import PreemptionKind
+from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
+from pagedkv.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.traces.request import Request, TokenizedRequest
 
 __all__ = [
     "DEFAULTS",
-    "DEFAULT_COST_MODEL",
-    "DEFAULT_NUM_TOKENS",
-    "SESSION_INTERVAL_S",
-    "WHOLE_TRACE",
     "ServedTrace",
     "ServingOptions",
     "default_num_blocks",
@@ -36,11 +33,6 @@ __all__ = [
     "serve_trace",
 ]
 
-DEFAULT_NUM_TOKENS: Final = 2**22
-"""4.2 million tokens, in the range of what eight H200 hold for the model below."""
-DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
-SESSION_INTERVAL_S: Final = 60.0
-WHOLE_TRACE: Final = TraceOptions(session_interval_s=SESSION_INTERVAL_S)
 LONGEST_CONTEXT: Final = 2**17
 """Of a model that does not tell its own."""
 MOST_GIB: Final = 2**20
@@ -49,27 +41,27 @@ MOST_GIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Options of the command line, as typed; see the help of ``pagedkv replay``."""
+    """The options of the commands that serve a trace, as typed; ``pagedkv replay --help`` tells each."""
 
-    num_blocks: str | None = None
-    block_size: int = 16
-    memory_gib: float | None = None
-    model: str | None = None
-    kv_dtype: str | None = None
-    gpu: str | None = None
-    cost_model: str | None = None
-    host_blocks: int = 0
-    max_sequences: int = 256
-    max_batched_tokens: int = 8192
-    watermark: float = 0.01
-    policy: str = "lru"
-    preemption: str = "recompute"
-    samples: int | None = None
-    beams: int | None = None
-    speed: float = 1.0
-    seed: int = 0
-    max_length: int | None = None
-    trace: TraceOptions = WHOLE_TRACE
+    num_blocks: opt.NumBlocks = None
+    block_size: opt.BlockSize = 16
+    model: opt.ModelName = None
+    gpu: opt.GpuName = None
+    memory_gib: opt.MemoryGib = None
+    kv_dtype: opt.KvDtype = None
+    host_blocks: opt.HostBlocks = 0
+    cost_model: opt.CostModelName = None
+    max_sequences: opt.MaxSequences = 256
+    max_batched_tokens: opt.MaxBatchedTokens = 8192
+    watermark: opt.Watermark = 0.01
+    policy: opt.PolicyName = "lru"
+    preemption: opt.PreemptionName = "recompute"
+    samples: opt.Samples = None
+    beams: opt.Beams = None
+    max_length: opt.MaxLength = None
+    speed: opt.Speed = 1.0
+    seed: opt.Seed = 0
+    trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
 
     def configuration(self) -> tuple[ServingConfig, CostModel]:
         """Read and check everything that the options name.
@@ -92,7 +84,7 @@ class ServingOptions:
             max_batched_tokens=self.max_batched_tokens,
             watermark=self.watermark,
             policy=self.policy,
-            preemption=cast("Preemption", self.preemption),
+            preemption=cast("PreemptionKind", self.preemption),
             num_samples=self.samples,
             beam_width=self.beams,
             speed=self.speed,
@@ -132,15 +124,15 @@ class ServingOptions:
         if model is not None and self.gpu is not None:
             num_gpus, name = parse_gpu(self.gpu)
             return derive_cost_model(model, find_gpu(name), num_gpus)
-        return read_cost_model(DEFAULT_COST_MODEL)
+        return read_cost_model(opt.DEFAULT_COST_MODEL)
 
 
 DEFAULTS: Final = ServingOptions()
 
 
 def default_num_blocks(block_size: int) -> int:
-    """Give the number of blocks that hold ``DEFAULT_NUM_TOKENS`` tokens."""
-    return DEFAULT_NUM_TOKENS // max(1, block_size)
+    """Give the number of blocks that hold the default number of tokens."""
+    return opt.DEFAULT_NUM_TOKENS // max(1, block_size)
 
 
 @dataclass(frozen=True, slots=True)

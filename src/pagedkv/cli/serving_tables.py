@@ -9,8 +9,8 @@ from rich.table import Table
 
 from pagedkv.cli.serving import ServedTrace
 from pagedkv.cli.tables import print_table, share
-from pagedkv.numbers import GIB
-from pagedkv.replay.serving import ServingResult
+from pagedkv.models.memory import GIB
+from pagedkv.simulation import ServingResult
 
 __all__ = ["print_served"]
 

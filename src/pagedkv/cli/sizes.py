@@ -4,7 +4,7 @@ import os
 from typing import Final
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.numbers import GIB
+from pagedkv.models.memory import GIB
 from pagedkv.spec import SpaceConfig
 
 __all__ = ["parse_blocks", "parse_gpu", "require_memory"]

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pagedkv.replay.summary import ReplaySummary
-from pagedkv.replay.workload import ConversationWorkload
+from pagedkv.simulation.one_at_a_time.summary import ReplaySummary
+from pagedkv.traces.workload import ConversationWorkload
 
 __all__ = ["print_summary", "print_table", "print_workload", "share"]
 

@@ -4,13 +4,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
+from pagedkv.cli import options as opt
 from pagedkv.errors import ConfigurationError
-from pagedkv.replay.interleaving import interleave_sessions
-from pagedkv.replay.request import Request
-from pagedkv.replay.trace import TraceReader
+from pagedkv.traces.interleaving import interleave_sessions
+from pagedkv.traces.reader import TraceReader
+from pagedkv.traces.request import Request
 
-__all__ = ["TraceOptions", "require_limit"]
+__all__ = ["TimedTraceOptions", "TraceOptions", "require_limit"]
+
+SESSION_INTERVAL_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +25,17 @@ class TraceOptions:
         session_interval_s: seconds between the starts of sessions, in a trace with a session a line, whose clocks start
             anew with each; None: one session after the other, in file order.
         max_gap_s: longest gap within a session; longer ones are cut to it.
-        block_size: tokens a block id stands for, if not as the trace tells.
+        trace_block_size: tokens a block id stands for, if not as the trace tells.
         limit: requests to stop after.
 
     Raises:
         ConfigurationError: a time is negative or not finite, or the limit is out of range.
     """
 
-    session_interval_s: float | None = None
-    max_gap_s: float | None = None
-    block_size: int | None = None
-    limit: int | None = None
+    session_interval_s: opt.SessionIntervalOrNone = None
+    max_gap_s: opt.MaxGap = None
+    trace_block_size: opt.TraceBlockSize = None
+    limit: opt.Limit = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used, whatever the trace."""
@@ -42,7 +46,7 @@ class TraceOptions:
 
     def open(self, path: str) -> TraceReader:
         """Open a trace. Raises ConfigurationError and TraceError as TraceReader does."""
-        return TraceReader(path, self.block_size)
+        return TraceReader(path, self.trace_block_size)
 
     def requests(self, trace: TraceReader) -> Iterator[Request]:
         """Yield the requests of an open trace."""
@@ -53,6 +57,13 @@ class TraceOptions:
             yield from interleave_sessions(trace.sessions(), self.session_interval_s, self.max_gap_s)
         else:
             yield from trace
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTraceOptions(TraceOptions):
+    """How to read a trace for a replay, whose sessions overlap: one begins every minute, unless told otherwise."""
+
+    session_interval_s: opt.SessionInterval = SESSION_INTERVAL_S
 
 
 def require_limit(limit: int | None) -> None:

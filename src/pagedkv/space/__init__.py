@@ -1,8 +1,16 @@
-"""The space: sequences, batches and steps on top of the core's pools and tables."""
+"""The floor of the space: sequences, batches of rows and steps, over all groups and pools at once.
+
+``block_space`` is the front door: every operation, its checks and its documentation. Reading order behind it: ``state``
+(what there is) and ``steps`` (the open step, and those in flight), then an operation a module, under the name that it
+has in :mod:`pagedkv.tables`: ``matching`` and ``hits``, ``admission`` (for the tables' ``seating``), ``drafting``,
+``growing``, ``truncating``, ``forking``, ``swapping``, ``holding``, ``releasing``; ``publishing`` and ``merging``;
+``pending``, ``declaring``, ``planning``, ``stepping``, ``aborting``. Questions: ``statistics``, ``stored``,
+``kernel_inputs``, and ``audit``, which proves every invariant; ``space_view`` is the part of the door that asks them.
+"""
 
 from pagedkv.space.block_space import BlockSpace
-from pagedkv.space.block_table import BlockTable
-from pagedkv.space.manager import BlockSpaceManager
+from pagedkv.space.hits import PrefixHit
 from pagedkv.space.statistics import PoolStatistics, SpaceStatistics
+from pagedkv.space.stored import StoredBlock, StoredBlocks
 
-__all__ = ["BlockSpace", "BlockSpaceManager", "BlockTable", "PoolStatistics", "SpaceStatistics"]
+__all__ = ["BlockSpace", "PoolStatistics", "PrefixHit", "SpaceStatistics", "StoredBlock", "StoredBlocks"]

@@ -1,38 +1,94 @@
 """Admitting a sequence: does its prompt fit, what of it is cached, and its first blocks."""
 
-from pagedkv.core.blocks import FREE, NULL_BLOCK, QUEUE, Int32Array
-from pagedkv.core.digests import ROOT_WORDS
-from pagedkv.core.pool import BlockPool
-from pagedkv.core.rows import AT, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_TOKENS, RUNNING
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.arrays import Int32Array
 from pagedkv.plan import Allocation, Shortage
-from pagedkv.space.naming import publish, tag_blocks
-from pagedkv.space.prompts import Prompt, match_prompt
-from pagedkv.space.sharing import note_reliance, take_rows
-from pagedkv.space.state import SpaceState
+from pagedkv.pool.block_pool import BlockPool
+from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
+from pagedkv.pool.digests import ROOT_WORDS
+from pagedkv.space.forking import require_vacant_rows, take_rows
+from pagedkv.space.hits import PrefixHit, Prompt
+from pagedkv.space.matching import digest_of_prefix, match_again
+from pagedkv.space.pending import note_reliance
+from pagedkv.space.publishing import publish, tag_blocks
+from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import AllocStatus, Row
+from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
 
-__all__ = ["admission_status", "allocate"]
+__all__ = ["Admission", "admission_status", "allocate"]
 
-
-def blocks_needed(state: SpaceState, num_tokens: int, num_lookahead: int) -> dict[str, int]:
-    """Count, by pool, the blocks of a sequence without any hit."""
-    needed = dict.fromkeys(state.pools, 0)
-    for group in state.groups:
-        needed[group.pool.name] += group.num_slots_blocks(num_tokens, num_lookahead)
-    return needed
+NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
-def free_blocks_needed(
-    state: SpaceState, num_tokens: int, num_lookahead: int, hits: list[Int32Array]
-) -> dict[str, int]:
+class Admission(NamedTuple):
+    """What is to be admitted.
+
+    Args:
+        prompt: the prompt.
+        num_lookahead: slots reserved beyond it, for each sequence.
+        num_sequences: sequences that are to share it, the others by forks.
+        max_chunk: most tokens of it that one step computes.
+    """
+
+    prompt: Prompt
+    num_lookahead: int
+    num_sequences: int
+    max_chunk: int
+
+
+def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit) -> dict[str, int]:
     """Count, by pool, what allocating takes out of the free queue: new blocks, and hits that are free now."""
-    needed = blocks_needed(state, num_tokens, num_lookahead)
-    for group, blocks in zip(state.groups, hits, strict=True):
-        if len(blocks):
-            waiting = (group.pool.arrays.records[blocks, QUEUE] == FREE) & (blocks != NULL_BLOCK)
-            needed[group.pool.name] += int(waiting.sum()) - len(blocks)
+    needed = dict.fromkeys(state.pools, 0)
+    num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
+    for group, blocks, num_free in zip(state.groups, hit.block_ids, hit.num_free, strict=True):
+        needed[group.pool.name] += group.num_slots_blocks(num_tokens, num_lookahead) + num_free - len(blocks)
+        if admission.num_sequences > 1:
+            needed[group.pool.name] += _num_fork_blocks(group, admission)
     return needed
+
+
+def _num_fork_blocks(group: Group, admission: Admission) -> int:
+    """Count what the forks of a prompt take in one group to reserve slots of their own."""
+    num_forks = admission.num_sequences - 1
+    return num_forks * group.num_own_blocks(len(admission.prompt.tokens), admission.num_lookahead)
+
+
+def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
+    """Count, by pool, the most blocks that a prompt has taken from the free queue at any time while it is prefilled.
+
+    Chunks of ``max_chunk`` tokens begin behind the hit; each step is acknowledged before the next chunk, so that
+    windows have slid. Forks follow the last one. Without a hit: what an empty pool must have.
+    """
+    num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
+    starts = np.arange(0 if hit is None else hit.num_tokens, num_tokens, admission.max_chunk)
+    needed = {name: np.zeros(len(starts), np.int64) for name in state.pools}
+    for group in state.groups:
+        blocks = NO_BLOCKS if hit is None else hit.block_ids[group.index]
+        waiting = (group.pool.arrays.records[blocks, QUEUE] == FREE) & (blocks != NULL_BLOCK)
+        needed[group.pool.name] += _taken_by_chunks(group, num_tokens, num_lookahead, starts, waiting)
+        needed[group.pool.name][-1] += _num_fork_blocks(group, admission)
+    return {name: int(by_chunk.max()) for name, by_chunk in needed.items()}
+
+
+def _taken_by_chunks(
+    group: Group, num_tokens: int, num_lookahead: int, starts: npt.NDArray[np.int64], waiting: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Count what one group has taken at each chunk; ``waiting`` tells which blocks of the hit are free."""
+    num_hits, num_sinks = len(waiting), int(group.arrays.parameters[NUM_SINK_BLOCKS])
+    stops = -(-np.append(starts[1:], num_tokens) // group.block_size)
+    stops[-1] = group.num_slots_blocks(num_tokens, num_lookahead)
+    firsts = np.array([group.first_needed_token(start) // group.block_size for start in starts.tolist()])
+    own = stops - np.maximum(firsts, num_hits) + np.maximum(0, np.minimum(num_sinks, firsts) - num_hits)
+    num_waiting_below = np.concatenate([[0], np.cumsum(waiting)])
+    below = np.minimum(firsts, num_hits)
+    held = num_waiting_below[-1] - num_waiting_below[below]
+    taken: npt.NDArray[np.int64] = own + held + num_waiting_below[np.minimum(below, num_sinks)]
+    return taken
 
 
 def find_shortage(state: SpaceState, needed: dict[str, int]) -> Shortage | None:
@@ -43,20 +99,25 @@ def find_shortage(state: SpaceState, needed: dict[str, int]) -> Shortage | None:
     return None
 
 
-def admission_status(state: SpaceState, prompt: Prompt, num_lookahead: int, num_sequences: int) -> AllocStatus:
+def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit | None) -> AllocStatus:
     """Tell whether a prompt, shared by so many sequences, fits now, later or never. Changes nothing.
 
     The watermark holds back admissions, so that running sequences can grow; it does not apply while a pool
     serves nobody, since a sequence that fits an empty pool must be admitted at some time.
     """
-    most = blocks_needed(state, len(prompt.tokens), num_lookahead)
+    prompt, num_sequences = admission.prompt, admission.num_sequences
+    most = peak_free_blocks_needed(state, admission, None)
     if num_sequences > state.config.max_sequences:
         return AllocStatus.NEVER
     fits_an_empty_pool = all(count <= state.pools[name].num_usable for name, count in most.items())
     otherwise = AllocStatus.LATER if fits_an_empty_pool else AllocStatus.NEVER
     if num_sequences > len(state.vacant_rows):
         return otherwise
-    needed = free_blocks_needed(state, len(prompt.tokens), num_lookahead, match_prompt(state, prompt))
+    hit = match_again(state, prompt, answer)
+    if admission.max_chunk < len(prompt.tokens):
+        needed = peak_free_blocks_needed(state, admission, hit)
+    else:
+        needed = free_blocks_needed(state, admission, hit)
     for name, count in needed.items():
         if count > state.pools[name].num_free - kept_free(state, state.pools[name]):
             return otherwise
@@ -70,40 +131,53 @@ def kept_free(state: SpaceState, pool: BlockPool) -> int:
     return int(state.config.watermark * pool.num_usable)
 
 
-def allocate(state: SpaceState, ledger: StepLedger, prompt: Prompt, num_lookahead: int) -> Allocation | Shortage:
-    """Give a prompt a row and its blocks, or return the shortage with nothing changed."""
-    hits = match_prompt(state, prompt)
+def allocate(
+    state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None
+) -> Allocation | Shortage:
+    """Give a prompt a row and its blocks, or return the shortage, that of its forks too, with nothing changed."""
+    prompt, num_lookahead = admission.prompt, admission.num_lookahead
+    hit = match_again(state, prompt, answer)
+    hits = hit.block_ids
     num_tokens = len(prompt.tokens)
-    shortage = find_shortage(state, free_blocks_needed(state, num_tokens, num_lookahead, hits))
+    shortage = find_shortage(state, free_blocks_needed(state, admission, hit))
     if shortage is not None:
         return shortage
+    require_vacant_rows(state, admission.num_sequences)
+    state.is_changing = True
     batch = take_rows(state, 1)
+    state.version += 1
     row = int(batch[0])
-    state.reserve_events(1, num_tokens + num_lookahead)
-    num_hit_tokens = len(hits[0]) * state.groups[0].block_size
-    state.loops.clear_rows(state.rows, batch, RUNNING)
     for group, blocks in zip(state.groups, hits, strict=True):
         state.loops.reuse_all(group.pool.arrays, blocks)  # all hits before any new block, which might evict one
         note_reliance(state, ledger, group, batch, blocks)
     for group, blocks in zip(state.groups, hits, strict=True):
-        state.loops.seat(group.pool.arrays, group.arrays, state.rows, row, blocks, prompt.tokens, num_lookahead)
+        state.loops.seat(*group.view, row, blocks, prompt.tokens, num_lookahead)
     state.rows[row, NUM_TOKENS] = num_tokens
     state.rows[row, NUM_ACCEPTED] = num_tokens
-    state.rows[row, NUM_PLANNED] = num_hit_tokens
+    state.rows[row, NUM_PLANNED] = hit.num_tokens
     if state.config.prefix_caching:
-        _start_chains(state, row, hits)
+        _start_chains(state, row, prompt, hits)
         if prompt.has_extra_keys(state.weights_epoch):
             _tag(state, row, prompt)
         _take_digests(state, row, prompt)
         publish(state, ledger, batch)
-    return Allocation(Row(row), num_hit_tokens)
+    state.is_changing = False
+    return Allocation(Row(row), hit.num_tokens)
 
 
-def _start_chains(state: SpaceState, row: int, hits: list[Int32Array]) -> None:
-    """Continue the digest chain of each lane behind the hit, whose last block is always there."""
+def _start_chains(state: SpaceState, row: int, prompt: Prompt, hits: tuple[Int32Array, ...]) -> None:
+    """Continue the digest chain of each lane behind the hit.
+
+    Its last block knows the digest, in one group of the lane at least; but where a lane is all chunks and the hit ends
+    where a chunk begins, there may be none.
+    """
     for chains, lane in zip(state.chains, state.lanes, strict=True):
-        blocks = hits[lane[0].index]
-        chains[row] = lane[0].pool.arrays.digests[blocks[-1]] if len(blocks) else ROOT_WORDS
+        num_blocks = len(hits[lane[0].index])
+        ends = [(group, hits[group.index][-1]) for group in lane if num_blocks]
+        known = [group.pool.arrays.digests[block] for group, block in ends if block != NULL_BLOCK]
+        if num_blocks and not known:
+            known = [digest_of_prefix(state, prompt, lane[0].block_size, num_blocks)]
+        chains[row] = known[0] if known else ROOT_WORDS
 
 
 def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:

@@ -7,7 +7,9 @@ from itertools import islice
 
 import numpy as np
 
-from pagedkv.core.blocks import (
+from pagedkv.pool.block_pool import BlockPool
+from pagedkv.pool.blocks import (
+    AHEAD,
     BUCKET_NEXT,
     DEFERRED,
     FREE,
@@ -19,30 +21,29 @@ from pagedkv.core.blocks import (
     NULL_BLOCK,
     NUM_CACHED,
     NUM_DEFERRED,
+    NUM_DEFERRED_LISTS,
     NUM_FREE,
     NUM_NAMED,
-    NUM_PROTECTED,
     NUM_SENTINELS,
     OPEN_STEP,
     PARENT,
     PARENT_LIFE,
     PENDING_STEP,
     PREVIOUS,
-    PROTECTED,
     QUEUE,
-    RANK,
     REF_COUNT,
     SETTLED_STEP,
     SUCCESSOR,
 )
-from pagedkv.core.free_queue import blocks_of_list, deferred_sentinel, protected_sentinel
-from pagedkv.core.pool import BlockPool
-from pagedkv.core.prefix_index import bucket_of
-from pagedkv.core.rows import (
+from pagedkv.pool.free_queue import blocks_of_list, deferred_sentinel, protected_sentinel
+from pagedkv.pool.prefix_index import bucket_of
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
     DIRTY_TO,
     FIRST_BLOCK,
+    KIND,
     LOST,
     LOST_ON_HOST,
     NUM_ACCEPTED,
@@ -53,11 +54,13 @@ from pagedkv.core.rows import (
     NUM_SINK_BLOCKS,
     NUM_TOKENS,
     RUNNING,
+    SPAN,
     STATUS,
     SWAPPED,
+    TOUCHED,
     VACANT,
 )
-from pagedkv.space.state import Group, SpaceState
+from pagedkv.tables.rules import first_needed_token
 
 __all__ = ["check_space"]
 
@@ -70,6 +73,8 @@ def check_space(state: SpaceState) -> None:
     _check_references(state)
     for group in state.groups:
         _check_rows(state, group)
+        _check_pending(state, group)
+    _check_touched(state)
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
 
@@ -79,41 +84,42 @@ def _check_places(pool: BlockPool) -> None:
     records, counts = pool.arrays.records, pool.arrays.counts
     sentinel = pool.num_blocks
     following = records[records[:, NEXT], PREVIOUS]
-    linked = np.append(records[:sentinel, QUEUE] != IN_USE, np.ones(NUM_SENTINELS, np.bool_))
+    linked = np.append(records[:sentinel, QUEUE] > IN_USE, np.ones(NUM_SENTINELS, np.bool_))
     linked[NULL_BLOCK] = True
     assert (following == np.arange(len(records)))[linked].all(), f"{pool.name}: links forward and backward differ"
     cold = blocks_of_list(records, NULL_BLOCK, int(counts[NUM_FREE]))
     protected = blocks_of_list(records, protected_sentinel(records), int(counts[NUM_FREE]))
     free = cold + protected
-    deferred = blocks_of_list(records, deferred_sentinel(records), int(counts[NUM_DEFERRED]))
+    deferred = _deferred_blocks(pool)
     place = records[1:sentinel, QUEUE]
     assert len(free) == counts[NUM_FREE], f"{pool.name}: {counts[NUM_FREE]} blocks counted free, {len(free)} linked"
     assert len(deferred) == counts[NUM_DEFERRED], f"{pool.name}: deferred blocks miscounted"
     assert sorted(free) == (np.flatnonzero(place == FREE) + 1).tolist(), f"{pool.name}: free queue and places differ"
     assert sorted(deferred) == (np.flatnonzero(place == DEFERRED) + 1).tolist(), f"{pool.name}: deferred differ"
     held = records[1:sentinel, REF_COUNT] > 0
-    assert (held == (place == IN_USE)).all(), f"{pool.name}: a block is referenced and queued, or neither"
+    assert (held == (place <= IN_USE)).all(), f"{pool.name}: a block is referenced and queued, or neither"
     assert (records[1:sentinel, REF_COUNT] >= 0).all(), f"{pool.name}: negative reference count"
     assert records[NULL_BLOCK, [REF_COUNT, NAME, LIFE]].tolist() == [0, 0, 0], f"{pool.name}: null block touched"
     cached = (records[free, NAME] != 0) if free else np.zeros(0, bool)
     assert cached.sum() == counts[NUM_CACHED], f"{pool.name}: cached blocks miscounted"
     assert (np.diff(cached.astype(int)) >= 0).all(), f"{pool.name}: an empty block waits behind a cached one"
-    _check_ranks(pool, cold, protected)
-    if deferred:
-        assert records[deferred[0], HOLD_STEP] > counts[SETTLED_STEP], f"{pool.name}: the first deferred block is due"
+    pool.policy.check(pool.name, pool.arrays, cold, protected)
     waiting = records[free, PENDING_STEP] if free else np.zeros(0, int)
     assert not (cached & (waiting == counts[OPEN_STEP])).any(), f"{pool.name}: nobody will compute a cached block"
 
 
-def _check_ranks(pool: BlockPool, cold: list[int], protected: list[int]) -> None:
-    """The protected list holds the free protected blocks, and all protected blocks have a name and are counted."""
-    records, state = pool.arrays.records, pool.arrays.eviction
-    ranks = records[: pool.num_blocks, RANK]
-    assert not (ranks[cold] & PROTECTED).any(), f"{pool.name}: a protected block waits in the cold list"
-    assert (ranks[protected] & PROTECTED).all(), f"{pool.name}: a cold block waits in the protected list"
-    is_protected = (ranks & PROTECTED) != 0
-    assert is_protected.sum() == state[NUM_PROTECTED], f"{pool.name}: protected blocks miscounted"
-    assert not (is_protected & (records[: pool.num_blocks, NAME] == 0)).any(), f"{pool.name}: nobody can find it"
+def _deferred_blocks(pool: BlockPool) -> list[int]:
+    """The blocks that wait for a step, each in the list of that step, and none of them due."""
+    records, counts = pool.arrays.records, pool.arrays.counts
+    deferred = []
+    for step in range(NUM_DEFERRED_LISTS):
+        waiting = blocks_of_list(records, deferred_sentinel(records, step), int(counts[NUM_DEFERRED]))
+        holds = records[waiting, HOLD_STEP]
+        assert (holds > counts[SETTLED_STEP]).all(), f"{pool.name}: a deferred block is due"
+        assert (holds % NUM_DEFERRED_LISTS == step).all(), f"{pool.name}: a block waits in another step's list"
+        assert (holds <= counts[OPEN_STEP]).all(), f"{pool.name}: a block waits for a step that nobody has begun"
+        deferred += waiting
+    return deferred
 
 
 def _check_names(pool: BlockPool) -> None:
@@ -137,6 +143,8 @@ def _check_names(pool: BlockPool) -> None:
         assert (records[named[~alive], PARENT] != NULL_BLOCK).all(), f"{pool.name}: the root died"
     followed = records[: pool.num_blocks][records[: pool.num_blocks, SUCCESSOR] != NULL_BLOCK]
     assert (followed[:, SUCCESSOR] < pool.num_blocks).all(), f"{pool.name}: a successor is foreign"
+    ahead = records[: pool.num_blocks, AHEAD]
+    assert ((ahead >= 0) & (ahead < pool.num_blocks)).all(), f"{pool.name}: what a walk is to fetch is foreign"
 
 
 def _bucket(pool: BlockPool, bucket: int) -> list[int]:
@@ -149,7 +157,7 @@ def _bucket(pool: BlockPool, bucket: int) -> list[int]:
 
 
 def _check_references(state: SpaceState) -> None:
-    """Reference counts equal the references of the tables."""
+    """Reference counts equal the references of the tables, and of the tickets that are out."""
     statuses = state.rows[:, STATUS]
     for pools, holding in ((state.pools, (RUNNING, LOST)), (state.host_pools, (SWAPPED, LOST_ON_HOST))):
         for name, pool in pools.items():
@@ -160,11 +168,51 @@ def _check_references(state: SpaceState) -> None:
                     assert ((entries >= 0) & (entries < pool.num_blocks)).all(), f"{name}: a table entry is foreign"
                     counted += np.bincount(entries.ravel(), minlength=pool.num_blocks)
             counted[NULL_BLOCK] = 0
+            num_in_tables = counted.copy()
+            for ticket, block_ids in state.held.items():
+                if pools is state.pools and ticket.pool == name:
+                    counted[block_ids] += 1
             held = pool.arrays.records[: pool.num_blocks, REF_COUNT]
             wrong = np.flatnonzero(counted != held)
             assert len(wrong) == 0, (
-                f"{name}: block {wrong[0]} has {held[wrong[0]]} references, the tables hold {counted[wrong[0]]}"
+                f"{name}: block {wrong[0]} has {held[wrong[0]]} references, the tables hold {num_in_tables[wrong[0]]}, "
+                f"tickets {(counted - num_in_tables)[wrong[0]]}"
             )
+
+
+def _check_pending(state: SpaceState, group: Group) -> None:
+    """Some running row computes what is pending for the open step, and no row has lost what it reads next."""
+    at, pending = int(group.arrays.parameters[AT]), group.pool.arrays.records[:, PENDING_STEP] == state.open_step
+    kind, span, num_sinks = (int(group.arrays.parameters[column]) for column in (KIND, SPAN, NUM_SINK_BLOCKS))
+    is_covered = np.zeros(len(pending), np.bool_)
+    running = np.flatnonzero(state.rows[:, STATUS] == RUNNING).tolist()
+    for row in running:
+        start, end = int(state.rows[row, NUM_PLANNED]), int(state.rows[row, NUM_TOKENS])
+        needed = first_needed_token(kind, span, start) // group.block_size
+        assert state.rows[row, at + FIRST_BLOCK] <= max(needed, num_sinks), (
+            f"group {group.index}, row {row}: position {start} is next, but reads blocks below the first"
+        )
+        if start < end:
+            is_covered[group.arrays.table[row, start // group.block_size : -(-end // group.block_size)]] = True
+    for row in running:
+        blocks = group.arrays.table[row, : -(-int(state.rows[row, NUM_TOKENS]) // group.block_size)]
+        orphaned = blocks[pending[blocks] & ~is_covered[blocks] & (blocks != NULL_BLOCK)]
+        assert len(orphaned) == 0, f"group {group.index}, row {row}: nobody computes the pending block {orphaned[0]}"
+
+
+def _check_touched(state: SpaceState) -> None:
+    """The list of touched rows has each touched row once, and every running row that has something for the plan."""
+    links = state.rows[:, TOUCHED]
+    listed = [0]
+    while links[listed[-1]] > 1 and len(listed) <= len(links):
+        listed.append(int(links[listed[-1]]) - 1)
+    assert links[listed[-1]] == 1, "the list of touched rows has no end"
+    assert sorted(listed) == np.union1d(0, np.flatnonzero(links)).tolist(), "a touched row is not in the list"
+    has_something = state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS]
+    for group in state.groups:
+        has_something |= state.rows[:, int(group.arrays.parameters[AT]) + DIRTY_TO] > 0
+    waiting = np.flatnonzero(has_something & (state.rows[:, STATUS] == RUNNING))
+    assert np.isin(waiting, listed).all(), f"rows {np.setdiff1d(waiting, listed).tolist()} wait for a plan, untouched"
 
 
 def _check_rows(state: SpaceState, group: Group) -> None:

@@ -1,13 +1,9 @@
-"""Batches of rows as callers bring them: checked, with an error that names the row and its state."""
+"""Batches of rows against the state: every row is there and may do that, or an error names the row and its state."""
 
-from collections.abc import Sequence
-from typing import Final, NoReturn, TypeAlias
+from typing import NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
-from pagedkv.core.blocks import Int32Array
-from pagedkv.core.rows import LOST, LOST_ON_HOST, RUNNING, STATUS, SWAPPED, VACANT
+from pagedkv.arguments import as_count
+from pagedkv.arrays import Int32Array
 from pagedkv.errors import (
     FreedSequenceError,
     LostSequenceError,
@@ -16,37 +12,12 @@ from pagedkv.errors import (
     SwappedOutError,
     UnknownSequenceError,
 )
-from pagedkv.numbers import as_count
 from pagedkv.plan import StepPlan
 from pagedkv.space.state import SpaceState
 from pagedkv.spec import StepId
+from pagedkv.tables.rows import LOST, LOST_ON_HOST, RUNNING, STATUS, SWAPPED, VACANT
 
-__all__ = ["Rows", "as_batch", "as_row", "as_step_id", "require_status"]
-
-Rows: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer]
-INT32: Final = np.dtype(np.int32)
-
-
-def as_batch(rows: Rows) -> Int32Array:
-    """Turn one row, a list of rows or an array of rows into an int32 array."""
-    if isinstance(rows, np.ndarray) and rows.dtype == INT32 and rows.ndim == 1:
-        return np.ascontiguousarray(rows)
-    try:
-        batch = np.atleast_1d(np.asarray(rows))
-    except ValueError as error:
-        raise UnknownSequenceError(f"rows are not a flat sequence of integers: {error}") from error
-    if batch.size == 0:
-        return np.zeros(0, np.int32)
-    if batch.ndim != 1 or batch.dtype.kind not in "iu":
-        raise UnknownSequenceError(f"rows must be a flat array of integers, got {batch.dtype} {batch.shape}")
-    if batch.min() < 0 or batch.max() > np.iinfo(np.int32).max:
-        raise UnknownSequenceError(f"rows must not be negative or beyond int32, got {batch.min()} to {batch.max()}")
-    return batch.astype(np.int32)
-
-
-def as_row(row: int) -> int:
-    """Check one row's number. Raises UnknownSequenceError."""
-    return as_count(row, "row", error=UnknownSequenceError)
+__all__ = ["as_step_id", "require_status"]
 
 
 def as_step_id(step_id: int) -> StepId:

@@ -1,21 +1,33 @@
 """The loops of one space that run every step, specialized to the types of its arrays.
 
-What they do is said where they are written, in :mod:`pagedkv.core`; here they only lose the cost of finding
-out the types of a dozen arrays on every call (see :func:`~pagedkv.core.compiled.specialize`).
+What they do is said where they are written, in :mod:`pagedkv.pool` and :mod:`pagedkv.tables`; here they only lose the
+cost of finding out the types of a dozen arrays on every call (see :func:`~pagedkv.compilation.compiled.specialize`).
 """
 
 import numpy as np
 
-from pagedkv.core.blocks import Int32Array, PoolArrays, Uint32Array
-from pagedkv.core.compiled import specialize
-from pagedkv.core.digests import digest_new_blocks
-from pagedkv.core.extra_keys import ExtraKeyArrays
-from pagedkv.core.matching import match_chain
-from pagedkv.core.pool import reuse_all, settle
-from pagedkv.core.publishing import publish_new_blocks
-from pagedkv.core.rows import GroupArrays
-from pagedkv.core.sharing import last_pending_step
-from pagedkv.core.tables import clear_rows, count_growth, first_unfit_growth, first_unfit_row, grow, release_rows, seat
+from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.compilation.compiled import specialize
+from pagedkv.pool.block_pool import reuse_all, settle
+from pagedkv.pool.blocks import PoolArrays
+from pagedkv.pool.extra_keys import ExtraKeyArrays
+from pagedkv.tables.digesting import digest_new_blocks
+from pagedkv.tables.growing import count_growth, first_unfit_growth, grow
+from pagedkv.tables.matching import (
+    collect_servable,
+    count_free,
+    first_other_block,
+    longest_servable,
+    match_chain,
+    missing_block,
+)
+from pagedkv.tables.pending import last_pending_step
+from pagedkv.tables.planning import collect_new, collect_ranges, collect_touched, collect_writes
+from pagedkv.tables.publishing import count_unpublished, publish_new_blocks
+from pagedkv.tables.releasing import release_rows
+from pagedkv.tables.rows import GroupArrays, clear_rows, first_unfit_row
+from pagedkv.tables.seating import seat
+from pagedkv.tables.truncating import accept, first_unfit_length, shrink
 
 __all__ = ["SpaceLoops"]
 
@@ -26,18 +38,32 @@ class SpaceLoops:
     def __init__(self, pool: PoolArrays, group: GroupArrays, rows: Int32Array, extra_keys: ExtraKeyArrays) -> None:
         """Compile the loops, or load them from disk."""
         ids = np.zeros(0, np.int32)
+        longs = np.zeros(0, np.int64)
         pairs = np.zeros((0, 2), np.int32)
         words: Uint32Array = np.zeros((0, 8), np.uint32)
         self.match_chain = specialize(match_chain, pool, group, ids, ids, extra_keys, words, ids)
+        self.longest_servable = specialize(longest_servable, pool, group, ids, ids, words, 0)
+        self.missing_block = specialize(missing_block, pool, group, ids, ids, words, 0, 0)
+        self.collect_servable = specialize(collect_servable, pool, group, ids, ids, words, 0, 0, ids)
+        self.count_free = specialize(count_free, pool, ids)
+        self.first_other_block = specialize(first_other_block, pool, group, ids, ids)
         self.reuse_all = specialize(reuse_all, pool, ids)
         self.last_pending_step = specialize(last_pending_step, pool, ids)
         self.seat = specialize(seat, pool, group, rows, 0, ids, ids, 0)
         self.digest_new_blocks = specialize(digest_new_blocks, pool, group, rows, ids, words, extra_keys)
-        self.publish_new_blocks = specialize(publish_new_blocks, pool, group, rows, ids, pairs)
+        self.count_unpublished = specialize(count_unpublished, group, rows, ids)
+        self.publish_new_blocks = specialize(publish_new_blocks, pool, group, rows, ids, ids, pairs, ids, words)
         self.first_unfit_row = specialize(first_unfit_row, rows, ids, 0, 0)
-        self.first_unfit_growth = specialize(first_unfit_growth, rows, ids, ids, 0, 0, 0)
-        self.count_growth = specialize(count_growth, pool, group, rows, ids, ids, 0)
-        self.grow = specialize(grow, pool, group, rows, ids, ids, ids, 0, pairs, 0, 0)
+        self.first_unfit_growth = specialize(first_unfit_growth, rows, ids, ids, 0, 0, 0, ids)
+        self.count_growth = specialize(count_growth, pool, group, rows, ids, ids, 0, ids)
+        self.grow = specialize(grow, pool, group, rows, ids, ids, ids, ids, 0, pairs, 0)
+        self.first_unfit_length = specialize(first_unfit_length, pool, group, rows, ids, longs)
+        self.shrink = specialize(shrink, pool, group, rows, ids, longs, ids)
+        self.accept = specialize(accept, rows, ids, longs)
         self.release_rows = specialize(release_rows, pool, group, rows, ids)
         self.clear_rows = specialize(clear_rows, rows, ids, 0)
         self.settle = specialize(settle, pool, 0)
+        self.collect_touched = specialize(collect_touched, rows, ids, pairs)
+        self.collect_writes = specialize(collect_writes, group, rows, ids, ids, 0, 0, 0)
+        self.collect_ranges = specialize(collect_ranges, rows, ids, ids, 0, 0, 0, ids)
+        self.collect_new = specialize(collect_new, pool, ids, 0, 0)

@@ -9,14 +9,28 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.core.blocks import HOLD_STEP, OPEN_STEP, PENDING_STEP, SETTLED_STEP, PoolArrays, Uint32Array
-from pagedkv.core.eviction import POLICIES
-from pagedkv.core.extra_keys import ExtraKeyTable
-from pagedkv.core.pool import BlockPool
-from pagedkv.core.rows import AT, BLOCK_SIZE, FULL, KIND, NUM_DIGESTED, GroupArrays, new_group_arrays, new_rows
+from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.keys import RequestKeys
+from pagedkv.plan import Ticket
+from pagedkv.plan_buffer import PlanLayout
+from pagedkv.pool.block_pool import BlockPool
+from pagedkv.pool.blocks import HOLD_STEP, NUM_DEFERRED_LISTS, OPEN_STEP, PENDING_STEP, SETTLED_STEP, PoolArrays
+from pagedkv.pool.eviction.registry import policy_named
+from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.space.loops import SpaceLoops
 from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig, StepId
+from pagedkv.tables.rows import (
+    BLOCK_SIZE,
+    FULL,
+    KIND,
+    LAST_STEP,
+    SPAN,
+    GroupArrays,
+    GroupView,
+    new_group_arrays,
+    new_rows,
+)
+from pagedkv.tables.rules import first_needed_token
 
 __all__ = ["Group", "SpaceState"]
 
@@ -34,6 +48,9 @@ class Group:
         pool: where its blocks live.
         host_pool: where swapped-out blocks go, or None.
         lane: index of the digest chain that it shares with groups of the same block size.
+        block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
+        keeps_whole_prefix: whether the rule never drops a block (full attention).
+        view: what compiled loops over its rows take first: ``loop(*group.view, ...)``.
     """
 
     index: int
@@ -42,81 +59,103 @@ class Group:
     pool: BlockPool
     host_pool: BlockPool | None
     lane: int
+    block_size: int
+    keeps_whole_prefix: bool
+    view: GroupView
 
-    @property
-    def block_size(self) -> int:
-        """Tokens a block (for a recurrent state without prefix caching: all tokens)."""
-        return int(self.arrays.parameters[BLOCK_SIZE])
-
-    @property
-    def keeps_whole_prefix(self) -> bool:
-        """Whether the rule never drops a block (full attention)."""
-        return bool(self.arrays.parameters[KIND] == FULL)
+    def first_needed_token(self, query: int) -> int:
+        """First position, sinks apart, that computing position ``query`` and all later ones still reads."""
+        kind, span = (int(self.arrays.parameters[column]) for column in (KIND, SPAN))
+        return first_needed_token(kind, span, query)
 
     def num_slots_blocks(self, num_tokens: int, num_lookahead: int) -> int:
         """Count the blocks for so many tokens and reserved slots (a recurrent state reserves none)."""
         reserve = 0 if isinstance(self.spec, RecurrentState) else num_lookahead
         return -(-(num_tokens + reserve) // self.block_size)
 
+    def num_own_blocks(self, num_tokens: int, num_lookahead: int) -> int:
+        """Count the blocks that a fork takes to reserve slots: the partly filled one copied, and new ones."""
+        if num_lookahead == 0 or isinstance(self.spec, RecurrentState):
+            return 0
+        return -(-(num_tokens + num_lookahead) // self.block_size) - num_tokens // self.block_size
+
 
 class SpaceState:
     """All arrays of one block space.
 
     Attributes:
+        is_changing: set while an operation changes things: whoever finds it set comes after one that was interrupted.
         pools: device pools by name; host_pools: host pools by the same names.
         pool_counts: the counts of the device pools.
         groups: the groups, in the configuration's order; lanes: the groups of each digest chain.
-        digested_columns: for each lane the column of ``rows`` that counts digested blocks.
-        rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.core.rows`).
+        rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, last first: the one vacated last is warm in the processor's caches.
+        serials: int32 ``[max_sequences]``, grows with every sequence that gets a row, so that old plans know it is
+            another.
         relies_on: int32 ``[max_sequences]``, last step in which another row computes content that a row
             shares; if that step is aborted, the row is lost.
+        held: the tickets that are out, and the blocks of each, int32 ``[n]``; num_tickets: those ever given out.
         media_keys: keys of the rows whose prompts have media.
         media_reach: int32 ``[max_sequences]``, where the last medium of a row ends.
         is_recurrent: a group keeps a state, which only one sequence at a time may advance.
+        plan_layout: what all plans of this space have in common.
         num_steps_before: what blocks' step numbers lack to those that callers know.
         weights_epoch: version of the model's weights, part of every first block's identity.
+        version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
+        only_chain: the only group, if it keeps whole prefixes and caches them: its prompts are matched by one walk.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
         """Build empty pools and tables. O(blocks)."""
         self.config = config
+        self.is_changing = False
+        self.version = 0
         self.pools = self._new_pools(config.blocks_by_pool())
         self.host_pools = self._new_pools(config.host_blocks_by_pool())
+        if config.events:
+            for pool in self.pools.values():
+                pool.record_events(config.max_events)
         self.pool_counts = [pool.arrays.counts for pool in self.pools.values()]
         self.rows = new_rows(config.max_sequences, len(config.groups))
         self.vacant_rows = list(range(config.max_sequences))[::-1]
+        self.held: dict[Ticket, Int32Array] = {}
+        self.num_tickets = 0
         self.media_keys: dict[int, RequestKeys] = {}
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch = config.weights_epoch
         self.groups = self._new_groups()
+        is_one_chain = len(self.groups) == 1 and self.groups[0].keeps_whole_prefix and config.prefix_caching
+        self.only_chain = self.groups[0] if is_one_chain else None
         self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
         self.lanes = self._lanes()
         first = self.groups[0]
         self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
-        self.digested_columns = [int(lane[0].arrays.parameters[AT]) + NUM_DIGESTED for lane in self.lanes]
         self.is_recurrent = any(isinstance(group.spec, RecurrentState) for group in self.groups)
+        self.serials = np.zeros(config.max_sequences, np.int32)
         self.relies_on = np.zeros(config.max_sequences, np.int32)
         self.ones = np.ones(config.max_sequences, np.int32)
         self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
-        self.plan_scratch = np.empty((4, config.max_sequences), np.int32)
+        self.start_scratch = np.empty(config.max_sequences, np.int32)
+        self.row_scratch = np.empty(config.max_sequences, np.int32)
+        self.touched_scratch = np.empty(config.max_sequences, np.int32)
+        self.plan_layout = PlanLayout(tuple(self.pools), len(self.groups))
+        self.write_counts = np.zeros((len(self.groups), 2), np.int32)
         self.num_steps_before = 0
         self.num_batches = 0
-        self.keys_before_sweep = 1024
+        # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
+        self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
 
     def _new_pools(self, num_blocks: dict[str, int]) -> dict[str, BlockPool]:
         config = self.config
+        policy = policy_named(config.eviction)
         pools = {}
         for name, count in num_blocks.items():
             if count == 0:
                 continue
-            policy = POLICIES[config.eviction]
             block_size = max(group.block_size for group in config.groups if group.pool == name)
             pools[name] = BlockPool(name, count, block_size, caching=config.prefix_caching, policy=policy)
-            if config.events:
-                pools[name].record_events()
         return pools
 
     def _new_groups(self) -> tuple[Group, ...]:
@@ -125,8 +164,11 @@ class SpaceState:
         groups = []
         for index, spec in enumerate(config.groups):
             arrays = new_group_arrays(index, config)
-            lane = lane_of_size.setdefault(int(arrays.parameters[BLOCK_SIZE]), len(lane_of_size))
-            groups.append(Group(index, spec, arrays, self.pools[spec.pool], self.host_pools.get(spec.pool), lane))
+            block_size, is_full = int(arrays.parameters[BLOCK_SIZE]), bool(arrays.parameters[KIND] == FULL)
+            lane = lane_of_size.setdefault(block_size, len(lane_of_size))
+            pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
+            view = GroupView(pool.arrays, arrays, self.rows)
+            groups.append(Group(index, spec, arrays, pool, host_pool, lane, block_size, is_full, view))
         return tuple(groups)
 
     def _lanes(self) -> tuple[tuple[Group, ...], ...]:
@@ -166,32 +208,22 @@ class SpaceState:
 
     def _renumber_steps(self) -> None:
         """Count steps from the last settled one on, since blocks note them in 32 bits. O(blocks), every 2**30 steps."""
-        settled = self.settled_step
+        settled = self.settled_step // NUM_DEFERRED_LISTS * NUM_DEFERRED_LISTS  # deferred blocks stay in their lists
         for pool in self.all_pools:
             steps = pool.arrays.records[:, (PENDING_STEP, HOLD_STEP)]
             pool.arrays.records[:, (PENDING_STEP, HOLD_STEP)] = np.maximum(steps - settled, 0)
             pool.arrays.counts[[OPEN_STEP, SETTLED_STEP]] -= settled
         self.relies_on[:] = np.maximum(self.relies_on - settled, 0)
+        self.rows[:, LAST_STEP] = np.maximum(self.rows[:, LAST_STEP] - settled, 0)
         self.num_steps_before += settled
+
+    def clear_rows(self, batch: Int32Array, status: int) -> None:
+        """Make rows those of new, empty sequences, or vacant."""
+        self.loops.clear_rows(self.rows, batch, status)
+        self.serials[batch] += 1
+        self.relies_on[batch] = 0
 
     def next_mark(self) -> int:
         """Make a number that no batch of rows was marked with before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
-
-    def reserve_events(self, num_rows: int, num_slots: int) -> None:
-        """Make room for every event that an operation on so many rows and slots can cause (when events are on).
-
-        Each block that it touches can lose one name, get one, and take one from an orphan; a row touches at
-        most two more than its slots fill.
-        """
-        if not self.config.events:
-            return
-        for pool in self.pools.values():
-            sizes = [group.block_size for group in self.groups if group.pool is pool]
-            pool.reserve_events(sum(3 * (2 * num_rows + num_slots // size) for size in sizes))
-
-    def reserve_events_for_all(self) -> None:
-        """Make room for an operation that drops every name and publishes again (when events are on)."""
-        for pool in self.pools.values():
-            pool.reserve_events(4 * pool.num_blocks)

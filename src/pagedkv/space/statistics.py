@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from pagedkv.core.blocks import NUM_ACQUIRED, NUM_CACHED, NUM_DEFERRED, NUM_EVICTED, NUM_FREE, NUM_HIT_BLOCKS, NUM_NAMED
-from pagedkv.core.pool import BlockPool
-from pagedkv.core.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
+from pagedkv.pool.block_pool import BlockPool
+from pagedkv.pool.blocks import NUM_ACQUIRED, NUM_CACHED, NUM_DEFERRED, NUM_EVICTED, NUM_FREE, NUM_HIT_BLOCKS, NUM_NAMED
+from pagedkv.space.holding import num_held
 from pagedkv.space.state import SpaceState
+from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
 
 __all__ = ["PoolStatistics", "SpaceStatistics", "take_statistics"]
 
@@ -20,7 +21,8 @@ class PoolStatistics:
         num_free: blocks that can be handed out now, cached ones included.
         num_cached: free blocks whose content can still be found.
         num_deferred: unreferenced blocks that wait for a step.
-        num_in_use: blocks that tables refer to.
+        num_in_use: blocks that tables refer to, or tickets hold.
+        num_held: of these, blocks that tickets hold.
         num_named: blocks that can be found, in use or free.
         num_acquired: blocks handed out.
         num_evictions: of these, blocks that had cached content.
@@ -34,6 +36,7 @@ class PoolStatistics:
     num_cached: int
     num_deferred: int
     num_in_use: int
+    num_held: int
     num_named: int
     num_acquired: int
     num_evictions: int
@@ -61,11 +64,11 @@ class SpaceStatistics:
 
 
 def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatistics:
-    """Count. O(rows)."""
+    """Count. O(rows + blocks held)."""
     running = state.rows[:, STATUS] == RUNNING
     return SpaceStatistics(
-        pools=tuple(map(_of_pool, state.pools.values())),
-        host_pools=tuple(map(_of_pool, state.host_pools.values())),
+        pools=tuple(_of_pool(pool, num_held(state, pool.name)) for pool in state.pools.values()),
+        host_pools=tuple(_of_pool(pool, 0) for pool in state.host_pools.values()),
         num_running=int(running.sum()),
         num_swapped=int((state.rows[:, STATUS] == SWAPPED).sum()),
         num_tokens=int(state.rows[running, NUM_TOKENS].sum()),
@@ -73,7 +76,7 @@ def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatist
     )
 
 
-def _of_pool(pool: BlockPool) -> PoolStatistics:
+def _of_pool(pool: BlockPool, num_held: int) -> PoolStatistics:
     counts = pool.arrays.counts.tolist()
     return PoolStatistics(
         name=pool.name,
@@ -82,6 +85,7 @@ def _of_pool(pool: BlockPool) -> PoolStatistics:
         num_cached=counts[NUM_CACHED],
         num_deferred=counts[NUM_DEFERRED],
         num_in_use=pool.num_usable - counts[NUM_FREE] - counts[NUM_DEFERRED],
+        num_held=num_held,
         num_named=counts[NUM_NAMED],
         num_acquired=counts[NUM_ACQUIRED],
         num_evictions=counts[NUM_EVICTED],

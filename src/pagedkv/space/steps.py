@@ -10,33 +10,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from pagedkv.core.blocks import Int32Array
+from pagedkv.arrays import Int32Array
 from pagedkv.errors import StepError
-from pagedkv.plan import BlockMoves, StepPlan
+from pagedkv.plan import StepPlan
 from pagedkv.spec import StepId
 
-__all__ = ["Duplicate", "InFlightStep", "StepLedger", "read_only"]
+__all__ = ["InFlightStep", "Moves", "OpenMoves", "StepLedger", "read_only"]
 
 NO_SEQUENCE: Final = -1
 Moves = dict[int, int]  # destination -> source, in order
-
-
-@dataclass(frozen=True, slots=True)
-class Duplicate:
-    """A row's block whose content another block is named for: to be replaced by it when that is safe.
-
-    Both are noted with their lives, since either may have other content by then.
-    """
-
-    group: int
-    row: int
-    serial: int
-    index: int
-    block: int
-    block_life: int
-    carrier: int
-    carrier_life: int
 
 
 @dataclass(slots=True)
@@ -44,14 +28,22 @@ class InFlightStep:
     """A planned step that is not acknowledged yet.
 
     Args:
-        ends: our own copy of the plan's ends, lowered when a row is rolled back meanwhile.
+        rows: the rows that it computes, as in the plan.
         serials: which sequence each row of the plan served.
+        ends: our own copy of the plan's ends, lowered when a row is rolled back meanwhile.
+        duplicates: for each group those found since the plan before, int32 ``[n, NUM_DUPLICATE_FIELDS]`` each.
     """
 
     plan: StepPlan
+    rows: Int32Array
     serials: Int32Array
     ends: Int32Array
-    duplicates: list[Duplicate]
+    duplicates: list[list[Int32Array]] = field(default_factory=list)
+
+    def live_starts(self, serials: Int32Array) -> list[tuple[int, int]]:
+        """Rows that it computes for and that still serve the same sequence, with their starts."""
+        is_alive = serials[self.rows] == self.serials
+        return list(zip(self.rows[is_alive].tolist(), self.plan.compute.starts[is_alive].tolist(), strict=True))
 
 
 @dataclass(slots=True)
@@ -68,14 +60,14 @@ class StepLedger:
 
     Attributes:
         in_flight: planned steps that are neither acknowledged nor aborted.
-        duplicates: found since the last plan.
+        duplicates: found since the last plan, by group (:mod:`pagedkv.tables.merging`).
         shares_pending: rows share blocks that the open step still has to compute.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int) -> None:
         """Start with an open step and none in flight."""
         self.in_flight: deque[InFlightStep] = deque()
-        self.duplicates: list[Duplicate] = []
+        self.duplicates: list[list[Int32Array]] = [[] for _ in range(num_groups)]
         self.shares_pending = False
         self._open = OpenMoves()
 
@@ -114,68 +106,85 @@ class StepLedger:
         """Whether the open plan writes device blocks at all, before the forward pass."""
         return bool(self._open.copies or self._open.swaps_in)
 
-    def take_moves(self) -> tuple[tuple[BlockMoves, ...], tuple[BlockMoves, ...], tuple[BlockMoves, ...]]:
-        """Close the open step: swaps out, swaps in and copies as the plan carries them."""
+    @property
+    def has_moves(self) -> bool:
+        """Whether the open plan copies or swaps anything."""
+        return bool(self._open.copies or self._open.swaps_in or self._open.swaps_out)
+
+    def take_moves(self) -> OpenMoves:
+        """Close the open step: its copies and swaps, each pool's in the order in which they were added."""
         moves, self._open = self._open, OpenMoves()
-        return _as_moves(moves.swaps_out), _as_moves(moves.swaps_in), _as_moves(moves.copies)
+        return moves
 
     def close(self, step: InFlightStep) -> None:
         """Note that a plan was handed out."""
         step.duplicates = self.duplicates
-        self.duplicates = []
+        self.duplicates = [[] for _ in self.duplicates]
         self.shares_pending = False
         self.in_flight.append(step)
 
-    def take_out(self, row: int) -> None:
-        """Note that what steps in flight compute for a row is certain already: aborting them does not concern it."""
-        for step in self.in_flight:
-            step.serials[step.plan.compute.rows == row] = NO_SEQUENCE
+    def take_out(self, is_taken: npt.NDArray[np.bool_]) -> None:
+        """Note that what steps in flight compute for some rows is certain: aborting them does not concern it.
 
-    def lower_ends(self, row: int, length: int) -> None:
-        """Note that a row was rolled back: what steps in flight compute beyond ``length`` does not count."""
-        for step in self.in_flight:
-            step.ends[(step.plan.compute.rows == row) & (step.ends > length)] = length
-
-    def acknowledge(self, step_id: StepId) -> InFlightStep:
-        """Take the oldest step in flight, which must be this one.
-
-        Raises:
-            StepError: another step is the oldest, or none is in flight.
+        ``is_taken`` is bool ``[max_sequences]``.
         """
+        for step in self.in_flight:
+            step.serials[is_taken[step.rows]] = NO_SEQUENCE
+
+    def forget_duplicates(self) -> None:
+        """Note that there is nothing to merge any more: the names are gone."""
+        for duplicates in (self.duplicates, *(step.duplicates for step in self.in_flight)):
+            for parts in duplicates:
+                parts.clear()
+
+    def moved_blocks(self, pool: str) -> tuple[set[int], set[int]]:
+        """Device blocks that moves write, in the open plan or in one in flight, and those that the open plan's read."""
+        opened = self._open
+        written = set(opened.copies.get(pool, ())) | set(opened.swaps_in.get(pool, ()))
+        for step in self.in_flight:
+            for moves in (*step.plan.copies, *step.plan.swaps_in):
+                if moves.pool == pool:
+                    written.update(moves.dst_ids.tolist())
+        return written, {*opened.copies.get(pool, {}).values(), *opened.swaps_out.get(pool, {}).values()}
+
+    def lower_ends(self, num_tokens: Int32Array) -> None:
+        """Note that rows were rolled back: what steps in flight compute beyond the tokens of each row does not count.
+
+        ``num_tokens`` is int32 ``[max_sequences]``. Rows that were not rolled back have at least what is planned.
+        """
+        for step in self.in_flight:
+            np.minimum(step.ends, num_tokens[step.rows], out=step.ends)
+
+    def require_oldest(self, step_id: StepId) -> None:
+        """Raise StepError unless this step is the oldest in flight. Changes nothing."""
         if not self.in_flight:
             raise StepError(f"step {step_id} cannot be acknowledged: no step is in flight")
         oldest = self.in_flight[0].plan.step_id
         if oldest != step_id:
             raise StepError(f"step {step_id} cannot be acknowledged before step {oldest}, the oldest in flight")
+
+    def acknowledge(self) -> InFlightStep:
+        """Take the oldest step in flight."""
         return self.in_flight.popleft()
 
-    def abort(self, step_id: StepId) -> list[InFlightStep]:
-        """Take a step in flight and all after it, oldest first.
-
-        Raises:
-            StepError: the step is not in flight.
-        """
+    def require_in_flight(self, step_id: StepId) -> None:
+        """Raise StepError unless this step is in flight. Changes nothing."""
         ids = [step.plan.step_id for step in self.in_flight]
         if step_id not in ids:
             raise StepError(f"step {step_id} cannot be aborted: in flight are {ids or 'none'}")
+
+    def abort(self, step_id: StepId) -> list[InFlightStep]:
+        """Take a step in flight and all after it, oldest first; what they were to merge waits for the open step."""
         aborted = [step for step in self.in_flight if step.plan.step_id >= step_id]
-        for _ in aborted:
+        for step in aborted:
             self.in_flight.pop()
+            for waiting, parts in zip(self.duplicates, step.duplicates, strict=True):
+                waiting.extend(parts)
         return aborted
 
 
 def _filled_from(moves: Moves, sources: set[int]) -> set[int]:
     return {destination for destination, source in moves.items() if source in sources}
-
-
-def _as_moves(by_pool: dict[str, Moves]) -> tuple[BlockMoves, ...]:
-    return tuple(
-        BlockMoves(
-            pool, read_only(np.array(list(moves.values()), np.int32)), read_only(np.array(list(moves), np.int32))
-        )
-        for pool, moves in by_pool.items()
-        if moves
-    )
 
 
 def read_only(array: Int32Array) -> Int32Array:

@@ -1,19 +1,84 @@
-"""``pagedkv convert``."""
+"""``pagedkv convert``: reads a trace of any known format, and writes it in the pagedkv trace format.
 
-from pathlib import Path
-from typing import Annotated
+Requests flow one at a time from the reader through whatever was asked for (sessions interleaved, sorting, block ids
+made from tokens) to the writer, so a trace need not fit in memory. The bar goes to stderr, and only when that is a
+terminal; it shows the share of the file that has been read, in stored bytes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from gzip import GzipFile
+from io import BufferedWriter
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import Annotated, BinaryIO, Final
 
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.atomic_file import require_writable
-from pagedkv.cli.convert import Conversion, convert_trace
-from pagedkv.cli.user_errors import reported
+from pagedkv.cli.atomic_file import atomic_file, is_replaced_whole, require_writable
+from pagedkv.cli.option_groups import command
+from pagedkv.cli.progress import progress_bars
+from pagedkv.cli.trace_options import require_limit
+from pagedkv.cli.user_errors import InterruptedRunError, OutputError
+from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.traces.interleaving import interleave_sessions
+from pagedkv.traces.reader import TraceReader
+from pagedkv.traces.request import Request
+from pagedkv.traces.sorting import sorted_by_arrival
+from pagedkv.traces.token_blocks import with_block_ids
+from pagedkv.traces.writer import ByteSink, TraceWriter
 
-__all__ = ["convert"]
+__all__ = ["Conversion", "convert", "convert_trace"]
+
+GZIP_SUFFIX: Final = ".gz"
+GZIP_LEVEL: Final = 6
+"""zlib's own default: level 9 takes several times as long for a few per cent."""
 
 
-def convert(  # noqa: PLR0913 - one parameter an option
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion changes, besides the format.
+
+    Args:
+        trace_block_size: tokens a block id of the source stands for, if not as it tells.
+        block_size: make ids of blocks of so many tokens from the tokens of the source.
+        sort: put the requests in order of arrival, instead of refusing them unsorted.
+        session_interval_s: seconds from the start of one session to the next, for a trace of a session a line.
+        max_gap_s: longest time between two requests of a session, in seconds; only with an interval.
+        limit: write only the first so many requests, in the order of the output.
+
+    Raises:
+        ConfigurationError: a number is out of range, or a gap is given without an interval.
+    """
+
+    block_size: Annotated[
+        int | None, typer.Option(metavar="B", help="Make block ids, of B tokens each, from the tokens of the trace.")
+    ] = None
+    sort: Annotated[bool, typer.Option("--sort", help="Put the requests in order of arrival.")] = False
+    session_interval_s: Annotated[
+        float | None,
+        typer.Option(
+            "--session-interval",
+            metavar="S",
+            help="For a trace with a session a line: seconds between session starts.",
+        ),
+    ] = None
+    max_gap_s: opt.MaxGap = None
+    trace_block_size: opt.TraceBlockSize = None
+    limit: opt.Limit = None
+
+    def __post_init__(self) -> None:
+        require_limit(self.limit)
+        if self.block_size is not None and self.block_size < 1:
+            raise ConfigurationError(f"--block-size must be at least 1 token, got {self.block_size}")
+        if self.max_gap_s is not None and self.session_interval_s is None:
+            raise ConfigurationError("--max-gap cuts the gaps within sessions: give --session-interval, too")
+
+
+@command
+def convert(
     trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
     *,
     output: Annotated[
@@ -22,17 +87,7 @@ def convert(  # noqa: PLR0913 - one parameter an option
             "--output", "-o", metavar="OUT", help="File to write, compressed if it ends in .gz; - is standard output."
         ),
     ],
-    block_size: Annotated[
-        int | None, typer.Option(metavar="B", help="Make block ids, of B tokens each, from the tokens of the trace.")
-    ] = None,
-    sort: Annotated[bool, typer.Option("--sort", help="Put the requests in order of arrival.")] = False,
-    session_interval: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="For a trace with a session a line: seconds between session starts."),
-    ] = None,
-    max_gap: opt.MaxGap = None,
-    trace_block_size: opt.TraceBlockSize = None,
-    limit: opt.Limit = None,
+    conversion: Conversion,
 ) -> None:
     """Convert a trace of any known format to the pagedkv trace format, which docs/trace-format.md describes.
 
@@ -46,15 +101,87 @@ def convert(  # noqa: PLR0913 - one parameter an option
 
     pagedkv convert tokens.jsonl -o - --block-size 16 | pagedkv curve /dev/stdin
     """
-    with reported():
-        require_writable(output)
-        conversion = Conversion(
-            trace_block_size=trace_block_size,
-            block_size=block_size,
-            sort=sort,
-            session_interval_s=session_interval,
-            max_gap_s=max_gap,
-            limit=limit,
-        )
-        num_requests = convert_trace(trace, output, conversion)
-        typer.echo(f"{num_requests:,} requests written to {output}", err=True)  # OUT may be the standard output
+    require_writable(output)
+    num_requests = convert_trace(trace, output, conversion)
+    typer.echo(f"{num_requests:,} requests written to {output}", err=True)  # OUT may be the standard output
+
+
+def convert_trace(path: str, output: Path, conversion: Conversion) -> int:
+    """Convert a trace.
+
+    Args:
+        path: the trace, plain or gzip.
+        output: the file to write; one that ends in .gz is compressed, always to the same bytes. - is the standard
+            output.
+
+    Returns:
+        The number of requests written.
+
+    Raises:
+        ConfigurationError: a size or time is out of range, or the trace has blocks of several sizes.
+        TraceError: the trace cannot be read, or is not what the conversion needs.
+        OutputError: the output, or a temporary file, cannot be written.
+        InterruptedRunError: Ctrl-C.
+    """
+    num_read = 0
+    try:
+        with (
+            TraceReader(path, conversion.trace_block_size, any_order=conversion.sort) as trace,
+            progress_bars() as progress,
+        ):
+            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
+
+            def count_one() -> None:
+                nonlocal num_read
+                num_read += 1
+                progress.update(task, completed=trace.num_bytes_read, come_to=f"{num_read:,} requests")
+
+            requests = _converted(path, _counted(_in_order(path, trace, conversion), count_one), conversion)
+            with atomic_file(output) as file, _maybe_compressed(file, output) as sink, TraceWriter(sink) as writer:
+                for request in requests:
+                    writer.write(request)
+            return writer.num_requests
+    except KeyboardInterrupt as error:
+        outcome = "nothing was written" if is_replaced_whole(output) else "what was written is not whole"
+        raise InterruptedRunError(f"interrupted after {num_read:,} requests; {outcome}") from error
+
+
+def _in_order(path: str, trace: TraceReader, conversion: Conversion) -> Iterator[Request]:
+    """Read the requests on one clock, though not yet sorted."""
+    if conversion.session_interval_s is not None:
+        return interleave_sessions(trace.sessions(), conversion.session_interval_s, conversion.max_gap_s)
+    if trace.session_per_row:
+        reason = "each session has a clock of its own"
+        raise TraceError(path, None, reason, "Say how far apart sessions start, in seconds: --session-interval 60")
+    return iter(trace)
+
+
+def _counted(requests: Iterator[Request], count_one: Callable[[], None]) -> Iterator[Request]:
+    for request in requests:
+        count_one()
+        yield request
+
+
+def _converted(path: str, requests: Iterator[Request], conversion: Conversion) -> Iterator[Request]:
+    if conversion.sort and conversion.session_interval_s is None:
+        requests = _sorted(requests)
+    requests = islice(requests, conversion.limit)
+    return requests if conversion.block_size is None else with_block_ids(path, requests, conversion.block_size)
+
+
+def _sorted(requests: Iterator[Request]) -> Iterator[Request]:
+    try:
+        yield from sorted_by_arrival(requests)
+    except OSError as error:
+        reason = f"sorting cannot write its temporary files: {error.strerror or error}"
+        raise OutputError(f"{reason}. Name a folder with room in the environment variable TMPDIR") from error
+
+
+@contextmanager
+def _maybe_compressed(file: BinaryIO, output: Path) -> Iterator[ByteSink]:
+    if output.suffix != GZIP_SUFFIX:
+        yield file
+        return
+    # Neither a name nor a time in the header: the same trace gives the same bytes.
+    with GzipFile("", "wb", GZIP_LEVEL, file, 0) as compressed, BufferedWriter(compressed) as buffered:
+        yield buffered

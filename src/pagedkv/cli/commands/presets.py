@@ -2,8 +2,8 @@
 
 import typer
 
-from pagedkv.replay.cost import cost_model_names, gpu_names
-from pagedkv.replay.model import model_names
+from pagedkv.models import model_names
+from pagedkv.simulation.cost import cost_model_names, gpu_names
 
 __all__ = ["presets"]
 

@@ -1,7 +1,9 @@
-"""``pagedkv replay``."""
+"""``pagedkv replay``: a trace on the virtual clock, or one request at a time."""
 
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated
 
 import typer
@@ -10,11 +12,10 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.json_file import write_json
-from pagedkv.cli.one_at_a_time import replay_trace
+from pagedkv.cli.option_groups import command
+from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.serving import (
     DEFAULTS,
-    SESSION_INTERVAL_S,
-    WHOLE_TRACE,
     ServingOptions,
     default_num_blocks,
     serve_trace,
@@ -23,49 +24,21 @@ from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.sizes import parse_blocks
 from pagedkv.cli.tables import print_summary
 from pagedkv.cli.trace_options import TraceOptions
-from pagedkv.cli.user_errors import reported
+from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
-from pagedkv.replay.replayer import ReplayConfig
+from pagedkv.simulation.one_at_a_time.replayer import ReplayConfig, Replayer, compile_loops
+from pagedkv.simulation.one_at_a_time.summary import ReplaySummary
+from pagedkv.traces.request import TokenizedRequest
+from pagedkv.traces.tokens import tokenized
 
 __all__ = ["replay"]
 
 
-def replay(  # noqa: PLR0913 - one parameter an option
+@command
+def replay(
     trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
     *,
-    num_blocks: opt.NumBlocks = None,
-    block_size: opt.BlockSize = DEFAULTS.block_size,
-    model: opt.ModelName = None,
-    gpu: opt.GpuName = None,
-    memory: opt.MemoryGib = None,
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE", help="Of keys and values: fp8, bf16, ...", rich_help_panel=opt.MEMORY),
-    ] = None,
-    host_blocks: opt.HostBlocks = DEFAULTS.host_blocks,
-    cost_model: opt.CostModelName = None,
-    max_sequences: opt.MaxSequences = DEFAULTS.max_sequences,
-    max_batched_tokens: opt.MaxBatchedTokens = DEFAULTS.max_batched_tokens,
-    watermark: opt.Watermark = DEFAULTS.watermark,
-    policy: opt.PolicyName = DEFAULTS.policy,
-    preemption: opt.PreemptionKind = DEFAULTS.preemption,
-    samples: opt.Samples = None,
-    beams: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Beams of every request, instead of samples.", rich_help_panel=opt.SCHEDULING),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Tokens of the largest contiguous reservation. Default: the model's context, or the longest request.",
-            rich_help_panel=opt.MEMORY,
-        ),
-    ] = None,
-    speed: opt.Speed = DEFAULTS.speed,
-    seed: opt.Seed = DEFAULTS.seed,
-    session_interval: opt.SessionInterval = SESSION_INTERVAL_S,
-    max_gap: opt.MaxGap = None,
+    serving: ServingOptions,
     one_at_a_time: Annotated[
         bool,
         typer.Option(
@@ -74,8 +47,6 @@ def replay(  # noqa: PLR0913 - one parameter an option
             rich_help_panel=opt.SCHEDULING,
         ),
     ] = False,
-    trace_block_size: opt.TraceBlockSize = None,
-    limit: opt.Limit = None,
     json_file: opt.JsonFile = None,
 ) -> None:
     """Serve a request trace on a virtual clock, with continuous batching, through the block space that serves.
@@ -91,43 +62,21 @@ def replay(  # noqa: PLR0913 - one parameter an option
 
     zcat trace.jsonl.gz | pagedkv replay /dev/stdin --limit 1000 --samples 4 --json -
     """
-    with reported():
-        if json_file is not None:
-            require_writable(json_file, trace)
-        options = ServingOptions(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            memory_gib=memory,
-            model=model,
-            kv_dtype=kv_dtype,
-            gpu=gpu,
-            cost_model=cost_model,
-            host_blocks=host_blocks,
-            max_sequences=max_sequences,
-            max_batched_tokens=max_batched_tokens,
-            watermark=watermark,
-            policy=policy,
-            preemption=preemption,
-            samples=samples,
-            beams=beams,
-            speed=speed,
-            seed=seed,
-            max_length=max_length,
-            trace=TraceOptions(session_interval, max_gap, trace_block_size, limit),
-        )
-        if one_at_a_time:
-            _replay_one_at_a_time(trace, options, json_file)
-            return
-        served = serve_trace(trace, options)
-        if json_file is not None:
-            write_json(json_file, {"trace": trace, "command": command_line(), **served.result.as_dict()})
-        if json_file != STANDARD_OUTPUT:
-            print_served(f"Replay of {Path(trace).name}", served)
+    if json_file is not None:
+        require_writable(json_file, trace)
+    if one_at_a_time:
+        _replay_one_at_a_time(trace, serving, json_file)
+        return
+    served = serve_trace(trace, serving)
+    if json_file is not None:
+        write_json(json_file, {"trace": trace, "command": command_line(), **served.result.as_dict()})
+    if json_file != STANDARD_OUTPUT:
+        print_served(f"Replay of {Path(trace).name}", served)
 
 
 def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path | None) -> None:
-    trace_options = replace(WHOLE_TRACE, block_size=options.trace.block_size, limit=options.trace.limit)
-    known = replace(DEFAULTS, num_blocks=options.num_blocks, block_size=options.block_size, trace=trace_options)
+    reading = replace(DEFAULTS.trace, trace_block_size=options.trace.trace_block_size, limit=options.trace.limit)
+    known = replace(DEFAULTS, num_blocks=options.num_blocks, block_size=options.block_size, trace=reading)
     if options != known:
         raise ConfigurationError(
             "--one-at-a-time has no clock, no model and no policy but LRU: it takes --num-blocks, --block-size, "
@@ -138,9 +87,42 @@ def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path |
     if not isinstance(blocks, int):
         raise ConfigurationError(f"--one-at-a-time has one pool: give --num-blocks one number, got {num_blocks}")
     config = ReplayConfig(blocks, options.block_size)
-    summary = replay_trace(trace, config, replace(options.trace, session_interval_s=None))
+    summary = replay_trace(
+        trace, config, TraceOptions(trace_block_size=options.trace.trace_block_size, limit=options.trace.limit)
+    )
     if json_file is not None:
         head = {"trace": trace, "command": command_line(), "limit": options.trace.limit}
         write_json(json_file, {**head, **summary.as_dict()})
     if json_file != STANDARD_OUTPUT:
         print_summary(f"Replay of {Path(trace).name}, one request at a time", summary)
+
+
+def replay_trace(path: str, config: ReplayConfig, options: TraceOptions) -> ReplaySummary:
+    """Replay a trace, as far as ``options`` say.
+
+    Raises:
+        ConfigurationError: a size is out of range.
+        TraceError: the trace cannot be read.
+        InterruptedRunError: Ctrl-C.
+    """
+    with options.open(path) as trace:
+        prepare(compile_loops)
+        with progress_bars() as progress:
+            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
+            return _serve(
+                tokenized(options.requests(trace)),
+                config,
+                lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
+            )
+
+
+def _serve(requests: Iterable[TokenizedRequest], config: ReplayConfig, show: Callable[[str], None]) -> ReplaySummary:
+    replayer = Replayer(config, time.perf_counter_ns)
+    try:
+        for request in requests:
+            replayer.serve(request)
+            show(f"{replayer.num_requests:,} requests")
+    except KeyboardInterrupt as error:
+        message = f"interrupted after {replayer.num_requests:,} requests; nothing was written"
+        raise InterruptedRunError(message) from error
+    return replayer.summary()

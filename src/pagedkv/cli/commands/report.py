@@ -1,24 +1,49 @@
-"""``pagedkv report``."""
+"""``pagedkv report``: finds out what each source is, runs the traces, and writes the page.
 
-from importlib.metadata import version
+A source is a trace, or the JSON that ``pagedkv replay --json`` wrote; its content tells which. Mistakes are found
+before the first trace runs, for that takes its time; so is a missing ``report`` extra, without which this module can
+still be imported.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, Final, cast
 
+import msgspec
 import typer
 
-from pagedkv.cli import options as opt
+from pagedkv import __version__
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
 from pagedkv.cli.command_line import command_line
-from pagedkv.cli.curve import curve_of_trace, has_block_ids, parse_capacities
-from pagedkv.cli.report import as_run, write_report
-from pagedkv.cli.serving import DEFAULTS, SESSION_INTERVAL_S, ServingOptions, serve_trace
-from pagedkv.cli.trace_options import TraceOptions
-from pagedkv.cli.user_errors import reported
-from pagedkv.report import ReportRun
+from pagedkv.cli.commands.curve import curve_of_trace, has_block_ids, parse_capacities
+from pagedkv.cli.option_groups import command
+from pagedkv.cli.progress import working
+from pagedkv.cli.serving import ServingOptions, serve_trace
+from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.report.documents import Curve, Replay, ReportRun
 
-__all__ = ["report"]
+__all__ = ["NO_BLOCK_IDS", "as_run", "report", "write_report"]
+
+HTML_SUFFIX: Final = ".html"
+EXTRA_PACKAGES: Final = ("jinja2", "markupsafe", "matplotlib")
+RESULT_KEYS: Final = frozenset({"pools", "timeline"})
+"""The keys that tell a replay's result from everything else in JSON; no line of a trace has them."""
+LONGEST_FIRST_LINE: Final = 2**26
+"""Bytes. A result in one line has a few hundred thousand, so a longer line is a trace's, and need not be read here."""
+WRITE_AGAIN: Final = "Write it again with pagedkv replay --json"
+AS_RESULT: Final = "Name a trace, or a file that pagedkv replay --json wrote (without --one-at-a-time)"
+FROM_JSON: Final = (
+    "This run was read from a JSON result, which holds no capacity curve; name the trace itself to have one."
+)
+NO_BLOCK_IDS: Final = (
+    "The trace has lengths but no block ids, so nobody can tell which blocks requests share: it has no capacity curve."
+)
+"""Why there is no curve, for a caller whose trace has none."""
 
 
-def report(  # noqa: PLR0913 - one parameter an option
+@command
+def report(
     sources: Annotated[
         list[str], typer.Argument(help="Traces, or results of pagedkv replay --json; several are compared, 8 at most.")
     ],
@@ -27,25 +52,7 @@ def report(  # noqa: PLR0913 - one parameter an option
     capacities: Annotated[
         str | None, typer.Option(metavar="C,C,...", help="Blocks of the cache, as in pagedkv curve.")
     ] = None,
-    num_blocks: opt.NumBlocks = None,
-    block_size: opt.BlockSize = DEFAULTS.block_size,
-    model: opt.ModelName = None,
-    gpu: opt.GpuName = None,
-    memory: opt.MemoryGib = None,
-    host_blocks: opt.HostBlocks = DEFAULTS.host_blocks,
-    cost_model: opt.CostModelName = None,
-    max_sequences: opt.MaxSequences = DEFAULTS.max_sequences,
-    max_batched_tokens: opt.MaxBatchedTokens = DEFAULTS.max_batched_tokens,
-    watermark: opt.Watermark = DEFAULTS.watermark,
-    policy: opt.PolicyName = DEFAULTS.policy,
-    preemption: opt.PreemptionKind = DEFAULTS.preemption,
-    samples: opt.Samples = None,
-    speed: opt.Speed = DEFAULTS.speed,
-    seed: opt.Seed = DEFAULTS.seed,
-    session_interval: opt.SessionInterval = SESSION_INTERVAL_S,
-    max_gap: opt.MaxGap = None,
-    trace_block_size: opt.TraceBlockSize = None,
-    limit: opt.Limit = None,
+    serving: ServingOptions,
 ) -> None:
     """Write one HTML page about a trace, or one that compares several runs: needs no network, opens from a file.
 
@@ -63,34 +70,149 @@ def report(  # noqa: PLR0913 - one parameter an option
     """
 
     def run_trace(path: str) -> ReportRun:
-        served = serve_trace(path, options)
+        served = serve_trace(path, serving)
         replay = {"trace": path, "command": command_line(), **served.result.as_dict()}
-        if not has_block_ids(path, options.trace):
+        if not has_block_ids(path, serving.trace):
             return as_run(Path(path).name, replay)
         wanted = None if capacities is None else parse_capacities(capacities)
-        curve = curve_of_trace(path, wanted, options=options.trace)
+        curve = curve_of_trace(path, wanted, options=serving.trace)
         return as_run(Path(path).name, replay, curve.as_dict())
 
-    with reported():
-        options = ServingOptions(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            memory_gib=memory,
-            model=model,
-            gpu=gpu,
-            cost_model=cost_model,
-            host_blocks=host_blocks,
-            max_sequences=max_sequences,
-            max_batched_tokens=max_batched_tokens,
-            watermark=watermark,
-            policy=policy,
-            preemption=preemption,
-            samples=samples,
-            speed=speed,
-            seed=seed,
-            trace=TraceOptions(session_interval, max_gap, trace_block_size, limit),
-        )
-        if capacities is not None:
-            parse_capacities(capacities)
-        options.configuration()
-        write_report(sources, output, run_trace, version=version("pagedkv"), command=command_line())
+    if capacities is not None:
+        parse_capacities(capacities)
+    serving.configuration()
+    write_report(sources, output, run_trace, version=__version__, command=command_line())
+
+
+def write_report(
+    sources: Sequence[str], output: Path, run_trace: Callable[[str], ReportRun], *, version: str, command: str
+) -> None:
+    """Write the report of one source, or of several side by side.
+
+    Args:
+        sources: traces and JSON results; the first is the one that the others are compared with.
+        output: an .html file, or - for the standard output.
+        run_trace: replays a trace and measures its curve; what it raises comes through.
+        version: of this program.
+        command: the command line, as typed.
+
+    Raises:
+        ConfigurationError: the output is no .html file; there are too many sources; the report extra is missing.
+        TraceError: a source cannot be read, or is neither a trace nor a result.
+        OutputError: the output cannot be written, or is a source.
+    """
+    _require_output(output, sources)
+    page = _import_page()
+    page.require_num_runs(len(sources))
+    for source in sources:
+        if Path(source).exists() and not Path(source).is_file() and not Path(source).is_dir():
+            reason = "is a pipe or a device, but a report reads a trace more than once"
+            raise TraceError(source, None, reason, "Save it to a file first")
+    results = [_read_result(source) for source in sources]
+    runs = [
+        run_trace(source) if result is None else ReportRun(Path(source).name, result, without_curve=FROM_JSON)
+        for source, result in zip(sources, results, strict=True)
+    ]
+    with working("Drawing"):
+        text: str = page.render_report(runs, version=version, command=command)
+    with atomic_file(output) as file:
+        file.write(text.encode())
+
+
+def as_run(
+    name: str,
+    replay: Mapping[str, object],
+    curve: Mapping[str, object] | None = None,
+    without_curve: str = NO_BLOCK_IDS,
+) -> ReportRun:
+    """Make a run of the documents that a replay and a curve lay out for JSON.
+
+    Raises:
+        msgspec.ValidationError: they are not laid out as the report expects, which is a fault of this library.
+    """
+    return ReportRun(
+        name,
+        msgspec.convert(replay, type=Replay),
+        None if curve is None else msgspec.convert(curve, type=Curve),
+        without_curve,
+    )
+
+
+def _require_output(output: Path, sources: Sequence[str]) -> None:
+    if output == STANDARD_OUTPUT:
+        return
+    if output.suffix != HTML_SUFFIX:
+        raise ConfigurationError(f"the report is a page: name an {HTML_SUFFIX} file, or -, got {output}")
+    require_writable(output, *sources)
+
+
+def _import_page() -> ModuleType:
+    """Import what needs the report extra; this late, so that all other commands do without it."""
+    try:
+        from pagedkv.report import page  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA_PACKAGES:
+            raise
+        raise ConfigurationError(str(error)) from error
+    return page
+
+
+def _read_result(source: str) -> Replay | None:
+    """Read a source that is a result; None for everything else, which the reader of traces judges.
+
+    Raises:
+        TraceError: it is one JSON document, but not a result.
+    """
+    path = Path(source)
+    if not path.is_file():
+        return None  # a pipe can be read only once; and of a missing file the reader of traces says so
+    try:
+        with path.open("rb") as file:
+            first_line = file.readline(LONGEST_FIRST_LINE)
+        if not first_line.lstrip().startswith(b"{"):
+            return None
+        keys = _keys(first_line)
+        if keys is not None and not keys >= RESULT_KEYS:
+            return None
+        document = path.read_bytes()
+    except OSError as error:
+        raise TraceError(source, None, f"cannot be read: {error.strerror or error}", AS_RESULT) from error
+    return _decode_result(source, document)
+
+
+def _decode_result(source: str, document: bytes) -> Replay:
+    keys = _keys(document)
+    if keys is not None and not keys >= RESULT_KEYS:
+        missing = ", ".join(sorted(RESULT_KEYS - keys))
+        raise TraceError(source, None, f"a JSON document, but no replay's result: it has no {missing}", AS_RESULT)
+    try:
+        replay = msgspec.json.decode(document, type=Replay)
+    except msgspec.DecodeError as error:  # of which a ValidationError is one
+        reason = f"not a replay's result in whole JSON: {error}"
+        raise TraceError(source, None, reason, WRITE_AGAIN) from error
+    uneven = list(_uneven_lists(replay))
+    if uneven:
+        raise TraceError(source, None, f"lists of {uneven[0]} differ in length", WRITE_AGAIN)
+    return replay
+
+
+def _uneven_lists(replay: Replay) -> Iterator[str]:
+    """Name the sections of a result whose lists should be equally long, and are not."""
+    timeline, pools = cast("dict[str, object]", replay["timeline"]), replay["pools"]
+    sections: dict[str, Mapping[str, object]] = {"the timeline": timeline}
+    for name, pool in replay["timeline"]["pools"].items():
+        sections[f"pool {name} in the timeline"] = {**pool, "time_s": timeline["time_s"]}
+    for name, one in pools.items():
+        sections[f"hits by age of pool {name}"] = one["hits_by_age"]
+        sections[f"evictions by age of pool {name}"] = one["evictions_by_age"]
+    for name, section in sections.items():
+        if len({len(values) for values in section.values() if isinstance(values, list)}) > 1:
+            yield name
+
+
+def _keys(text: bytes) -> frozenset[str] | None:
+    """Keys of a JSON object, or None when the text is no whole JSON object."""
+    try:
+        return frozenset(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
+    except msgspec.DecodeError:
+        return None

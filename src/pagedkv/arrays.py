@@ -1,0 +1,13 @@
+"""Types of the arrays that everything is kept in."""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Int32Array", "Int64Array", "Uint8Array", "Uint32Array"]
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+Uint32Array: TypeAlias = npt.NDArray[np.uint32]
+Uint8Array: TypeAlias = npt.NDArray[np.uint8]

@@ -1,0 +1,203 @@
+"""What a trace's blocks are worth to a cache of each size, wherever its misses come from.
+
+``CapacityCurve`` is the result, a value; :func:`measure_curve` makes it. Three gaps, as shares of all references, lie
+between the hits of a policy and one::
+
+    0            LRU            optimum            ideal                       1
+    |--- hits ---|-- policy gap --|-- capacity gap --|---- content ceiling ----|
+                  a better policy    a larger cache    none: never seen before
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from pagedkv.arrays import Int64Array
+from pagedkv.capacity.optimum import optimal_hits
+from pagedkv.capacity.pool_hits import pool_hits
+from pagedkv.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.errors import ConfigurationError
+from pagedkv.pool.eviction import registry
+from pagedkv.pool.eviction.lru import LRU
+from pagedkv.traces.request import Request
+
+__all__ = ["OPTIMAL", "POLICIES", "CapacityCurve", "Policy", "compile_loops", "default_capacities", "measure_curve"]
+
+Policy: TypeAlias = Callable[[BlockReferences, int], int]
+"""Counts the hits at a capacity."""
+
+OPTIMAL: Final = "optimal"
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
+    {name: partial(pool_hits, policy=policy) for name, policy in registry.POLICIES.items()} | {OPTIMAL: optimal_hits}
+)
+"""By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
+
+NUM_DEFAULT_CAPACITIES: Final = 10
+SHARES_OF_IDEAL: Final = MappingProxyType({"0.9": 90, "0.99": 99, "1.0": 100})
+"""Shares of the ideal hits for which the capacity is wanted, and the same in percent, so that no rounding decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityCurve:
+    """What a trace's blocks are worth.
+
+    Args:
+        block_size: tokens of a block.
+        num_requests: requests, those without a block included.
+        num_block_refs: blocks of all prompts.
+        num_unique_blocks: distinct blocks among them.
+        num_prompt_tokens: tokens of all prompts, those in no block included.
+        ideal_hits: blocks that hit in a cache without bounds.
+        ideal_hit_tokens: tokens of those blocks.
+        hits: by policy and capacity.
+        capacity_for: by share of the ideal hits, the smallest capacity of LRU that has as many.
+    """
+
+    block_size: int
+    num_requests: int
+    num_block_refs: int
+    num_unique_blocks: int
+    num_prompt_tokens: int
+    ideal_hits: int
+    ideal_hit_tokens: int
+    hits: Mapping[str, Mapping[int, int]]
+    capacity_for: Mapping[str, int]
+
+    @property
+    def capacities(self) -> list[int]:
+        """The capacities measured, in ascending order."""
+        return list(self.hits[OPTIMAL])
+
+    @property
+    def ideal_block_ratio(self) -> float:
+        """Hits of a cache without bounds, of all references."""
+        return self.ideal_hits / self.num_block_refs
+
+    @property
+    def ideal_token_ratio(self) -> float:
+        """Tokens of those hits, of all prompt tokens."""
+        return self.ideal_hit_tokens / self.num_prompt_tokens
+
+    @property
+    def content_ceiling(self) -> float:
+        """Share of the references that no cache can serve: content never seen before."""
+        return (self.num_block_refs - self.ideal_hits) / self.num_block_refs
+
+    def hit_ratio(self, policy: str, capacity: int) -> float:
+        """Hits of a policy, of all references."""
+        return self.hits[policy][capacity] / self.num_block_refs
+
+    def capacity_gap(self, capacity: int) -> float:
+        """Share of the references that only a larger cache can serve: the ideal less the optimum."""
+        return (self.ideal_hits - self.hits[OPTIMAL][capacity]) / self.num_block_refs
+
+    def policy_gap(self, policy: str, capacity: int) -> float:
+        """Share of the references that a better policy might serve: the optimum less the policy."""
+        return (self.hits[OPTIMAL][capacity] - self.hits[policy][capacity]) / self.num_block_refs
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay the curve out for JSON; the same on every run."""
+        return {
+            "block_size": self.block_size,
+            "num_requests": self.num_requests,
+            "num_block_refs": self.num_block_refs,
+            "num_unique_blocks": self.num_unique_blocks,
+            "ideal_hits": self.ideal_hits,
+            "ideal_block_ratio": self.ideal_block_ratio,
+            "ideal_token_ratio": self.ideal_token_ratio,
+            "policies": {name: _with_text_keys(hits) for name, hits in self.hits.items()},
+            "capacity_for": dict(self.capacity_for),
+            "gaps": {
+                "content_ceiling": self.content_ceiling,
+                "capacity_gap": _with_text_keys(
+                    {capacity: self.capacity_gap(capacity) for capacity in self.capacities}
+                ),
+                "policy_gap": {
+                    name: _with_text_keys({capacity: self.policy_gap(name, capacity) for capacity in self.capacities})
+                    for name in self.hits
+                    if name != OPTIMAL
+                },
+            },
+        }
+
+
+def default_capacities(references: BlockReferences) -> list[int]:
+    """Choose ten capacities in geometric progression.
+
+    From the longest prompt, below which not every request can be cached whole, or from where LRU has half of the ideal
+    hits, if that is less; to the number of distinct blocks, from which on nothing is evicted. Fewer in a small trace.
+    """
+    half_of_ideal = _capacity_for(50, lru_hits_by_capacity(references))
+    lowest = min(references.longest_prompt, half_of_ideal)
+    spread = np.geomspace(lowest, references.num_unique_blocks, NUM_DEFAULT_CAPACITIES)
+    return sorted({int(capacity) for capacity in spread.round()})
+
+
+def measure_curve(
+    references: BlockReferences,
+    capacities: Iterable[int],
+    policies: Mapping[str, Policy] = POLICIES,
+    show: Callable[[int], None] = lambda _: None,
+) -> CapacityCurve:
+    """Count the hits of every policy at every capacity.
+
+    Args:
+        references: the trace.
+        capacities: blocks, in any order; each at least 1.
+        policies: by name, the optimum among them.
+        show: called with the number of points (policies by capacities) that are done, after each.
+
+    Raises:
+        ConfigurationError: a capacity is not positive.
+    """
+    ascending = sorted(set(capacities))
+    if ascending and ascending[0] < 1:
+        raise ConfigurationError(f"a capacity must be at least 1 block, got {ascending[0]}")
+    hits: dict[str, dict[int, int]] = {name: {} for name in policies}
+    for capacity in ascending:
+        for name, policy in policies.items():
+            hits[name][capacity] = policy(references, capacity)
+            show(sum(map(len, hits.values())))
+    by_capacity = lru_hits_by_capacity(references)
+    _compare(hits.get(LRU.name, {}), by_capacity)
+    return CapacityCurve(
+        block_size=references.block_size,
+        num_requests=references.num_requests,
+        num_block_refs=references.num_block_refs,
+        num_unique_blocks=references.num_unique_blocks,
+        num_prompt_tokens=int(references.input_lengths.sum()),
+        ideal_hits=int(references.ideal_hits().sum()),
+        ideal_hit_tokens=int(references.ideal_hit_tokens().sum()),
+        hits=hits,
+        capacity_for={share: _capacity_for(percent, by_capacity) for share, percent in SHARES_OF_IDEAL.items()},
+    )
+
+
+def _capacity_for(percent: int, hits_by_capacity: Int64Array) -> int:
+    """Find the smallest capacity, at least 1, whose hits reach a percentage of the last one's."""
+    enough = -(-percent * int(hits_by_capacity[-1]) // 100)
+    return max(1, int(np.searchsorted(hits_by_capacity, enough)))
+
+
+def _compare(hits: Mapping[int, int], by_capacity: Int64Array) -> None:
+    """Hold the pool's hits against those that follow from stack distances: two computations, one truth."""
+    for capacity, num_hits in hits.items():
+        expected = int(by_capacity[min(capacity, len(by_capacity) - 1)])
+        assert num_hits == expected, f"the pool of {capacity} blocks had {num_hits} hits, stack distances {expected}"
+
+
+def _with_text_keys(by_capacity: Mapping[int, int | float]) -> dict[str, int | float]:
+    return {str(capacity): value for capacity, value in by_capacity.items()}
+
+
+def compile_loops() -> None:
+    """Measure a tiny trace that is thrown away, so that loops compile before anyone waits for a progress bar."""
+    collector = ReferenceCollector("nowhere")
+    for block_ids in ([0, 1, 2], [0, 1, 3], [4], [0, 1, 2]):
+        collector.add(Request(0.0, len(block_ids), 0, np.array(block_ids, np.int64), 1))
+    measure_curve(collector.references(), [2])

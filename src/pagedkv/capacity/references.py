@@ -1,0 +1,149 @@
+"""What a trace refers to: the path of each prompt in the tree of blocks, and nothing about time or output.
+
+``ReferenceCollector`` takes the requests one by one, so that its caller decides about progress, limits and
+interruption; ``BlockReferences`` is what every policy then works on. Knows no policy.
+"""
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.arrays import Int32Array
+from pagedkv.capacity.block_tree import BlockTree
+from pagedkv.capacity.reuses import Reuses, find_reuses
+from pagedkv.errors import TraceError
+from pagedkv.traces.request import Request
+
+__all__ = ["BlockReferences", "ReferenceCollector"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockReferences:
+    """The references of a trace, request by request in file order.
+
+    Args:
+        block_size: tokens of a block.
+        parents: int32 ``[1 + num_unique_blocks]``, the tree of :mod:`~pagedkv.capacity.block_tree`.
+        last_blocks: int32 ``[num_requests]``, the last block of each prompt; the root if it has none.
+        num_prompt_blocks: int32 ``[num_requests]``, blocks of each prompt.
+        input_lengths: int64 ``[num_requests]``, tokens of each prompt, those without a block included.
+        reuses: which blocks are used again, from which request to which.
+    """
+
+    block_size: int
+    parents: Int32Array
+    last_blocks: Int32Array
+    num_prompt_blocks: Int32Array
+    input_lengths: npt.NDArray[np.int64]
+    reuses: Reuses
+
+    @property
+    def num_requests(self) -> int:
+        """Requests, those without a block included."""
+        return len(self.last_blocks)
+
+    @property
+    def num_block_refs(self) -> int:
+        """Blocks of all prompts."""
+        return int(self.num_prompt_blocks.sum())
+
+    @property
+    def num_unique_blocks(self) -> int:
+        """Distinct blocks: a cache of so many never evicts."""
+        return len(self.parents) - 1
+
+    @property
+    def longest_prompt(self) -> int:
+        """Blocks of the longest prompt."""
+        return int(self.num_prompt_blocks.max())
+
+    def ideal_hits(self) -> npt.NDArray[np.int64]:
+        """Blocks of each prompt that an earlier one had: hits of an endless cache. int64 ``[num_requests]``."""
+        hits = np.bincount(self.reuses.later, weights=self.reuses.num_blocks, minlength=self.num_requests)
+        return hits.astype(np.int64)  # the weighted sums are floats, and exact below 2**53
+
+    def ideal_hit_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of those blocks. A partly filled last block counts the tokens it has. int64 ``[num_requests]``."""
+        return np.minimum(self.ideal_hits() * self.block_size, self.input_lengths)
+
+
+class ReferenceCollector:
+    """Collects the references of a trace.
+
+    Args:
+        path: the trace, for messages.
+        full_blocks_only: leave out the id of a partly filled last block, as an engine does that caches full blocks.
+    """
+
+    def __init__(self, path: str, *, full_blocks_only: bool = False) -> None:
+        self._path = path
+        self._full_blocks_only = full_blocks_only
+        self._tree = BlockTree()
+        self._block_size = 0
+        self._last_blocks = array("i")
+        self._num_prompt_blocks = array("i")
+        self._input_lengths = array("q")
+
+    @property
+    def num_requests(self) -> int:
+        """Requests collected so far."""
+        return len(self._last_blocks)
+
+    def add(self, request: Request) -> None:
+        """Take the next request. O(blocks of its prompt).
+
+        Raises:
+            TraceError: the request has no block ids, blocks of another size, or ids that do not name whole prefixes.
+        """
+        if request.block_ids is None and request.prompt_token_ids is not None:
+            raise self._fault("has tokens, but no block ids", "Make them: pagedkv convert --block-size 16 -o OUT")
+        if request.block_ids is None:
+            raise self._fault(
+                "has no block ids", "Name a trace with block_runs, block_ids, hash_ids, hash_runs or requests"
+            )
+        block_ids = request.block_ids
+        if self._full_blocks_only and request.block_size:
+            block_ids = block_ids[: request.input_length // request.block_size]
+        self._learn_block_size(request.block_size)
+        last_block = self._tree.insert(block_ids)
+        if last_block is None:
+            raise self._fault(
+                "repeats a block id after other blocks than before",
+                "Give ids that name whole prefixes, as chained hashes do",
+            )
+        self._last_blocks.append(last_block)
+        self._num_prompt_blocks.append(len(block_ids))
+        self._input_lengths.append(request.input_length)
+
+    def references(self) -> BlockReferences:
+        """Sum up what was collected. O(references).
+
+        Raises:
+            TraceError: not one block was referred to.
+        """
+        if not any(self._num_prompt_blocks):
+            raise TraceError(
+                self._path, None, "every prompt is shorter than a block", "Name a trace with at least one block"
+            )
+        parents, last_blocks = self._tree.parents(), np.array(self._last_blocks, np.int32)
+        return BlockReferences(
+            block_size=self._block_size,
+            parents=parents,
+            last_blocks=last_blocks,
+            num_prompt_blocks=np.array(self._num_prompt_blocks, np.int32),
+            input_lengths=np.array(self._input_lengths, np.int64),
+            reuses=find_reuses(parents, last_blocks),
+        )
+
+    def _learn_block_size(self, block_size: int) -> None:
+        """Remember the size of the trace's blocks; 0 says that the trace has not told yet."""
+        if block_size and self._block_size not in {0, block_size}:
+            raise self._fault(
+                f"has blocks of {block_size} tokens, those before it of {self._block_size}", "Give blocks of one size"
+            )
+        self._block_size = self._block_size or block_size
+
+    def _fault(self, reason: str, remedy: str) -> TraceError:
+        return TraceError(self._path, None, f"request {self.num_requests + 1} {reason}", remedy)

@@ -1,0 +1,80 @@
+"""Which blocks are used again: all that hits depend on, in far fewer rows than there are references.
+
+A *reuse* is a block together with two requests: one that uses it, and the next that does. Blocks that pass from one
+request to the same next one lie behind each other on the path that both prompts share, so one row counts them::
+
+    request 0   a b c d
+    request 1   a b x            0 -> 1: a b
+    request 2   a b c            1 -> 2: a b     0 -> 2: c
+
+A request with two rows took its head over from a later request than its tail, never the other way round: whoever
+uses a block uses all those before it. Mooncake's conversation trace has 288,500 references, 105,710 reuses of
+blocks, and 16,708 rows.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array
+from pagedkv.capacity.block_tree import ROOT
+from pagedkv.compilation.compiled import compiled
+
+__all__ = ["Reuses", "find_reuses"]
+
+NEVER = -1  # not used yet
+
+
+class Reuses(NamedTuple):
+    """Rows in order of ``later``, and for one later request in order of ``earlier``: tail before head.
+
+    Args:
+        earlier: int32 ``[n]``, a request.
+        later: int32 ``[n]``, the next request that uses the same blocks.
+        num_blocks: int32 ``[n]``, how many pass from one to the other, at least 1.
+    """
+
+    earlier: Int32Array
+    later: Int32Array
+    num_blocks: Int32Array
+
+
+def find_reuses(parents: Int32Array, last_blocks: Int32Array) -> Reuses:
+    """Find all reuses of a trace. O(references), about 1 ns each.
+
+    Args:
+        parents: int32 ``[1 + blocks]``, the tree of blocks.
+        last_blocks: int32 ``[requests]``, the last block of each prompt.
+
+    >>> reuses = find_reuses(np.array([0, 0, 1, 2, 3, 2], np.int32), np.array([4, 5, 3], np.int32))
+    >>> list(zip(*(column.tolist() for column in reuses)))
+    [(0, 1, 2), (0, 2, 1), (1, 2, 2)]
+    """
+    last_uses = np.full(len(parents), NEVER, np.int32)
+    rows = np.empty((len(parents), 2), np.int32)
+    found = [np.empty((0, 2), np.int32)]
+    counts = np.empty(len(last_blocks), np.int64)
+    for request, last_block in enumerate(last_blocks.tolist()):
+        counts[request] = _use_prompt(parents, last_uses, last_block, request, rows)
+        found.append(rows[: counts[request]].copy())
+    earlier, num_blocks = np.concatenate(found).T.copy()
+    later = np.repeat(np.arange(len(last_blocks), dtype=np.int32), counts)
+    return Reuses(earlier, later, num_blocks)
+
+
+@compiled
+def _use_prompt(parents: Int32Array, last_uses: Int32Array, last_block: int, request: int, rows: Int32Array) -> int:
+    """Walk a prompt from tail to head, note this use, and write ``(earlier request, blocks)``; return the rows."""
+    num_rows = 0
+    block = last_block
+    while block != ROOT:
+        earlier = last_uses[block]
+        last_uses[block] = request
+        if num_rows > 0 and rows[num_rows - 1, 0] == earlier:
+            rows[num_rows - 1, 1] += 1
+        elif earlier != NEVER:
+            rows[num_rows, 0] = earlier
+            rows[num_rows, 1] = 1
+            num_rows += 1
+        block = parents[block]
+    return num_rows

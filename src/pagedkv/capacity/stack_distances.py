@@ -1,0 +1,72 @@
+"""LRU at every capacity at once, by stack distances.
+
+Line all blocks up by how recently they were used, those of one request head first. Whatever C is, a cache of C blocks
+holds the first C of the line (Mattson, Gecsei, Slutz and Traiger, "Evaluation Techniques for Storage Hierarchies", IBM
+Systems Journal 9(2), 1970). So there is no need to play a request at each capacity: at capacity C it hits those of its
+blocks that stand at place C or before, and a block's place on arrival is its *stack distance*.
+
+That this holds here too, after a request for the n blocks R:
+
+* The line becomes R, head first, and then what it was, without R.
+* If n < C, the cache keeps R and, of its other blocks, evicts the least recent until C - n are left. They are the first
+  C - n of the line without R, for those were among the first C of the line before.
+* If n >= C, the cache holds the first C blocks of R, and so does the line.
+
+The blocks of a prompt that stand at place C or before are a *leading* run of it: whoever used one of them used those
+before it as well, and moved them to the front with it, ahead of it.
+
+One row of :class:`~pagedkv.capacity.reuses.Reuses` takes neighbouring places. Of the prompt of the request
+``earlier``, later requests took a head away; what is left stands without a gap, and the row's blocks come first::
+
+    line    | last used after ``earlier`` | last used by ``earlier``  | last used before |
+            |                             | the row's | deeper        |                  |
+
+So distances come in ranges, one a row, and where a range begins is a sum, over requests, of the blocks that each was
+the last to use. A Fenwick tree has those sums; no block is touched.
+"""
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array, Int64Array
+from pagedkv.capacity.fenwick_tree import add_weight, new_fenwick_tree, sum_through
+from pagedkv.capacity.references import BlockReferences
+from pagedkv.capacity.reuses import Reuses
+from pagedkv.compilation.compiled import compiled
+
+__all__ = ["lru_hits_by_capacity"]
+
+
+def lru_hits_by_capacity(references: BlockReferences) -> Int64Array:
+    """Count the hits of LRU at every capacity.
+
+    Returns:
+        int64 ``[1 + num_unique_blocks]``, indexed by capacity; never falling, the last one ideal. O(blocks + r log n)
+        for r rows of reuses of n requests.
+    """
+    changes = np.zeros(references.num_unique_blocks + 2, np.int64)
+    held = new_fenwick_tree(references.num_requests)
+    _mark_distances(references.reuses, references.num_prompt_blocks, held, changes)
+    hits_at_distance = np.cumsum(changes[:-1])
+    return np.cumsum(hits_at_distance)
+
+
+@compiled
+def _mark_distances(reuses: Reuses, num_prompt_blocks: Int32Array, held: Int64Array, changes: Int64Array) -> None:
+    """Add up the ranges of distances: +1 where one begins, -1 behind its end.
+
+    ``held`` is the Fenwick tree of the blocks last used by each request.
+    """
+    num_blocks_used = 0
+    row = 0
+    for request in range(len(num_prompt_blocks)):
+        first_row = row
+        while row < len(reuses.later) and reuses.later[row] == request:
+            num_more_recent = num_blocks_used - sum_through(held, reuses.earlier[row])
+            changes[num_more_recent + 1] += 1
+            changes[num_more_recent + 1 + reuses.num_blocks[row]] -= 1
+            row += 1
+        for used in range(first_row, row):
+            add_weight(held, reuses.earlier[used], -reuses.num_blocks[used])
+            num_blocks_used -= reuses.num_blocks[used]
+        add_weight(held, request, num_prompt_blocks[request])
+        num_blocks_used += num_prompt_blocks[request]

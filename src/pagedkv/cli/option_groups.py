@@ -1,0 +1,72 @@
+"""Options that belong together, as one parameter: a dataclass whose fields are the options.
+
+A command that several others share options with takes a value of the class that declares them::
+
+    @command
+    def report(sources: ..., *, output: ..., serving: ServingOptions) -> None: ...
+
+and is shown to typer with the fields in the place of that parameter, those of classes within classes as well.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, get_type_hints
+
+from pagedkv.cli.user_errors import reported
+
+__all__ = ["command"]
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function: its groups of options are taken apart, and mistakes of users reported.
+
+    Args:
+        function: its parameters are arguments and options of typer, or dataclasses of them.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for parameter in signature(function).parameters.values():
+        group = groups.get(parameter.name)
+        known = parameter.replace(annotation=hints[parameter.name])
+        parameters += [known] if group is None else _options(group)
+
+    @wraps(function)
+    def run(**values: object) -> None:
+        with reported():
+            gathered = {name: _gather(group, values) for name, group in groups.items()}
+            function(**values, **gathered)
+
+    run.__dict__["__signature__"] = Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _options(group: Any) -> Iterator[Parameter]:  # noqa: ANN401 - a class; typeshed knows no type of dataclasses
+    """Give the options of a group, and of the groups in it, in the order of its fields."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from _options(hint)
+        else:
+            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hint)
+
+
+def _default(field: "Field[Any]") -> object:
+    return Parameter.empty if field.default is MISSING else field.default
+
+
+def _gather(group: Any, values: dict[str, object]) -> object:  # noqa: ANN401 - as above
+    """Make a group of the values of its options, which are taken out."""
+    hints: Mapping[str, Any] = get_type_hints(group, include_extras=True)
+    return group(
+        **{
+            field.name: _gather(hints[field.name], values)
+            if is_dataclass(hints[field.name])
+            else values.pop(field.name)
+            for field in fields(group)
+        }
+    )

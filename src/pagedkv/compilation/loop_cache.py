@@ -1,0 +1,102 @@
+"""Machine code that outlives the process: what a loop asks before it compiles, and tells afterwards.
+
+Numba's own cache holds a loop to be fresh while the loop's own file is unchanged, although the loops that it calls are
+compiled into it; and it stops the program where no folder can be written. So each loop gets this one instead,
+through the interface that Numba's dispatcher has for it; other users of Numba in the process keep theirs.
+
+An entry is named by the loop, by the digest of all sources that the loop can reach (``loop_sources.py``), and by the
+types of its arguments and the processor. So a loop whose sources have changed finds nothing, sources that come back (a
+branch of before) find what they left, and two processes never write different things under one name.
+"""
+
+import hashlib
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any, Final, TypeAlias, cast
+
+from numba.core import compiler, serialize
+from numba.core.caching import _Cache
+
+from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, warn_once
+from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
+
+__all__ = ["LoopCache"]
+
+KEY_NBYTES: Final = 8
+
+Opaque: TypeAlias = Any
+"""What Numba hands over and takes back: types, code generators, results of its compiler."""
+
+
+class LoopCache(_Cache):
+    """The cache of one loop. Nothing is read or made before the loop is first called.
+
+    Args:
+        function: the loop as it was written.
+    """
+
+    def __init__(self, function: Opaque) -> None:
+        self._source = Path(inspect.getfile(function))
+        self._name = f"{function.__module__}.{function.__qualname__}"
+        self._line = function.__code__.co_firstlineno
+        self._is_enabled = True
+
+    @property
+    def cache_path(self) -> str | None:
+        """The folder of the entries, for ``dispatcher.stats``."""
+        folder = find_cache_folder(PACKAGE_FOLDER)
+        return None if folder is None else str(folder.path)
+
+    def enable(self) -> None:
+        """Read and write from now on, as at first."""
+        self._is_enabled = True
+
+    def disable(self) -> None:
+        """Neither read nor write from now on."""
+        self._is_enabled = False
+
+    def flush(self) -> None:
+        """Forget what was compiled for this loop, for any types and sources: ``dispatcher.recompile`` wants it anew."""
+        if (folder := find_cache_folder(PACKAGE_FOLDER)) is not None:
+            folder.remove(self._name + "-")
+
+    def load_overload(self, sig: Opaque, target_context: Opaque) -> Opaque:
+        """Give the machine code for arguments of these types, or None if it must be compiled."""
+        target_context.refresh()  # as Numba's own caches do before they look
+        key = self._key(sig, target_context.codegen())
+        if (place := self._place(key)) is None:
+            return None
+        folder, name = place
+        if (entry := folder.read(name)) is None:
+            return None
+        kept_key, parts = pickle.loads(entry)  # noqa: S301  # we wrote it, where nobody else can write
+        if kept_key != key:
+            return None
+        return cast("Any", compiler).CompileResult._rebuild(target_context, *parts)  # noqa: SLF001  # as Numba's caches
+
+    def save_overload(self, sig: Opaque, data: Opaque) -> None:
+        """Keep what was compiled, unless it holds addresses of this process."""
+        key = self._key(sig, data.codegen)
+        if (place := self._place(key)) is None or data.library.has_dynamic_globals:
+            return
+        folder, name = place
+        folder.write(name, cast("Any", serialize).dumps((key, data._reduce())))  # noqa: SLF001  # as Numba's caches
+
+    def _key(self, sig: Opaque, codegen: Opaque) -> Opaque:
+        # The line tells apart two functions of one name, of which a condition takes one.
+        return sig, codegen.magic_tuple(), self._line
+
+    def _place(self, key: Opaque) -> tuple[CacheFolder, str] | None:
+        """Find the folder and the name of an entry; None where nothing is kept."""
+        if not self._is_enabled:
+            return None
+        try:
+            digest = digest_of_sources(self._source)
+        except OSError:
+            warn_once(f"pagedkv compiles its loops anew in each process: there are no sources in {PACKAGE_FOLDER}.")
+            return None
+        folder = find_cache_folder(PACKAGE_FOLDER)
+        if digest is None or folder is None:
+            return None
+        return folder, f"{self._name}-{digest}-{hashlib.sha256(repr(key).encode()).hexdigest()[: 2 * KEY_NBYTES]}"

@@ -1,0 +1,371 @@
+"""The blocks of one pool: who holds each, when it goes back, and what is evicted to make room.
+
+``BlockPool`` owns the arrays of :mod:`~pagedkv.pool.blocks` and, with this module's compiled functions,
+reference counts, deferred frees and eviction. It does not know sequences or tables.
+
+A block's journey::
+
+            acquire                     release, count 0, no step needs it: cached -> back, else -> front
+    FREE ------------> IN USE --------------------------------------------------------> FREE
+      ^                 |   ^
+      |                 |   | reuse (a prefix hit)
+      |   settle        v   |
+      +-------------- DEFERRED   release, count 0, a step in flight or a planned copy may still use it
+
+Steps are numbered. ``OPEN_STEP`` is being put together, every step up to ``SETTLED_STEP`` is over, those
+between are in flight. Who gives a reference back says which step may be the last to touch the block for its sake,
+and the block's hold is raised to that, also while references remain: with the last one gone, it waits for the
+latest of all these steps. Every step has a list of the blocks that wait for it, so that settling costs what it frees.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagedkv.arguments import LARGEST_SIZE
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.errors import BlockError, ConfigurationError
+from pagedkv.events import CLEARED, GAP, CacheEvents
+from pagedkv.pool import free_queue
+from pagedkv.pool.blocks import (
+    DEFERRED,
+    EVENT_FIELDS,
+    EXTRA,
+    FREE,
+    HOLD_STEP,
+    IN_USE,
+    LIFE,
+    NAME,
+    NEW,
+    NEXT,
+    NULL_BLOCK,
+    NUM_ACQUIRED,
+    NUM_CACHED,
+    NUM_DEFERRED,
+    NUM_DEFERRED_LISTS,
+    NUM_EVENTS,
+    NUM_EVICTED,
+    NUM_FREE,
+    NUM_HIT_BLOCKS,
+    NUM_SENTINELS,
+    OPEN_STEP,
+    PENDING_STEP,
+    POLICY,
+    QUEUE,
+    REF_COUNT,
+    SETTLED_STEP,
+    PoolArrays,
+    new_pool_arrays,
+)
+from pagedkv.pool.eviction import hooks
+from pagedkv.pool.eviction.policy import EvictionPolicy
+from pagedkv.pool.eviction.registry import DEFAULT, number_of
+from pagedkv.pool.prefix_index import PrefixIndex, forget
+
+__all__ = ["BlockPool", "KVCacheBlock", "acquire", "claim", "drop_name", "release", "reuse", "settle"]
+
+
+@inlined
+def acquire(pool: PoolArrays) -> int:
+    """Hand out the next free block, evicting what it cached; the caller has checked that there is one."""
+    block = free_queue.popleft(pool.records, pool.counts)
+    records = pool.records
+    if records[block, NAME]:
+        pool.counts[NUM_CACHED] -= 1
+        pool.counts[NUM_EVICTED] += 1
+        hooks.note_eviction(pool, block)
+        forget(pool, block)
+    records[block, REF_COUNT] = 1
+    records[block, LIFE] += 1
+    records[block, HOLD_STEP] = 0
+    records[block, PENDING_STEP] = 0
+    records[block, EXTRA] = 0
+    records[block, QUEUE] = NEW
+    pool.counts[NUM_ACQUIRED] += 1
+    return block
+
+
+@inlined
+def claim(pool: PoolArrays, block: int) -> None:
+    """Take one more reference to a block that has content, wherever it is."""
+    records = pool.records
+    if records[block, QUEUE] == FREE:
+        free_queue.remove(pool.records, pool.counts, block)
+        pool.counts[NUM_CACHED] -= 1
+    elif records[block, QUEUE] == DEFERRED:
+        free_queue.unlink(pool.records, block)
+        records[block, QUEUE] = IN_USE
+        pool.counts[NUM_DEFERRED] -= 1
+    records[block, REF_COUNT] += 1
+
+
+@inlined
+def reuse(pool: PoolArrays, block: int) -> None:
+    """Take one more reference to a named block, for a sequence that hits it."""
+    claim(pool, block)
+    hooks.note_reuse(pool, block)
+
+
+@compiled
+def reuse_all(pool: PoolArrays, block_ids: Int32Array) -> None:
+    """Take one more reference to each block of a prefix hit (null blocks are passed over)."""
+    for block in block_ids:
+        if block != NULL_BLOCK:
+            reuse(pool, block)
+            pool.counts[NUM_HIT_BLOCKS] += 1
+
+
+@inlined
+def release(pool: PoolArrays, block: int, last_step: int) -> None:
+    """Give one reference back; the last one sends the block to the free queue or defers it.
+
+    ``last_step`` is the last planned step that may touch the block for the sake of whoever gives it back.
+    """
+    records = pool.records
+    records[block, REF_COUNT] -= 1
+    records[block, HOLD_STEP] = max(records[block, HOLD_STEP], last_step)
+    if records[block, REF_COUNT] > 0:
+        return
+    counts = pool.counts
+    if records[block, NAME] and records[block, PENDING_STEP] == counts[OPEN_STEP]:
+        forget(pool, block)  # nobody is left to compute what was promised for the open step
+    if records[block, HOLD_STEP] > counts[SETTLED_STEP]:
+        sentinel = free_queue.deferred_sentinel(pool.records, records[block, HOLD_STEP])
+        free_queue.link_before(pool.records, sentinel, block)
+        records[block, QUEUE] = DEFERRED
+        counts[NUM_DEFERRED] += 1
+    else:
+        _enqueue(pool, block)
+
+
+@inlined
+def _enqueue(pool: PoolArrays, block: int) -> None:
+    """Put an unreferenced block where its content says: the back if it is cached, else the front."""
+    if pool.records[block, NAME]:
+        hooks.enqueue(pool, block)
+        pool.counts[NUM_CACHED] += 1
+    else:
+        free_queue.prepend(pool.records, pool.counts, block)
+
+
+@compiled
+def settle(pool: PoolArrays, step: int) -> None:
+    """Note that every step up to ``step`` is over, and free what waited for them."""
+    settled = pool.counts[SETTLED_STEP]
+    pool.counts[SETTLED_STEP] = step
+    if pool.counts[NUM_DEFERRED]:
+        for over in range(settled + 1, min(step, settled + NUM_DEFERRED_LISTS) + 1):
+            _free_deferred(pool, free_queue.deferred_sentinel(pool.records, over), step)
+
+
+@compiled
+def _free_deferred(pool: PoolArrays, sentinel: int, step: int) -> None:
+    """Free the blocks of one list that wait for no later step than ``step``, in the order of their release."""
+    records = pool.records
+    block = records[sentinel, NEXT]
+    while block != sentinel:
+        following = records[block, NEXT]
+        if records[block, HOLD_STEP] <= step:
+            free_queue.unlink(records, block)
+            pool.counts[NUM_DEFERRED] -= 1
+            _enqueue(pool, block)
+        block = following
+
+
+@compiled
+def drop_name(pool: PoolArrays, block: int) -> None:
+    """Make a named block's content unfindable; if it is free, it has no content any more."""
+    forget(pool, block)
+    if pool.records[block, QUEUE] == FREE:
+        free_queue.remove(pool.records, pool.counts, block)
+        free_queue.prepend(pool.records, pool.counts, block)
+        pool.counts[NUM_CACHED] -= 1
+
+
+@compiled
+def drop_all_names(pool: PoolArrays) -> int:
+    """Make everything unfindable; return how many blocks had a name."""
+    num_dropped = 0
+    for block in range(1, len(pool.records) - NUM_SENTINELS):
+        if pool.records[block, NAME]:
+            drop_name(pool, block)
+            num_dropped += 1
+    return num_dropped
+
+
+@compiled
+def withdraw_since(pool: PoolArrays, step: int) -> int:
+    """Drop the names whose content steps from ``step`` on were to compute; return how many."""
+    num_dropped = 0
+    for block in range(1, len(pool.records) - NUM_SENTINELS):
+        if pool.records[block, NAME] and pool.records[block, PENDING_STEP] >= step:
+            drop_name(pool, block)
+            num_dropped += 1
+    return num_dropped
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheBlock:
+    """One block as it is now (a copy of its record; later changes do not show).
+
+    Args:
+        block_id: its id.
+        ref_count: table entries that point to it, and tickets that hold it.
+        group: index of the group under whose name it can be found, or None.
+        digest: SHA-256 of its chain while it can be found, else None.
+        is_computed: no step in flight or open still writes it.
+        place: "in use", "free" or "deferred".
+    """
+
+    block_id: int
+    ref_count: int
+    group: int | None
+    digest: bytes | None
+    is_computed: bool
+    place: str
+
+
+class BlockPool:
+    """A pool of blocks of equal size, with reference counts, prefix index and eviction.
+
+    Args:
+        name: for messages.
+        num_blocks: blocks, the null block included.
+        block_size: most tokens that one of its blocks stands for.
+        caching: keep tokens and digests, so that blocks can be named.
+        policy: the order in which cached blocks are evicted; without caching there are none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        caching: bool = True,
+        policy: EvictionPolicy = DEFAULT,
+    ) -> None:
+        """Build an empty pool. O(num_blocks). Raises ConfigurationError for impossible sizes and foreign policies."""
+        if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
+            raise ConfigurationError(
+                f"pool {name!r} needs at least 2 blocks of at least 1 token, got {num_blocks} of {block_size}"
+            )
+        self.name = name
+        self.num_blocks = num_blocks
+        self.policy = policy if caching else DEFAULT
+        state = self.policy.new_state(self.num_usable)
+        arrays = new_pool_arrays(num_blocks, block_size, caching=caching)
+        arrays.counts[POLICY] = number_of(self.policy)
+        self.arrays = arrays._replace(eviction=state.counts, eviction_table=state.table, ranks=state.ranks)
+        self.free_queue = free_queue.FreeBlockQueue(self.arrays)
+        self.prefix_index = PrefixIndex(self.arrays)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now, cached ones included. O(1)."""
+        return int(self.arrays.counts[NUM_FREE])
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks that can be found. O(1)."""
+        return int(self.arrays.counts[NUM_CACHED])
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events wait to be drained. O(1)."""
+        return bool(self.arrays.counts[NUM_EVENTS])
+
+    @property
+    def num_deferred(self) -> int:
+        """Unreferenced blocks that wait for a step. O(1)."""
+        return int(self.arrays.counts[NUM_DEFERRED])
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks of an empty pool: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that the bookkeeping of all blocks takes."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def block(self, block_id: int) -> KVCacheBlock:
+        """Look at one block. Raises BlockError for a foreign id. O(1)."""
+        self._require_own(block_id)
+        record = self.arrays.records[block_id]
+        named = bool(record[NAME])
+        return KVCacheBlock(
+            block_id=block_id,
+            ref_count=int(record[REF_COUNT]),
+            group=int(record[NAME]) - 1 if named else None,
+            digest=self.arrays.digests[block_id].astype(">u4").tobytes() if named else None,
+            is_computed=bool(record[PENDING_STEP] <= self.arrays.counts[SETTLED_STEP]),
+            place={NEW: "in use", IN_USE: "in use", FREE: "free", DEFERRED: "deferred"}[int(record[QUEUE])],
+        )
+
+    def acquire(self, n: int) -> list[int] | None:
+        """Take ``n`` blocks, evicting as needed, or None and nothing changed. Raises BlockError if n < 0. O(n)."""
+        if n < 0:
+            raise BlockError(f"cannot take {n} blocks from pool {self.name!r}")
+        if n > self.num_free:
+            return None
+        return [acquire(self.arrays) for _ in range(n)]
+
+    def release(self, block_ids: list[int]) -> None:
+        """Give one reference to each block back.
+
+        Raises:
+            BlockError: a block is foreign or has fewer references; nothing was changed.
+        """
+        for block_id, given_back in Counter(block_ids).items():
+            self._require_own(block_id)
+            held = int(self.arrays.records[block_id, REF_COUNT])
+            if given_back > held:
+                message = f"block {block_id} of pool {self.name!r} has {held} references, {given_back} were released"
+                raise BlockError(message)
+        last_planned = int(self.arrays.counts[OPEN_STEP]) - 1  # nobody says which step may still touch them
+        for block_id in block_ids:
+            release(self.arrays, block_id, last_planned)
+
+    def record_events(self, most: int) -> None:
+        """Record events from now on, the latest ``most`` of them."""
+        if len(self.arrays.event_log) == 0:
+            self.arrays = self.arrays._replace(event_log=np.zeros((most, EVENT_FIELDS), np.uint32))
+
+    def clear_names(self) -> None:
+        """Make everything unfindable, and record that as one event. O(blocks)."""
+        log = self.arrays.event_log
+        drop_all_names(self.arrays._replace(event_log=log[:0]))
+        if len(log):
+            event = int(self.arrays.counts[NUM_EVENTS]) % len(log)
+            log[event] = 0
+            log[event, 0] = CLEARED
+            self.arrays.counts[NUM_EVENTS] += 1
+
+    def drain_events(self) -> CacheEvents:
+        """Take the events recorded since the last call, those that the log had room for. O(events)."""
+        num_events, capacity = int(self.arrays.counts[NUM_EVENTS]), len(self.arrays.event_log)
+        num_lost = max(0, num_events - capacity)
+        log = self.arrays.event_log[np.arange(num_lost, num_events) % max(1, capacity)]
+        self.arrays.counts[NUM_EVENTS] = 0
+        if num_lost:
+            gap = np.zeros((1, EVENT_FIELDS), np.uint32)
+            gap[0, [0, 2]] = GAP, min(num_lost, LARGEST_SIZE)
+            log = np.concatenate([gap, log])
+        words = log[:, 3:].astype(">u4").view(np.uint8).reshape(len(log), 2, 32)
+        return CacheEvents(
+            pool=self.name,
+            kinds=log[:, 0].astype(np.int32),
+            groups=log[:, 1].astype(np.int32) - 1,
+            block_ids=log[:, 2].astype(np.int32),
+            digests=words[:, 0].copy(),
+            parent_digests=words[:, 1].copy(),
+        )
+
+    def _require_own(self, block_id: int) -> None:
+        if not 0 < block_id < self.num_blocks:
+            message = f"block {block_id} is not one of the blocks 1..{self.num_blocks - 1} of pool {self.name!r}"
+            raise BlockError(message)

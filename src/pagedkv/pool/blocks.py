@@ -1,0 +1,144 @@
+"""What is known of each block of one pool: flat arrays, one record of small integers a block.
+
+Owns the layout and nothing else: who may change which column is said beside the column. A block's
+record is 14 int32 beside each other, since every operation that touches a block reads several of them
+(reference count, links, name), and one cache line then serves all; see
+docs/decisions/0002-block-records.md. Zero means "nothing" in every column, so that a million blocks cost
+one ``np.zeros``: block 0 is the null block, never linked, named or handed out, which makes its id
+free to mean "none", and its record serves as the free queue's sentinel.
+
+Bytes a block, at 16 tokens::
+
+    record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
+
+and what the eviction policy keeps: nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive one.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array, Int64Array, Uint8Array, Uint32Array
+
+__all__ = ["PoolArrays", "aligned_zeros", "new_pool_arrays"]
+
+
+NULL_BLOCK: Final = 0
+CACHE_LINE_NBYTES: Final = 64
+
+# Columns of a record. Those that a decode step reads, and those that a walk along a prompt's chain reads, stand beside
+# each other, so that they share a cache line in most records. docs/words.md says who owns each: block_pool.py and
+# free_queue.py most, prefix_index.py what links names, and the floors above PENDING_STEP and EXTRA.
+BUCKET_NEXT: Final = 0  # next named block in the same bucket
+HOLD_STEP: Final = 1  # last step whose plan touches it, or that may still read or write it
+NEXT: Final = 2  # neighbours in the free queue or in a deferred list; 0 is the free queue's sentinel
+PREVIOUS: Final = 3
+REF_COUNT: Final = 4  # table entries that point here, and tickets that hold it
+QUEUE: Final = 5  # where the block is: NEW or IN_USE, FREE or DEFERRED; the first column that a walk reads
+PENDING_STEP: Final = 6  # last step that writes tokens here; computed once that step is settled
+NAME: Final = 7  # 0: not findable; otherwise 1 + index of the group
+LIFE: Final = 8  # grows whenever the content is given up, so that old links to it die
+PARENT: Final = 9  # the named block before it, and the life in which it was the parent
+PARENT_LIFE: Final = 10
+EXTRA: Final = 11  # id of its extra keys (0: none)
+SUCCESSOR: Final = 12  # its most recently named child
+AHEAD: Final = 13  # a block LOOKAHEAD places further down its chain, or 0: what a walk is to fetch; never trusted
+NUM_FIELDS: Final = 14
+
+FIRST_WALK_FIELD: Final = QUEUE
+LAST_WALK_FIELD: Final = AHEAD
+LOOKAHEAD: Final = (
+    16  # a walk over 8,192 shuffled blocks, caches cold: 1,300 us without, 246 for 8, 169 for 16, 164 for 24
+)
+
+# Values of QUEUE; up to IN_USE a block has references.
+NEW: Final = -1  # in use, handed out since the last plan, and nobody's content is in it or on its way by a move
+IN_USE: Final = 0
+FREE: Final = 1
+DEFERRED: Final = 2
+
+# Places in ``counts``.
+NUM_FREE: Final = 0
+NUM_DEFERRED: Final = 1
+NUM_NAMED: Final = 2
+NUM_CACHED: Final = 3  # free blocks with a name
+NUM_EVICTED: Final = 4  # cumulative, like all below
+NUM_HIT_BLOCKS: Final = 5
+NUM_ACQUIRED: Final = 6
+NUM_EVENTS: Final = 7  # events since the log was drained, lost ones included
+OPEN_STEP: Final = 8  # number of the step being put together
+SETTLED_STEP: Final = 9  # every step up to this one is acknowledged or aborted
+POLICY: Final = 10  # number of the eviction policy in the registry; never changes
+NUM_COUNTS: Final = 11
+
+NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
+NUM_SENTINELS: Final = 1 + NUM_DEFERRED_LISTS  # records behind those of the blocks
+
+DIGEST_WORDS: Final = 8
+EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
+
+
+class PoolArrays(NamedTuple):
+    """The state of one pool, as compiled loops take it.
+
+    Args:
+        records: int32 ``[num_blocks + NUM_SENTINELS, NUM_FIELDS]``; behind the blocks stand the sentinels of the
+            protected list and of the lists of deferred blocks.
+        tokens: int32 ``[num_blocks, block_size]``; ``[num_blocks, 0]`` without prefix caching.
+        digests: uint32 ``[num_blocks, 8]``, big-endian words of the SHA-256; ``[0, 8]`` without caching.
+        buckets: int32 ``[power of two]``, first block of each bucket of the prefix index; 3/4 to 3/2 a block.
+        counts: int64 ``[NUM_COUNTS]``.
+        event_log: uint32 ``[capacity, EVENT_FIELDS]``, a ring; capacity 0 means that events are off.
+        eviction: int64, counts of the eviction policy; these three are as long as it wants them
+            (:class:`~pagedkv.pool.eviction.policy.PolicyState`), and empty where it is LRU.
+        eviction_table: uint32 ``[any, 2]``, the policy's table.
+        ranks: uint8, what the policy thinks of each block.
+    """
+
+    records: Int32Array
+    tokens: Int32Array
+    digests: Uint32Array
+    buckets: Int32Array
+    counts: Int64Array
+    event_log: Uint32Array
+    eviction: Int64Array
+    eviction_table: Uint32Array
+    ranks: Uint8Array
+
+
+def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
+    """Make an int32 array of zeros whose rows begin at cache lines if they are as long."""
+    spare = CACHE_LINE_NBYTES // 4
+    flat = np.zeros(num_rows * num_columns + spare, np.int32)
+    start = -flat.ctypes.data % CACHE_LINE_NBYTES // 4
+    return flat[start : start + num_rows * num_columns].reshape(num_rows, num_columns)
+
+
+def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool) -> PoolArrays:
+    """Make the arrays of an empty pool, every block but the null block in the free queue.
+
+    Cost: O(num_blocks); pages of ``tokens`` and ``digests`` are not touched before they are used.
+    """
+    arrays = PoolArrays(
+        records=np.zeros((num_blocks + NUM_SENTINELS, NUM_FIELDS), np.int32),
+        tokens=aligned_zeros(num_blocks, block_size if caching else 0),
+        digests=np.zeros((num_blocks if caching else 0, DIGEST_WORDS), np.uint32),
+        buckets=np.zeros(1 << (num_blocks * 3 // 4).bit_length() if caching else 1, np.int32),
+        counts=np.zeros(NUM_COUNTS, np.int64),
+        event_log=np.zeros((0, EVENT_FIELDS), np.uint32),
+        eviction=np.zeros(0, np.int64),
+        eviction_table=np.zeros((0, 2), np.uint32),
+        ranks=np.zeros(0, np.uint8),
+    )
+    arrays.counts[NUM_FREE] = num_blocks - 1
+    arrays.counts[OPEN_STEP] = 1
+    records = arrays.records[:num_blocks]
+    records[:, NEXT] = np.arange(1, num_blocks + 1)
+    records[:, PREVIOUS] = np.arange(-1, num_blocks - 1)
+    records[1:, QUEUE] = FREE
+    records[0, PREVIOUS] = num_blocks - 1
+    records[-1, NEXT] = NULL_BLOCK
+    sentinels = np.arange(num_blocks, num_blocks + NUM_SENTINELS)
+    arrays.records[sentinels, NEXT] = sentinels
+    arrays.records[sentinels, PREVIOUS] = sentinels
+    return arrays

@@ -1,0 +1,124 @@
+"""What an eviction policy is: what it does at five moments of a block's life, and the arrays that it does it with.
+
+Everything else (counts, names, references, when a block is free) is the pool's, and the same for all policies. The next
+block to be handed out is the first of the cold list, and only when that is empty the first of the protected list. A
+policy decides where in the two a cached block stands::
+
+    cold:       without content, newest freed first | cached blocks, the next to be evicted first
+    protected:                                        cached blocks, the next to be evicted first
+
+The five moments, as the pool tells them:
+
+note_name
+    The content of a block in use got a name: it was computed, and may be hit from now on. Its digest and what it
+    continues (``PARENT``, ``PARENT_LIFE``) are written.
+note_reuse
+    A named block was hit. It is in use now, and in no list.
+enqueue
+    Nobody uses a named block any more, nor does a step in flight. The policy links it into one of the two lists, never
+    before a block without content, sets its ``QUEUE`` to ``FREE`` and adds one to ``NUM_FREE``: :func:`put_last` does
+    all that. It may move other free cached blocks as well.
+note_eviction
+    A cached block was taken out of its list to make room. Its name is still there; ``note_drop`` follows.
+note_drop
+    A block is about to lose its name, for whatever reason and wherever it is: what it holds next is other content. If
+    it is free, the pool takes it from among the cached blocks next.
+
+So a block's name begins with ``note_name`` and ends with ``note_drop``. Between the two are hits and releases, in any
+order that makes sense: a hit on a block in use has no ``enqueue`` before it.
+
+A policy is *prefix-closed* if it evicts no block while one that continues it is cached: what continues a block that is
+gone cannot be hit. Of one sequence the tail is released before the head, so whoever keeps the order of release is.
+A policy that is not never causes a wrong hit (links to a block die with its content); blocks that nobody can reach take
+up room until it is their turn.
+
+Hooks are compiled loops, inlined into whoever calls them; what is long and rare in one is a compiled loop of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from pagedkv.arrays import Int64Array, Uint8Array, Uint32Array
+from pagedkv.compilation.compiled import inlined
+from pagedkv.pool.blocks import PoolArrays
+from pagedkv.pool.free_queue import append
+
+__all__ = [
+    "TABLE_FIELDS",
+    "Check",
+    "EvictionPolicy",
+    "Hook",
+    "PolicyState",
+    "check_cold",
+    "do_nothing",
+    "no_state",
+    "put_last",
+]
+
+TABLE_FIELDS: Final = 2
+
+Hook: TypeAlias = Callable[[PoolArrays, int], None]
+"""What is done with a pool and one of its blocks."""
+
+Check: TypeAlias = Callable[[str, PoolArrays, list[int], list[int]], None]
+"""Proves what a policy promises: given what to call the pool, the pool, and the cold and the protected list from the
+front. Raises AssertionError. For ``BlockSpace.check()``."""
+
+
+class PolicyState(NamedTuple):
+    """What a policy keeps for a pool: three arrays, each as long as the policy wants it, or empty.
+
+    Args:
+        counts: int64 ``[any]``, numbers of the whole pool; ``PoolArrays.eviction``.
+        table: uint32 ``[any, TABLE_FIELDS]``, a row for a block or for whatever else; ``PoolArrays.eviction_table``.
+        ranks: uint8 ``[any]``, a few bits for a block; ``PoolArrays.ranks``.
+    """
+
+    counts: Int64Array
+    table: Uint32Array
+    ranks: Uint8Array
+
+
+def no_state(_num_blocks: int) -> PolicyState:
+    """Make no state."""
+    return PolicyState(np.zeros(0, np.int64), np.zeros((0, TABLE_FIELDS), np.uint32), np.zeros(0, np.uint8))
+
+
+@inlined
+def do_nothing(_pool: PoolArrays, _block: int) -> None:
+    """Do nothing."""
+
+
+@inlined
+def put_last(pool: PoolArrays, block: int) -> None:
+    """Put a block that nobody uses at the back of the cold list."""
+    append(pool.records, pool.counts, block)
+
+
+def check_cold(where: str, _pool: PoolArrays, _cold: list[int], protected: list[int]) -> None:
+    """Prove that a policy without a protected list has nothing there."""
+    assert not protected, f"{where}: a block is protected, though the policy protects none"
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPolicy:
+    """One policy. What is not given is LRU's: no state, nothing to note, and released blocks to the back.
+
+    Args:
+        name: as in ``SpaceConfig.eviction``.
+        new_state: makes the state of an empty pool of so many blocks, whose ids begin with 1.
+        note_name, note_reuse, enqueue, note_eviction, note_drop: what it does when; see the module.
+        check: proves what it promises.
+    """
+
+    name: str
+    new_state: Callable[[int], PolicyState] = field(default=no_state, repr=False)
+    note_name: Hook = field(default=do_nothing, repr=False)
+    note_reuse: Hook = field(default=do_nothing, repr=False)
+    enqueue: Hook = field(default=put_last, repr=False)
+    note_eviction: Hook = field(default=do_nothing, repr=False)
+    note_drop: Hook = field(default=do_nothing, repr=False)
+    check: Check = field(default=check_cold, repr=False)

@@ -1,0 +1,39 @@
+"""The one list of eviction policies. Whoever offers, checks or numbers them reads it here."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pagedkv.errors import ConfigurationError
+from pagedkv.pool.eviction.adaptive import ADAPTIVE
+from pagedkv.pool.eviction.fifo import FIFO
+from pagedkv.pool.eviction.lru import LRU
+from pagedkv.pool.eviction.policy import EvictionPolicy
+
+__all__ = ["DEFAULT", "POLICIES", "number_of", "policy_named"]
+
+_ALL: Final = (  # the default first
+    LRU,
+    ADAPTIVE,
+    FIFO,
+)
+
+DEFAULT: Final[EvictionPolicy] = _ALL[0]
+POLICIES: Final[Mapping[str, EvictionPolicy]] = MappingProxyType({policy.name: policy for policy in _ALL})
+"""All policies by name, in the order in which results show them."""
+
+
+def policy_named(name: str) -> EvictionPolicy:
+    """Find a policy. Raises ConfigurationError, which tells all names. O(1)."""
+    if name not in POLICIES:
+        raise ConfigurationError(f"eviction policy must be one of {tuple(POLICIES)}, got {name!r}")
+    return POLICIES[name]
+
+
+def number_of(policy: EvictionPolicy) -> int:
+    """Tell by which number a pool knows its policy. Raises ConfigurationError for one that is not in the list."""
+    if POLICIES.get(policy.name) is not policy:
+        raise ConfigurationError(
+            f"eviction policy {policy.name!r} is not in the list of pagedkv.pool.eviction.registry, so no loop knows it"
+        )
+    return _ALL.index(policy)

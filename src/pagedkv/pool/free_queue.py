@@ -1,0 +1,205 @@
+"""The order in which free blocks are handed out: an intrusive, circular, doubly linked list.
+
+Owns the links (``NEXT``, ``PREVIOUS``), the place (``QUEUE``) and the count of free blocks. Does not
+know what a block contains: its callers append blocks worth keeping at the back, least worth first, and
+put blocks without content at the front. A second list is handed out last: it is empty unless the eviction policy
+(:mod:`~pagedkv.pool.eviction`) puts blocks there. Every operation on one block is O(1), removal from the middle
+included, which is what a prefix hit on freed blocks needs.
+
+::
+
+    sentinel (null block) -> block without content, newest freed first -> ...
+                          -> cached block, least recently used first, tail of a sequence before its head
+                          -> sentinel
+    sentinel (first record behind the blocks) -> protected block, least recently used first -> ... -> sentinel
+"""
+
+from typing import cast
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array, Int64Array
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.errors import BlockError
+from pagedkv.pool.blocks import (
+    FREE,
+    IN_USE,
+    NEXT,
+    NULL_BLOCK,
+    NUM_DEFERRED_LISTS,
+    NUM_FREE,
+    NUM_SENTINELS,
+    PREVIOUS,
+    QUEUE,
+    PoolArrays,
+)
+
+__all__ = [
+    "FreeBlockQueue",
+    "append",
+    "deferred_sentinel",
+    "link_before",
+    "popleft",
+    "prepend",
+    "protected_sentinel",
+    "remove",
+    "unlink",
+]
+
+
+@inlined
+def deferred_sentinel(records: Int32Array, step: int) -> int:
+    """Sentinel of the list of blocks that wait for a step (and for others as many steps away as there are lists)."""
+    return len(records) - 1 - step % NUM_DEFERRED_LISTS
+
+
+@inlined
+def protected_sentinel(records: Int32Array) -> int:
+    """Sentinel of the list of free blocks that are handed out last."""
+    return len(records) - NUM_SENTINELS
+
+
+@inlined
+def unlink(records: Int32Array, block: int) -> None:
+    """Take a block out of the list it is in."""
+    following = unsigned(records[block, NEXT])
+    preceding = unsigned(records[block, PREVIOUS])
+    records[preceding, NEXT] = following
+    records[following, PREVIOUS] = preceding
+
+
+@inlined
+def link_before(records: Int32Array, place: int, block: int) -> None:
+    """Insert a block before ``place`` (before a sentinel: at the back of its list)."""
+    preceding = unsigned(records[place, PREVIOUS])
+    records[block, NEXT] = place
+    records[block, PREVIOUS] = preceding
+    records[preceding, NEXT] = block
+    records[place, PREVIOUS] = block
+
+
+@inlined
+def append(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Add a block at the back: handed out last."""
+    link_before(records, NULL_BLOCK, block)
+    records[block, QUEUE] = FREE
+    counts[NUM_FREE] += 1
+
+
+@inlined
+def prepend(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Add a block at the front: handed out next."""
+    link_before(records, unsigned(records[NULL_BLOCK, NEXT]), block)
+    records[block, QUEUE] = FREE
+    counts[NUM_FREE] += 1
+
+
+@inlined
+def remove(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Take a free block out, wherever it stands."""
+    unlink(records, block)
+    records[block, QUEUE] = IN_USE
+    counts[NUM_FREE] -= 1
+
+
+@inlined
+def popleft(records: Int32Array, counts: Int64Array) -> int:
+    """Take the first block out; the caller has checked that there is one."""
+    block = unsigned(records[NULL_BLOCK, NEXT])
+    if block == NULL_BLOCK:
+        block = unsigned(records[protected_sentinel(records), NEXT])
+    remove(records, counts, block)
+    return block
+
+
+class FreeBlockQueue:
+    """The free blocks of one pool, in the order in which they will be handed out.
+
+    The face that people and tests use; compiled loops call this module's functions on the same arrays.
+
+    >>> from pagedkv.pool.blocks import new_pool_arrays
+    >>> queue = FreeBlockQueue(new_pool_arrays(5, 16, caching=False))
+    >>> queue.popleft(), queue.popleft_n(2)
+    (1, [2, 3])
+    >>> queue.append_n([3, 1])
+    >>> queue.get_all_free_blocks()
+    [4, 3, 1]
+    """
+
+    def __init__(self, arrays: PoolArrays) -> None:
+        """Wrap the arrays of a pool."""
+        self._records = arrays.records
+        self._counts = arrays.counts
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks in the queue. O(1)."""
+        return int(self._counts[NUM_FREE])
+
+    def popleft(self) -> int:
+        """Take the first block. Raises BlockError when empty. O(1)."""
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[int]:
+        """Take the first ``n`` blocks, or raise BlockError and take none. O(n)."""
+        if not 0 <= n <= self.num_free_blocks:
+            message = f"cannot take {n} blocks from a queue of {self.num_free_blocks} free blocks"
+            raise BlockError(message)
+        return [int(popleft(self._records, self._counts)) for _ in range(n)]
+
+    def remove(self, block_id: int) -> None:
+        """Take one block from anywhere. Raises BlockError when it is not in the queue. O(1)."""
+        self._require(block_id, FREE)
+        remove(self._records, self._counts, block_id)
+
+    def append(self, block_id: int) -> None:
+        """Add one block at the back. Raises BlockError when it is in a queue already. O(1)."""
+        self._require(block_id, IN_USE)
+        append(self._records, self._counts, block_id)
+
+    def append_n(self, block_ids: list[int]) -> None:
+        """Add blocks at the back, in order, or raise BlockError and add none. O(n)."""
+        for block_id in block_ids:
+            self._require(block_id, IN_USE)
+        if len(set(block_ids)) != len(block_ids):
+            message = f"a block appears twice among the {len(block_ids)} blocks to append"
+            raise BlockError(message)
+        for block_id in block_ids:
+            append(self._records, self._counts, block_id)
+
+    def get_all_free_blocks(self) -> list[int]:
+        """All free blocks in order, changing nothing. O(free blocks)."""
+        num_free = self.num_free_blocks
+        order = blocks_of_list(self._records, NULL_BLOCK, num_free)
+        order += blocks_of_list(self._records, protected_sentinel(self._records), num_free)
+        assert len(order) == num_free, f"the queue links {len(order)} blocks but counts {num_free}"
+        return order
+
+    def _require(self, block_id: int, place: int) -> None:
+        num_blocks = len(self._records) - NUM_SENTINELS
+        if not 0 < block_id < num_blocks:
+            message = f"block {block_id} is not one of this pool's blocks 1..{num_blocks - 1}"
+            raise BlockError(message)
+        if self._records[block_id, QUEUE] != place:
+            message = f"block {block_id} is {'not ' if place == FREE else ''}in a free queue"
+            raise BlockError(message)
+
+
+@compiled
+def _walk(records: Int32Array, sentinel: int, out: Int32Array) -> int:
+    """Write the blocks of a list to ``out``; return how many there are, at most ``len(out) + 1``."""
+    block = records[sentinel, NEXT]
+    num_blocks = 0
+    while block != sentinel and num_blocks <= len(out):
+        if num_blocks < len(out):
+            out[num_blocks] = block
+        num_blocks += 1
+        block = records[block, NEXT]
+    return num_blocks
+
+
+def blocks_of_list(records: Int32Array, sentinel: int, num_blocks: int) -> list[int]:
+    """Read a whole list; its length differs from ``num_blocks`` only if the list is broken."""
+    order = np.empty(num_blocks + 1, np.int32)
+    num_walked = _walk(records, sentinel, order)
+    return cast("list[int]", order[:num_walked].tolist())

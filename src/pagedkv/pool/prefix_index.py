@@ -1,0 +1,183 @@
+"""Names: which block holds which content, found by digest or by following the last block's successor.
+
+Owns the columns ``NAME``, ``BUCKET_NEXT``, ``PARENT``, ``PARENT_LIFE``, ``SUCCESSOR`` and ``AHEAD``, and the buckets: a
+chained hash table over the first word of the digest. Chaining, since eviction removes a name from the
+middle at any time, and an open table would need tombstones or shifting. Does not know reference
+counts or queues.
+
+A child remembers its parent *and the parent's life*: when the parent's content is given up, its life
+grows and every link to it is dead, without anybody having to find the children.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.arrays import Uint32Array
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.errors import BlockError
+from pagedkv.events import REMOVED, STORED
+from pagedkv.pool.blocks import (
+    AHEAD,
+    BUCKET_NEXT,
+    DIGEST_WORDS,
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    NUM_EVENTS,
+    NUM_NAMED,
+    NUM_SENTINELS,
+    PARENT,
+    PARENT_LIFE,
+    SUCCESSOR,
+    PoolArrays,
+)
+from pagedkv.pool.eviction.hooks import note_drop, note_name
+
+__all__ = ["PrefixIndex", "find", "forget", "is_child_of", "name_block", "note_ahead", "tell_parent"]
+
+GROUP_SPREAD: Final = 0x9E3779B1  # keeps equal digests of different groups in different buckets
+
+
+@inlined
+def bucket_of(pool: PoolArrays, name: int, first_word: int) -> int:
+    """Tell in which bucket a name belongs."""
+    return (first_word + int(name) * GROUP_SPREAD) & (len(pool.buckets) - 1)
+
+
+@inlined
+def has_digest(pool: PoolArrays, block: int, digest: Uint32Array) -> bool:
+    """Compare a block's digest with another one."""
+    for word in range(DIGEST_WORDS):  # noqa: SIM110 - all() over a generator does not compile
+        if pool.digests[block, word] != digest[word]:
+            return False
+    return True
+
+
+@inlined
+def find(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
+    """Look a digest up; return its block, or the null block. The caller verifies the content."""
+    block = pool.buckets[bucket_of(pool, name, int(digest[0]))]
+    while block != NULL_BLOCK:
+        if pool.records[block, NAME] == name and has_digest(pool, block, digest):
+            return int(block)
+        block = pool.records[block, BUCKET_NEXT]
+    return NULL_BLOCK
+
+
+@inlined
+def is_child_of(pool: PoolArrays, name: int, block: int, parent: int) -> bool:
+    """Tell whether a named block follows exactly the content that ``parent`` holds now."""
+    records = pool.records
+    return bool(
+        records[unsigned(block), NAME] == name
+        and records[unsigned(block), PARENT] == parent
+        and records[unsigned(block), PARENT_LIFE] == records[unsigned(parent), LIFE]
+    )
+
+
+@inlined
+def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life: int) -> None:
+    """Make a block findable by the digest stored for it, as a child of ``parent`` in that life."""
+    records = pool.records
+    bucket = bucket_of(pool, name, int(pool.digests[block, 0]))
+    records[block, NAME] = name
+    records[block, PARENT] = parent
+    records[block, PARENT_LIFE] = parent_life
+    records[block, SUCCESSOR] = NULL_BLOCK
+    records[block, AHEAD] = NULL_BLOCK
+    records[block, BUCKET_NEXT] = pool.buckets[bucket]
+    pool.buckets[bucket] = block
+    if pool.records[parent, LIFE] == parent_life:
+        pool.records[parent, SUCCESSOR] = block
+    pool.counts[NUM_NAMED] += 1
+    note_name(pool, block)
+    _log(pool, STORED, block)
+
+
+@inlined
+def note_ahead(pool: PoolArrays, block: int, ahead: int) -> None:
+    """Note what lies ``LOOKAHEAD`` places further down a block's chain: a hint, which may be wrong or out of date."""
+    pool.records[block, AHEAD] = ahead
+
+
+@compiled
+def forget(pool: PoolArrays, block: int) -> None:
+    """Take a block's name away; links to its content die."""
+    records = pool.records
+    note_drop(pool, block)
+    _log(pool, REMOVED, block)
+    bucket = bucket_of(pool, records[block, NAME], int(pool.digests[block, 0]))
+    current = pool.buckets[bucket]
+    if current == block:
+        pool.buckets[bucket] = records[block, BUCKET_NEXT]
+    else:
+        while pool.records[current, BUCKET_NEXT] != block:
+            current = pool.records[current, BUCKET_NEXT]
+        pool.records[current, BUCKET_NEXT] = records[block, BUCKET_NEXT]
+    records[block, NAME] = 0
+    records[block, BUCKET_NEXT] = NULL_BLOCK
+    records[block, SUCCESSOR] = NULL_BLOCK
+    records[block, LIFE] += 1
+    pool.counts[NUM_NAMED] -= 1
+
+
+@inlined
+def _log(pool: PoolArrays, kind: int, block: int) -> None:
+    """Record an event, when events are on, over the oldest if the log is full."""
+    if len(pool.event_log) == 0:
+        return
+    event = pool.counts[NUM_EVENTS] % len(pool.event_log)
+    pool.counts[NUM_EVENTS] += 1
+    parent = pool.records[block, PARENT]
+    if kind != STORED or pool.records[parent, LIFE] != pool.records[block, PARENT_LIFE]:
+        parent = NULL_BLOCK
+    pool.event_log[event, 0] = kind
+    pool.event_log[event, 1] = pool.records[block, NAME]
+    pool.event_log[event, 2] = block
+    for word in range(DIGEST_WORDS):
+        pool.event_log[event, 3 + word] = pool.digests[block, word]
+        pool.event_log[event, 3 + DIGEST_WORDS + word] = pool.digests[parent, word]
+
+
+@inlined
+def tell_parent(pool: PoolArrays, digest: Uint32Array) -> None:
+    """Write into the event recorded last whose child the stored block is, where its parent's block may be gone."""
+    event = (pool.counts[NUM_EVENTS] - 1) % len(pool.event_log)
+    for word in range(DIGEST_WORDS):
+        pool.event_log[event, 3 + DIGEST_WORDS + word] = digest[word]
+
+
+class PrefixIndex:
+    """The names of one pool, for people and tests; compiled loops use this module's functions."""
+
+    def __init__(self, arrays: PoolArrays) -> None:
+        """Wrap the arrays of a pool."""
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        """Count the named blocks. O(1)."""
+        return int(self._arrays.counts[NUM_NAMED])
+
+    def find(self, group: int, digest: bytes) -> int | None:
+        """Look up the block that carries a digest, changing nothing. Raises BlockError. Expected O(1)."""
+        if len(digest) != 4 * DIGEST_WORDS:
+            raise BlockError(f"a digest has {4 * DIGEST_WORDS} bytes, got {len(digest)}")
+        if len(self._arrays.digests) == 0:
+            return None
+        words = np.frombuffer(digest, dtype=">u4").astype(np.uint32)
+        return find(self._arrays, group + 1, words) or None
+
+    def named_blocks(self) -> npt.NDArray[np.int64]:
+        """All blocks with a name, in order of their ids. O(blocks)."""
+        return np.flatnonzero(self._arrays.records[:-NUM_SENTINELS, NAME])
+
+    def indexed_blocks(self) -> Iterator[int]:
+        """All blocks reachable through the buckets: the same set, unless the index is broken."""
+        for first in self._arrays.buckets[np.flatnonzero(self._arrays.buckets)].tolist():
+            block = first
+            while block != NULL_BLOCK:
+                yield block
+                block = int(self._arrays.records[block, BUCKET_NEXT])

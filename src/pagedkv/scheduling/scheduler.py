@@ -1,0 +1,150 @@
+"""Scheduler: what each step decodes, computes, swaps in, admits and preempts, over one block space.
+
+The loop of an engine, or of a simulation of one::
+
+    scheduler.add(request)                                  whenever one arrives
+    batch = scheduler.schedule()                            decides, and plans the step
+    token_ids = run(batch)                                  carries the plan out, runs the model, samples
+    progress = scheduler.finish(batch, token_ids, ended)    the step is over: who has got first or last tokens
+
+Knows no clock and no future: a request ends when it has its most tokens, or when :meth:`Scheduler.finish` is told so.
+Who had to give its blocks up returns under a promise (:mod:`~pagedkv.scheduling.promises`), so that nobody thrashes:
+some sequence always advances, no request starves, and who runs does not go on changing while the load stays the same.
+
+Several batches may be in flight; what one of them is to sample, the next one does without. This class checks; the
+modules beside it carry out: ``growing``, ``admitting``, ``preempting``, ``finishing``.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from pagedkv.arguments import as_token_array
+from pagedkv.errors import StepError, TokenError
+from pagedkv.scheduling.admitting import fits_alone, let_in
+from pagedkv.scheduling.batch import Batch, BatchDraft, Progress
+from pagedkv.scheduling.config import SchedulingConfig
+from pagedkv.scheduling.finishing import finish
+from pagedkv.scheduling.growing import decode, prefill
+from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.state import SchedulerState
+from pagedkv.space import BlockSpace
+from pagedkv.spec import TokenIds
+
+__all__ = ["Scheduler"]
+
+NO_PARENTS: Final[Mapping[Request, Sequence[int]]] = MappingProxyType({})
+
+
+class Scheduler:
+    """Serves requests through one block space, which nobody else may change.
+
+    Args:
+        config: the limits of a step.
+        space: the block space, with as many rows as sequences may run, and as many more as may be swapped out.
+    """
+
+    def __init__(self, config: SchedulingConfig, space: BlockSpace) -> None:
+        self._state = SchedulerState(config, space)
+
+    def add(self, request: Request) -> bool:
+        """Let a request wait; or return False, and drop it, if it could not be served alone."""
+        if fits_alone(self._state, request):
+            self._state.waiting.push(request)
+        else:
+            request.drop()
+        return not request.is_done
+
+    def abort(self, request: Request) -> bool:
+        """Drop a request that was added, wherever it is; return whether it was not done yet.
+
+        Tokens that batches in flight sample for it are taken no notice of.
+        """
+        state = self._state
+        if request.is_done:
+            return False
+        if not request.rows:
+            state.waiting.remove(request)
+        elif request in state.swapped:
+            state.swapped.remove(request)
+            state.space.free(request.rows)
+        else:
+            state.free(request)
+        request.drop()
+        return True
+
+    def schedule(self) -> Batch:
+        """Go through the phases of a step and close it. O(sequences), and little more than one append while they stay.
+
+        Who decodes is served first; the rest of the budget goes to prompts that are under way, then to new ones. While
+        blocks are short, nobody is let in. The batch may be empty while others are in flight.
+        """
+        state, draft = self._state, BatchDraft()
+        budget = state.config.max_batched_tokens - decode(state, draft)
+        budget = prefill(state, draft, budget)
+        if not draft.lacks_blocks:
+            let_in(state, draft, budget)
+        batch = draft.close(state.space.plan_step())
+        state.in_flight.append(batch)
+        return batch
+
+    def finish(
+        self,
+        batch: Batch,
+        token_ids: TokenIds,
+        *,
+        ended: Sequence[int] = (),
+        parents: Mapping[Request, Sequence[int]] = NO_PARENTS,
+    ) -> Progress:
+        """Acknowledge the oldest batch in flight, and take in the tokens that it sampled.
+
+        Args:
+            batch: the batch.
+            token_ids: int32 ``[batch.num_samples]``, in the order that :mod:`~pagedkv.scheduling.batch` draws.
+            ended: places in ``token_ids`` of tokens that are the last of their sequence.
+            parents: for requests that decode beams: which old beam each new one continues, one for each sequence;
+                ``token_ids`` are the new beams'. Old beams that are no parent are given up.
+
+        Raises:
+            StepError: another batch is the oldest in flight.
+            TokenError: not as many tokens as were to be sampled.
+        """
+        state = self._state
+        if not state.in_flight or state.in_flight[0] is not batch:
+            oldest = f"step {state.in_flight[0].plan.step_id}" if state.in_flight else "none"
+            raise StepError(
+                f"batches finish in order: step {batch.plan.step_id} is given, the oldest in flight is {oldest}"
+            )
+        tokens = as_token_array(token_ids)
+        if len(tokens) != batch.num_samples:
+            raise TokenError(f"step {batch.plan.step_id} samples {batch.num_samples} tokens, got {len(tokens)}")
+        state.space.acknowledge(batch.plan.step_id)
+        state.in_flight.popleft()
+        return finish(state, batch, tokens, ended, parents)
+
+    # Seeing
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nobody to serve."""
+        return not (self._state.running or self._state.waiting or self._state.swapped)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """The requests that run, in order of their keys; not to be changed."""
+        return self._state.running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, those preempted by recompute included."""
+        return len(self._state.waiting)
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests that are swapped out."""
+        return len(self._state.swapped)
+
+    @property
+    def num_changes(self) -> int:
+        """Changes so far of the rows that run: as long as it is the same, they are."""
+        return self._state.num_changes

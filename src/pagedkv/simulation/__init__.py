@@ -1,0 +1,24 @@
+"""A trace served on a virtual clock: continuous batching over the production block space, without a model.
+
+In the order in which data flows::
+
+    cost              CostModel: how long a step takes
+    config            ServingConfig: the pools, the limits of a step, the rules
+    scripted_sampler  what will be generated, in a model's place
+    watched_space     WatchedSpace: a block space whose blocks have a history
+    running_rows      RunningRows: who runs, in arrays for the meters
+    step_work         StepWork: what a plan computes, for the cost model
+    journeys          Journeys: what else is known of each request under way
+    meters            what is measured on the way: waste, ages, latencies, sharing, time series
+    result            ServingResult: what came out
+    server            VirtualServer: the clock, and all of the above
+    one_at_a_time     instead of all that: one request after another, without a clock
+
+What exactly happens in a step is told in docs/replay.md.
+"""
+
+from pagedkv.simulation.config import ServingConfig
+from pagedkv.simulation.result import ServingResult
+from pagedkv.simulation.server import VirtualServer, compile_loops
+
+__all__ = ["ServingConfig", "ServingResult", "VirtualServer", "compile_loops"]

@@ -1,0 +1,97 @@
+"""A block space that is watched: the block history learns of every operation that stores, evicts, hits or gives up."""
+
+import numpy.typing as npt
+
+from pagedkv.arguments import Rows, as_batch
+from pagedkv.keys import NO_KEYS, RequestKeys
+from pagedkv.plan import Allocation, BlockMoves, Shortage, StepPlan
+from pagedkv.simulation.meters.block_history import BlockHistory
+from pagedkv.space import BlockSpace, PrefixHit
+from pagedkv.spec import SpaceConfig, StepId, TokenIds
+
+__all__ = ["WatchedSpace"]
+
+
+class WatchedSpace(BlockSpace):
+    """Does what a block space does, and tells a history.
+
+    Args:
+        config: of the space, with events on.
+
+    Attributes:
+        history: when each block was last given up.
+        now_s: the virtual time, to be set before anything is done.
+    """
+
+    def __init__(self, config: SpaceConfig) -> None:
+        super().__init__(config)
+        self.history = BlockHistory(self, config.groups)
+        self.now_s = 0.0
+        self._plans: dict[StepId, StepPlan] = {}
+
+    def allocate(  # noqa: PLR0913 - what the inherited one takes
+        self,
+        token_ids: TokenIds,
+        *,
+        keys: RequestKeys = NO_KEYS,
+        digests: npt.ArrayLike | None = None,
+        num_lookahead: int = 0,
+        num_draft: int = 0,
+        num_sequences: int = 1,
+        match: PrefixHit | None = None,
+    ) -> Allocation | Shortage:
+        """Allocate, and note the hits and what the new blocks evicted."""
+        allocation = super().allocate(
+            token_ids,
+            keys=keys,
+            digests=digests,
+            num_lookahead=num_lookahead,
+            num_draft=num_draft,
+            num_sequences=num_sequences,
+            match=match,
+        )
+        if isinstance(allocation, Allocation):
+            self.history.admitted(allocation.row, allocation.num_hit_tokens, self.now_s)
+        return allocation
+
+    def append(
+        self,
+        rows: Rows,
+        token_ids: TokenIds,
+        counts: npt.ArrayLike | None = None,
+        *,
+        num_lookahead: int = 0,
+        num_draft: int = 0,
+    ) -> Shortage | None:
+        """Append, and note what the new blocks evicted."""
+        shortage = super().append(rows, token_ids, counts, num_lookahead=num_lookahead, num_draft=num_draft)
+        self.history.note_events(self.now_s)
+        return shortage
+
+    def free(self, rows: Rows) -> None:
+        """Free, and note which blocks nobody uses any more."""
+        with self.history.releasing(as_batch(rows).tolist(), self.now_s):
+            super().free(rows)
+
+    def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
+        """Swap out, and note which blocks nobody uses any more."""
+        with self.history.releasing(as_batch(rows).tolist(), self.now_s):
+            return super().swap_out(rows)
+
+    def swap_in(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
+        """Swap in, and note what the new blocks evicted."""
+        moves = super().swap_in(rows)
+        self.history.note_events(self.now_s)
+        return moves
+
+    def plan_step(self) -> StepPlan:
+        """Plan the step, and remember it until it is acknowledged."""
+        plan = super().plan_step()
+        self._plans[plan.step_id] = plan
+        return plan
+
+    def acknowledge(self, step_id: StepId) -> None:
+        """Acknowledge, and note which blocks the windows left behind."""
+        self.history.before_acknowledge(self._plans.pop(step_id))
+        super().acknowledge(step_id)
+        self.history.after_acknowledge(self.now_s)

@@ -1,0 +1,162 @@
+"""Aborting steps in flight: what they promised is taken back, and what they leave undefined is lost.
+
+Content that the aborted steps were to compute, on device or host, counts as never computed::
+
+    its names                      withdrawn, and published again by the next plan that computes it
+    the row that was to compute    rewound: its next plan computes the positions again
+    a row that shares it           lost: it may have moved on, and nobody can say from which position it is wrong
+    destinations of copies, swaps  undefined, with what the open plan moves on from there: their holders are lost
+    what a ticket holds            its ticket is told: the blocks stay held, and computed again they have content again
+    a recurrent state in place     lost, if the aborted range read the block that it also writes
+"""
+
+import numpy as np
+
+from pagedkv.plan import AbortedSteps, BlockMoves
+from pagedkv.pool.block_pool import BlockPool, drop_name, withdraw_since
+from pagedkv.pool.blocks import NAME
+from pagedkv.space.holding import undefined_tickets
+from pagedkv.space.planning import renew_new_blocks
+from pagedkv.space.publishing import publish
+from pagedkv.space.state import SpaceState
+from pagedkv.space.stepping import settle
+from pagedkv.space.steps import InFlightStep, StepLedger
+from pagedkv.spec import RecurrentState, Row, StepId
+from pagedkv.tables.aborting import renew_pending
+from pagedkv.tables.rows import (
+    AT,
+    LOST,
+    LOST_ON_HOST,
+    NUM_BLOCKS,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    SWAPPED,
+    note_change,
+)
+
+__all__ = ["abort"]
+
+
+def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedSteps:
+    """A step in flight failed: take back what it and all later ones promised.
+
+    Names of content that was never computed are withdrawn; rows compute again what was planned for them. A row
+    is lost whose memory the aborted steps leave undefined: it shares what another row was to compute, its
+    blocks were to be copied or swapped, or a recurrent state was being advanced in place.
+    """
+    ledger.require_in_flight(step_id)
+    state.is_changing = True
+    aborted = ledger.abort(step_id)
+    first = step_id - state.num_steps_before
+    moved = _moved_blocks(state, ledger, aborted)
+    tickets = undefined_tickets(state, first, {name: on_device for name, (on_device, _) in moved.items()})
+    settle(state, ledger)
+    for pool in state.all_pools:
+        withdraw_since(pool.arrays, first)
+    lost = _lost_rows(state, moved, aborted)
+    rewound = _rewind_rows(state, aborted, lost)
+    _declare_lost(state, lost)
+    _tell_tables_again(state, aborted)
+    renew_new_blocks(state, ledger, aborted)
+    uncomputed = (state.rows[:, STATUS] == RUNNING) & (state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS])
+    running = np.flatnonzero(uncomputed).astype(np.int32)
+    for row in running.tolist():
+        for group in state.groups:
+            renew_pending(*group.view, row, first)
+    publish(state, ledger, running)
+    ids = tuple(step.plan.step_id for step in aborted)
+    answer = AbortedSteps(ids, tuple(map(Row, rewound)), tuple(map(Row, sorted(lost))), tickets)
+    state.is_changing = False
+    return answer
+
+
+def _moved_blocks(
+    state: SpaceState, ledger: StepLedger, aborted: list[InFlightStep]
+) -> dict[str, tuple[set[int], set[int]]]:
+    """By pool, the blocks on the device and on the host that moves of aborted steps leave undefined."""
+    moved = {}
+    for name in state.pools:
+        on_device = _destinations(name, [move for step in aborted for move in (*step.plan.copies, *step.plan.swaps_in)])
+        on_host = _destinations(name, [move for step in aborted for move in step.plan.swaps_out])
+        moved[name] = ledger.spread(name, on_device, on_host)
+    return moved
+
+
+def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], aborted: list[InFlightStep]) -> set[int]:
+    """Find the rows whose memory is undefined, and drop the names of undefined blocks."""
+    first = aborted[0].plan.step_id - state.num_steps_before
+    present = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
+    lost = set(np.flatnonzero(present & (state.relies_on >= first)).tolist())
+    for name, (on_device, on_host) in moved.items():
+        _drop_names(state.pools[name], on_device)
+        if on_host:
+            _drop_names(state.host_pools[name], on_host)
+        lost |= _holders(state, name, RUNNING, on_device) | _holders(state, name, SWAPPED, on_host)
+    if state.is_recurrent:
+        lost |= {row for row, start in _aborted_starts(state, aborted) if _is_mid_state(state, start)}
+    return lost
+
+
+def _drop_names(pool: BlockPool, block_ids: set[int]) -> None:
+    for block in block_ids:
+        if pool.arrays.records[block, NAME]:
+            drop_name(pool.arrays, block)
+
+
+def _destinations(name: str, moves: list[BlockMoves]) -> set[int]:
+    return {block for move in moves if move.pool == name for block in move.dst_ids.tolist()}
+
+
+def _holders(state: SpaceState, pool_name: str, status: int, block_ids: set[int]) -> set[int]:
+    """Rows with that status that hold any of these blocks."""
+    if not block_ids:
+        return set()
+    rows = np.flatnonzero(state.rows[:, STATUS] == status)
+    wanted = list(block_ids)
+    return {
+        int(row)
+        for group in state.groups
+        if group.pool.name == pool_name
+        for row in rows
+        if np.isin(group.arrays.table[row], wanted).any()
+    }
+
+
+def _aborted_starts(state: SpaceState, aborted: list[InFlightStep]) -> list[tuple[int, int]]:
+    """Rows that the aborted steps computed for and that still serve the same sequence, with their starts."""
+    return [
+        (row, start)
+        for step in aborted
+        for row, start in step.live_starts(state.serials)
+        if state.rows[row, STATUS] in {RUNNING, SWAPPED}
+    ]
+
+
+def _is_mid_state(state: SpaceState, start: int) -> bool:
+    """Tell whether a range that begins there reads its recurrent state from the block it also writes."""
+    return any(start % group.block_size for group in state.groups if isinstance(group.spec, RecurrentState))
+
+
+def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int]) -> list[int]:
+    rewound: dict[int, None] = {}
+    for row, start in _aborted_starts(state, aborted):
+        if row not in lost:
+            state.rows[row, NUM_PLANNED] = min(state.rows[row, NUM_PLANNED], start)
+            rewound[row] = None
+    return list(rewound)
+
+
+def _tell_tables_again(state: SpaceState, aborted: list[InFlightStep]) -> None:
+    """Let the next plan carry the tables of running rows whose entries the aborted plans carried."""
+    for writes in (writes for step in aborted for writes in step.plan.table_writes):
+        at = int(state.groups[writes.group].arrays.parameters[AT])
+        for row in writes.rows.tolist():
+            if state.rows[row, STATUS] == RUNNING:
+                note_change(state.rows, row, at, 0, int(state.rows[row, at + NUM_BLOCKS]))
+
+
+def _declare_lost(state: SpaceState, lost: set[int]) -> None:
+    for row in lost:
+        state.rows[row, STATUS] = LOST if state.rows[row, STATUS] == RUNNING else LOST_ON_HOST

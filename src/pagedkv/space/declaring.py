@@ -1,0 +1,97 @@
+"""Declaring content computed that came from elsewhere, or ahead of its step.
+
+Refused where a device could still overwrite what is declared, or hand it on as it was not meant to be: a row whose
+blocks a move of the open plan, or of a plan in flight, writes; one whose uncomputed blocks a move of the open plan
+reads (a recurrent state would be advanced before the plan saves it); and one that shares blocks which another row, not
+named, computes.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array
+from pagedkv.errors import StepError
+from pagedkv.pool.blocks import NULL_BLOCK
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.tables.declaring import count_shared_unsettled, declare_planned, settle_blocks
+from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS
+from pagedkv.tables.sliding import slide
+
+__all__ = ["mark_computed"]
+
+
+def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Count everything that running rows know as computed.
+
+    Raises:
+        StepError: see the module's text; nothing was changed.
+    """
+    _require_no_moves(state, ledger, batch)
+    _require_no_other_computes(state, ledger, batch)
+    state.is_changing = True
+    if ledger.in_flight:
+        is_taken = np.zeros(len(state.rows), np.bool_)
+        is_taken[batch] = True
+        ledger.take_out(is_taken)
+    for group in state.groups:
+        settle_blocks(*group.view, batch, state.relies_on)
+    declare_planned(state.rows, batch)
+    state.relies_on[batch] = 0
+    for group in state.groups:
+        if not group.keeps_whole_prefix:
+            slide(*group.view, batch, state.rows[batch, NUM_TOKENS])
+    state.is_changing = False
+
+
+def _require_no_moves(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    for group in state.groups:
+        written, read = ledger.moved_blocks(group.pool.name)
+        if not (written or read):
+            continue
+        for row in batch.tolist():
+            table = group.arrays.table[row, : int(state.rows[row, group.arrays.parameters[AT] + NUM_BLOCKS])].tolist()
+            start = int(state.rows[row, NUM_PLANNED])
+            uncomputed = table[start // group.block_size :] if start < state.rows[row, NUM_TOKENS] else []
+            if touched := written.intersection(table) | read.intersection(uncomputed):
+                raise StepError(
+                    f"row {row} cannot be declared computed: a plan, open or in flight, copies or swaps its block "
+                    f"{min(touched)} of pool {group.pool.name!r}; plan the step and acknowledge it first"
+                )
+
+
+def _require_no_other_computes(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Refuse to declare blocks computed that a row outside the batch computes, in the open step or one in flight.
+
+    Should that step fail, or that row be freed, the computation would fall to a row whose window has moved on.
+    """
+    num_shared = sum(count_shared_unsettled(*group.view, batch, state.relies_on) for group in state.groups)
+    if not num_shared:
+        return
+    starts = dict(_unsettled_starts(state, ledger))
+    for group in state.groups:
+        for row in set(starts) - set(batch.tolist()):
+            _require_no_common_block(state, group, batch, row, starts[row])
+
+
+def _require_no_common_block(state: SpaceState, group: Group, batch: Int32Array, row: int, start: int) -> None:
+    stop = int(state.rows[row, group.arrays.parameters[AT] + NUM_BLOCKS])
+    computed = group.arrays.table[row, start // group.block_size : stop]
+    shared = np.isin(group.arrays.table[batch], computed[computed != NULL_BLOCK]).any(axis=1)
+    if shared.any():
+        raise StepError(
+            f"row {row} computes blocks that row {int(batch[shared.argmax()])} shares, in the open step or in "
+            "one in flight: declare both computed, or acknowledge the steps first"
+        )
+
+
+def _unsettled_starts(state: SpaceState, ledger: StepLedger) -> Iterator[tuple[int, int]]:
+    """Rows that compute in the open step or in one in flight, with the first position; the earliest comes last."""
+    status, tokens, planned = (state.rows[:, column] for column in (STATUS, NUM_TOKENS, NUM_PLANNED))
+    for row in np.flatnonzero((status == RUNNING) & (planned < tokens)).tolist():
+        yield row, int(planned[row])
+    for step in reversed(ledger.in_flight):
+        for row, start in step.live_starts(state.serials):
+            if status[row] == RUNNING:
+                yield row, start

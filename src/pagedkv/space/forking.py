@@ -1,0 +1,62 @@
+"""Forking: new rows that share every block of another one; and rows taken for new sequences."""
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array
+from pagedkv.errors import SequenceError, TooManySequencesError
+from pagedkv.space.pending import note_reliance
+from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.tables.forking import fork_row
+from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, blocks_for
+
+__all__ = ["fork", "require_vacant_rows", "take_rows"]
+
+
+def require_vacant_rows(state: SpaceState, num_rows: int) -> None:
+    """Raise TooManySequencesError unless so many rows are vacant."""
+    if num_rows > len(state.vacant_rows):
+        raise TooManySequencesError(
+            f"{num_rows} more sequences need {num_rows} rows, but only {len(state.vacant_rows)} of "
+            f"max_sequences = {state.config.max_sequences} are vacant"
+        )
+
+
+def take_rows(state: SpaceState, num_rows: int) -> Int32Array:
+    """Take vacant rows for new sequences. The caller has made sure that there are so many."""
+    taken = np.array([state.vacant_rows.pop() for _ in range(num_rows)], np.int32)
+    state.clear_rows(taken, RUNNING)
+    return taken
+
+
+def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) -> Int32Array:
+    """Make new rows that share every block of ``parent``.
+
+    Raises:
+        TooManySequencesError: there are fewer vacant rows.
+        SequenceError: a recurrent state would have to be advanced for several sequences at once.
+    """
+    rows = state.rows
+    if state.is_recurrent and rows[parent, NUM_PLANNED] < rows[parent, NUM_TOKENS]:
+        raise SequenceError(
+            f"row {parent} has tokens {rows[parent, NUM_PLANNED]} to {rows[parent, NUM_TOKENS]} not planned yet: "
+            "its recurrent state can be forked only after plan_step"
+        )
+    require_vacant_rows(state, num_children)
+    state.is_changing = True
+    children = take_rows(state, num_children)
+    for child in children:
+        rows[child, [NUM_TOKENS, NUM_ACCEPTED, FROZEN]] = rows[parent, [NUM_TOKENS, NUM_ACCEPTED, FROZEN]]
+        rows[child, NUM_PLANNED] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
+        state.relies_on[child] = state.relies_on[parent]
+        if parent in state.media_keys:
+            state.media_keys[int(child)] = state.media_keys[parent]
+            state.media_reach[child] = state.media_reach[parent]
+    for group in state.groups:
+        fork_row(*group.view, parent, children)
+        table = group.arrays.table[parent, : blocks_for(int(rows[parent, NUM_TOKENS]), group.block_size)]
+        note_reliance(state, ledger, group, children, table)
+    for chains in state.chains:
+        chains[children] = chains[parent]
+    state.is_changing = False
+    return children

@@ -1,0 +1,171 @@
+"""Growing: tokens appended to, and slots reserved for, whole batches of rows, all of them or none."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.arguments import as_count, as_counts
+from pagedkv.arrays import Int32Array
+from pagedkv.errors import TokenError
+from pagedkv.plan import Shortage
+from pagedkv.pool.blocks import NUM_FREE
+from pagedkv.space.admission import find_shortage
+from pagedkv.space.batches import require_status
+from pagedkv.space.pending import leave_shared_blocks
+from pagedkv.space.publishing import publish, tag_blocks
+from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.tables.growing import count_copies
+from pagedkv.tables.rows import NUM_TOKENS, RUNNING
+
+__all__ = ["Growth", "append", "as_growth", "growth_shortage", "require_growth"]
+
+
+class Growth(NamedTuple):
+    """What a batch of rows is to grow by, checked as far as it can be without looking at the rows.
+
+    Args:
+        batch: int32 ``[n]``, the rows.
+        starts: int32 ``[n]``, the tokens that each row has, once :func:`require_growth` has looked.
+        counts: int32 ``[n]``, tokens that each row gets.
+        num_tokens: their sum; most: the largest of them.
+        num_lookahead: slots reserved beyond the tokens of every row.
+        num_draft: trailing tokens of every row that are guesses.
+    """
+
+    batch: Int32Array
+    starts: Int32Array
+    counts: Int32Array
+    num_tokens: int
+    most: int
+    num_lookahead: int
+    num_draft: int
+
+
+def as_growth(
+    state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | None, num_lookahead: int, num_draft: int
+) -> Growth:
+    """Check the counts of a growth; None means one token each.
+
+    Raises:
+        TokenError: counts that are not integers, not one for each row, or negative.
+        ConfigurationError: ``num_lookahead`` or ``num_draft`` is negative or no integer.
+    """
+    if type(num_lookahead) is not int or num_lookahead:  # a decode step's plain 0 is not asked about
+        num_lookahead = as_count(num_lookahead, "num_lookahead")
+    if type(num_draft) is not int or num_draft:
+        num_draft = as_count(num_draft, "num_draft")
+    if num_draft and state.is_recurrent:
+        raise TokenError("drafts cannot be appended where a group is a recurrent state: it cannot be rolled back")
+    starts = state.start_scratch[: len(batch)]
+    if counts is None:
+        return Growth(batch, starts, state.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
+    growing = as_counts(counts, len(batch), "counts")
+    most = int(growing.max(initial=0))
+    if growing.min(initial=0) < 0 or most > state.config.max_tokens:
+        raise TokenError(
+            f"counts must lie between 0 and max_tokens = {state.config.max_tokens}, got {growing.min()} to {most}"
+        )
+    return Growth(batch, starts, growing.astype(np.int32), int(growing.sum()), most, num_lookahead, num_draft)
+
+
+def require_growth(state: SpaceState, growth: Growth) -> None:
+    """Check that the rows can grow so.
+
+    Raises:
+        SequenceError: a row that is not running, or named twice.
+        TokenError: more drafts than tokens, or a row that would exceed ``max_tokens``.
+    """
+    most_tokens = state.config.max_tokens - growth.num_lookahead
+    batch, counts = growth.batch, growth.counts
+    place = state.loops.first_unfit_growth(
+        state.rows, batch, counts, growth.num_draft, most_tokens, state.next_mark(), growth.starts
+    )
+    if place >= 0:
+        require_status(state, batch, RUNNING)
+        row = int(batch[place])
+        raise TokenError(
+            f"row {row} cannot take {counts[place]} tokens, {growth.num_draft} of them drafts, and "
+            f"{growth.num_lookahead} lookahead slots: it has {state.rows[row, NUM_TOKENS]} tokens, and "
+            f"max_tokens = {state.config.max_tokens}"
+        )
+
+
+def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
+    """Tell exactly whether the free blocks suffice for growing. Changes nothing."""
+    # A generous bound first: a block for every slot and a copy on write, in every group.
+    bound = len(growth.batch) * (growth.most + growth.num_lookahead + 1) * len(state.groups)
+    if all(bound <= counts[NUM_FREE] for counts in state.pool_counts):
+        return None
+    needed = dict.fromkeys(state.pools, 0)
+    for group in state.groups:
+        shared = state.row_scratch
+        num_new, num_writers = state.loops.count_growth(
+            *group.view, growth.batch, growth.counts, growth.num_lookahead, shared
+        )
+        needed[group.pool.name] += num_new + count_copies(group.pool.arrays, shared[:num_writers])
+    return find_shortage(state, needed)
+
+
+def append(
+    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
+) -> list[tuple[int, int]] | Shortage:
+    """Grow rows, or return the shortage with nothing changed.
+
+    Returns the copies on write in the first group's pool.
+
+    Raises:
+        TokenError: the counts do not add up to the number of tokens; see also :func:`require_growth`.
+    """
+    if growth.num_tokens != len(tokens):
+        raise TokenError(f"the counts add up to {growth.num_tokens}, but {len(tokens)} token ids were given")
+    require_growth(state, growth)
+    shortage = growth_shortage(state, growth)
+    if shortage is not None:
+        return shortage
+    batch = growth.batch
+    state.is_changing = True
+    if ledger.shares_pending:
+        leave_shared_blocks(state, batch, growth.counts, growth.num_lookahead)
+    copies, any_full = _grow(state, ledger, growth, tokens)
+    if state.media_keys:
+        _tag_media(state, growth)
+    if any_full:
+        publish(state, ledger, batch)
+    state.is_changing = False
+    return copies
+
+
+def _grow(
+    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
+) -> tuple[list[tuple[int, int]], int]:
+    """Give every group its blocks; return the copies on write in the first group's pool, and if a block is full."""
+    scratch = state.copy_scratch
+    first_copies: list[tuple[int, int]] = []
+    any_full = 0
+    for group in state.groups:
+        pool = group.pool
+        num_copies, fills = state.loops.grow(
+            *group.view,
+            growth.batch,
+            growth.starts,
+            growth.counts,
+            tokens,
+            growth.num_lookahead,
+            scratch,
+            growth.num_draft,
+        )
+        any_full |= fills
+        if num_copies:
+            added = ledger.add_copies(pool.name, scratch[:num_copies])
+            if pool is state.groups[0].pool:
+                first_copies += added
+    return first_copies, any_full
+
+
+def _tag_media(state: SpaceState, growth: Growth) -> None:
+    """Note the extra keys of new blocks, in rows that have grown into a medium."""
+    for row in growth.batch[growth.starts < state.media_reach[growth.batch]].tolist():
+        if row in state.media_keys:
+            tag_blocks(state, row, state.media_keys[row])

@@ -1,0 +1,136 @@
+"""What a match answers, kept so that admitting the same prompt need not ask again.
+
+An answer holds as long as the space does not change, which the space's version tells, and only for the question that
+was asked. That it is the same question is verified and never presumed: an answer refers to the caller's own tokens,
+which may have been overwritten since, and a hit is granted for content alone.
+"""
+
+from typing import NamedTuple
+
+from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.keys import NO_KEYS, RequestKeys
+from pagedkv.space.state import SpaceState
+
+__all__ = ["PrefixHit", "Prompt"]
+
+
+class Prompt(NamedTuple):
+    """A prompt ready for matching.
+
+    Args:
+        tokens: int32 ``[n]``.
+        keys: its extra keys.
+        digests: words of its digests if the caller brought them, uint32 ``[n // block_size, 8]``, else empty.
+    """
+
+    tokens: Int32Array
+    keys: RequestKeys
+    digests: Uint32Array
+
+    def has_extra_keys(self, weights_epoch: str) -> bool:
+        """Tell whether any block carries an extra key."""
+        keys = self.keys
+        if keys is NO_KEYS:
+            return bool(weights_epoch)
+        return bool(weights_epoch or keys.lora_name is not None or keys.salt or keys.media)
+
+
+class PrefixHit:
+    """How much of a prompt is cached: a question's answer, which holds until the space changes.
+
+    Hand it to ``can_allocate`` and ``allocate`` of the same space as ``match=``, with the same prompt, and they do not
+    look again. Made by :meth:`BlockSpace.match() <pagedkv.BlockSpace.match>` alone.
+
+    Attributes:
+        num_tokens: leading tokens whose blocks every group can serve; at most ``len(prompt) - 1``.
+        block_ids: for each group read-only int32 ``[num_tokens // block_size]``: the blocks that hit, 0 where the
+            group needs none (before its window).
+        num_free: for each group, how many of these blocks nobody uses now: taking them leaves fewer free blocks, too.
+    """
+
+    # Not a frozen dataclass, whose construction takes 0.7 us instead of 0.2, of the 4 us of a match of 1,024 tokens.
+    __slots__ = ("_prompt", "_state", "_version", "block_ids", "num_free", "num_tokens")
+
+    num_tokens: int
+    block_ids: tuple[Int32Array, ...]
+    num_free: tuple[int, ...]
+
+    def __init__(
+        self,
+        state: SpaceState,
+        prompt: Prompt,
+        num_tokens: int,
+        block_ids: tuple[Int32Array, ...],
+        num_free: tuple[int, ...],
+    ) -> None:
+        self.num_tokens = num_tokens
+        self.block_ids = block_ids
+        self.num_free = num_free
+        self._prompt = prompt
+        self._state = state
+        self._version = state.version
+
+    def __repr__(self) -> str:
+        return f"PrefixHit(num_tokens={self.num_tokens}, num_blocks_needed={self.num_blocks_needed})"
+
+    @property
+    def num_blocks_needed(self) -> dict[str, int]:
+        """By pool, what allocating this prompt takes out of the free blocks: new blocks, and hits that are free now.
+
+        Without lookahead slots, as the space was when it was asked. O(groups).
+        """
+        needed = dict.fromkeys(self._state.pools, 0)
+        num_tokens = len(self._prompt.tokens)
+        for group, blocks, num_free in zip(self._state.groups, self.block_ids, self.num_free, strict=True):
+            needed[group.pool.name] += group.num_slots_blocks(num_tokens, 0) - len(blocks) + num_free
+        return needed
+
+    def still_holds(self, state: SpaceState, prompt: Prompt) -> bool:
+        """Tell whether a space that is asked about a prompt, or a beginning of it, would answer the same.
+
+        A beginning hits as much, if it reaches beyond the hit: that is how the first chunk of a prompt is allocated.
+        Changes nothing.
+
+        Raises:
+            ConfigurationError: the answer is that of another space, or for other keys.
+            TokenError: it is for another prompt, or the prompt was overwritten in between.
+
+        Cost: a comparison of the tokens; where they are in the same array as before, of those that hit alone.
+        """
+        if self._state is not state:
+            raise ConfigurationError("match is the answer of another block space: ask the one that is to allocate")
+        if self._prompt.keys is not prompt.keys and self._prompt.keys != prompt.keys:
+            raise ConfigurationError("match is the answer for other keys: ask with the keys that are to be allocated")
+        self._require_beginning(prompt.tokens)
+        if self._version != state.version or len(prompt.tokens) <= self.num_tokens:
+            return False
+        self._require_same_content(prompt.tokens)
+        return True
+
+    def _require_beginning(self, tokens: Int32Array) -> None:
+        """Raise TokenError unless the tokens begin the prompt that was asked about."""
+        asked = self._prompt.tokens
+        if tokens is asked:
+            return
+        if len(tokens) > len(asked):
+            raise TokenError(f"match is the answer for a prompt of {len(asked)} tokens, not for one of {len(tokens)}")
+        differs = asked[: len(tokens)] != tokens
+        if differs.any():
+            place = int(differs.argmax())
+            raise TokenError(
+                f"match is the answer for another prompt: token {place} was {asked[place]}, it is {tokens[place]} now"
+            )
+
+    def _require_same_content(self, tokens: Int32Array) -> None:
+        """Compare the blocks with the tokens: the array that was asked about may hold others by now."""
+        for group, blocks in zip(self._state.groups, self.block_ids, strict=True):
+            if group.keeps_whole_prefix:
+                index = self._state.loops.first_other_block(group.pool.arrays, group.arrays, blocks, tokens)
+                if index >= 0:
+                    start = index * group.block_size
+                    raise TokenError(
+                        f"match is the answer for another prompt: tokens {start} to {start + group.block_size - 1} "
+                        "have been overwritten since"
+                    )
+                return  # the prefix is the same for all groups

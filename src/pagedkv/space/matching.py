@@ -1,0 +1,280 @@
+"""Prompts as the space takes them: checked tokens, extra keys by block, digests, and how far they are cached.
+
+A question throughout: preparing and matching a prompt changes nothing.
+"""
+
+import math
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.arguments import as_array, as_token_array
+from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.keys import RequestKeys
+from pagedkv.pool.block_keys import keys_of_blocks
+from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, PoolArrays
+from pagedkv.pool.digests import DIGEST_NBYTES, digest_prompt, words_of_digests
+from pagedkv.space.hits import PrefixHit, Prompt
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import read_only
+from pagedkv.spec import TokenIds
+from pagedkv.tables.rows import GroupArrays
+
+__all__ = ["match_again", "match_prompt", "prepare_prompt"]
+
+_Lookup: TypeAlias = tuple[PoolArrays, GroupArrays, Int32Array, Int32Array, Uint32Array]
+
+NO_IDS: Final = np.zeros(0, np.int32)
+NO_DIGESTS: Final = np.zeros((0, 8), np.uint32)
+UNKNOWN_KEY: Final = -1
+
+
+def prepare_prompt(
+    state: SpaceState, token_ids: TokenIds, keys: RequestKeys, digests: npt.ArrayLike | None, num_lookahead: int
+) -> Prompt:
+    """Check a prompt.
+
+    Raises:
+        TokenError: empty, outside int32, or longer than the tables (``max_tokens``).
+        ConfigurationError: digests that do not fit the prompt, or that this space must compute itself;
+            a negative number of lookahead slots.
+    """
+    tokens = as_token_array(token_ids)
+    num_tokens = len(tokens)
+    if num_tokens == 0:
+        raise TokenError("an empty prompt cannot be allocated: give at least one token")
+    if not isinstance(keys, RequestKeys):
+        raise ConfigurationError(f"keys must be RequestKeys, got {keys!r}")
+    if num_tokens + num_lookahead > state.config.max_tokens:
+        raise TokenError(
+            f"{num_tokens} tokens and {num_lookahead} lookahead slots exceed max_tokens = {state.config.max_tokens}"
+        )
+    return Prompt(tokens, keys, NO_DIGESTS if digests is None else _checked_digests(state, tokens, digests))
+
+
+def _checked_digests(state: SpaceState, tokens: Int32Array, digests: npt.ArrayLike) -> Uint32Array:
+    if len(state.lanes) > 1 or not all(group.keeps_whole_prefix for group in state.groups):
+        raise ConfigurationError(
+            "digests can be brought only where all groups are full attention of one block size: elsewhere a hit "
+            "may rest on the digest alone, so pagedkv computes it"
+        )
+    num_blocks = len(tokens) // state.groups[0].block_size
+    brought = as_array(digests, "digests")
+    if brought.dtype != np.uint8 or brought.shape != (num_blocks, DIGEST_NBYTES):
+        raise ConfigurationError(
+            f"digests must be uint8 [{num_blocks}, 32], one for each full block, got {brought.dtype} "
+            f"{list(brought.shape)}: np.frombuffer(b''.join(digests), np.uint8).reshape(-1, 32) makes it of bytes"
+        )
+    return words_of_digests(brought, num_blocks)
+
+
+def extra_ids_of(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Int32Array:
+    """Ids of the extra keys of the first blocks, trailing zeros cut off; -1 where nobody has that key yet."""
+    epoch = state.weights_epoch
+    if not prompt.has_extra_keys(epoch):
+        return NO_IDS
+    encodings = keys_of_blocks(prompt.keys, epoch, block_size, 0, num_blocks)
+    ids = np.zeros(max(encodings, default=-1) + 1, np.int32)
+    known = [state.extra_keys.id_of(encoding) for encoding in encodings.values()]
+    ids[list(encodings)] = [UNKNOWN_KEY if key_id is None else key_id for key_id in known]
+    return ids
+
+
+def digest_of_prefix(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Uint32Array:
+    """Digest the first blocks of a prompt whose extra keys are all known; return the last digest, in words."""
+    digests = np.empty((num_blocks, 8), np.uint32)
+    extra_ids = extra_ids_of(state, prompt, block_size, num_blocks)
+    digest_prompt(prompt.tokens, block_size, num_blocks, extra_ids, state.extra_keys.arrays, digests)
+    last: Uint32Array = digests[-1]
+    return last
+
+
+def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
+    """Find the longest prefix that every group can serve, at most ``n - 1`` tokens.
+
+    Cost: one comparison of tokens a block in groups that keep their prefix.
+    """
+    if state.only_chain is not None:
+        return _follow_only_chain(state, state.only_chain, prompt)
+    if not state.config.prefix_caching:
+        none = len(state.groups)
+        return PrefixHit(state, prompt, 0, (NO_IDS,) * none, (0,) * none)
+    if not any(group.keeps_whole_prefix for group in state.groups):
+        # Blocks before a window are gone, and later nothing is left to compare the prompt with but itself.
+        prompt = prompt._replace(tokens=prompt.tokens.copy())
+    block_ids = tuple(read_only(blocks) for blocks in _PrefixMatch(state, prompt).run())
+    num_free = tuple(
+        state.loops.count_free(group.pool.arrays, blocks) for group, blocks in zip(state.groups, block_ids, strict=True)
+    )
+    return PrefixHit(state, prompt, len(block_ids[0]) * state.groups[0].block_size, block_ids, num_free)
+
+
+def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
+    """Match where one group is all there is, and keeps whole prefixes: one walk tells everything."""
+    block_size = group.block_size
+    most = (len(prompt.tokens) - 1) // block_size
+    found = np.empty(most, np.int32)
+    num_hits, _, num_free = state.loops.match_chain(
+        group.pool.arrays,
+        group.arrays,
+        prompt.tokens,
+        extra_ids_of(state, prompt, block_size, most),
+        state.extra_keys.arrays,
+        prompt.digests,
+        found,
+    )
+    found.flags.writeable = False
+    return PrefixHit(state, prompt, num_hits * block_size, (found[:num_hits],), (num_free,))
+
+
+def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:
+    """Take an earlier answer if there is one and it still holds, else match.
+
+    Raises:
+        ConfigurationError, TokenError: the answer is that to another question.
+    """
+    if answer is None:
+        return match_prompt(state, prompt)
+    if not isinstance(answer, PrefixHit):
+        raise ConfigurationError(f"match must be what BlockSpace.match returned, got {answer!r}")
+    return answer if answer.still_holds(state, prompt) else match_prompt(state, prompt)
+
+
+class _PrefixMatch:
+    """One prompt against all groups; keeps chains and digests while it looks.
+
+    Attributes:
+        _chains: blocks that hit, for each group that keeps whole prefixes.
+        _compute_from: first position that a pending hit would have to compute if its computer left.
+    """
+
+    def __init__(self, state: SpaceState, prompt: Prompt) -> None:
+        self._state = state
+        self._prompt = prompt
+        self._extra_ids = [
+            extra_ids_of(state, prompt, lane[0].block_size, len(prompt.tokens) // lane[0].block_size)
+            for lane in state.lanes
+        ]
+        self._chains: dict[int, Int32Array] = {}
+        self._compute_from = len(prompt.tokens)
+
+    def run(self) -> list[Int32Array]:
+        limit = self._follow_chains(len(self._prompt.tokens) - 1)
+        if len(self._chains) == len(self._state.groups):
+            chains = self._chains_up_to(limit)
+            if self._has_settled_behind_pending(chains):
+                return self._chains_up_to(self._align(self._compute_from))
+            return chains
+        digests = self._lane_digests(limit)
+        while True:
+            length = self._agree(digests, limit)
+            blocks = self._hold(digests, length)
+            if blocks is not None and not self._has_settled_behind_pending(blocks):
+                return blocks
+            limit = self._compute_from  # the pending part cannot be held whole: do without it
+
+    def _chains_up_to(self, limit: int) -> list[Int32Array]:
+        return [self._chains[group.index][: limit // group.block_size] for group in self._state.groups]
+
+    def _has_settled_behind_pending(self, blocks: list[Int32Array]) -> bool:
+        """Tell whether a settled block reaches beyond the first position that is still to be computed.
+
+        Whoever takes the computation over would write it again, and a failing step would leave it undefined for all who
+        hold it.
+        """
+        start, open_step = self._compute_from, self._state.open_step
+        for group, held in zip(self._state.groups, blocks, strict=True):
+            behind = held[start // group.block_size :]
+            if (group.pool.arrays.records[behind[behind != NULL_BLOCK], PENDING_STEP] != open_step).any():
+                return True
+        return False
+
+    def _follow_chains(self, limit: int) -> int:
+        """Follow the prompt where whole prefixes are kept; return the length that these groups can serve."""
+        groups = [group for group in self._state.groups if group.keeps_whole_prefix]
+        for group in groups:
+            found = np.empty(limit // group.block_size, np.int32)
+            num_hits, num_settled, _ = self._state.loops.match_chain(
+                group.pool.arrays,
+                group.arrays,
+                self._prompt.tokens,
+                self._extra_ids[group.lane],
+                self._state.extra_keys.arrays,
+                self._prompt.digests,
+                found,
+            )
+            self._chains[group.index] = found[:num_hits]
+            limit = num_hits * group.block_size
+            self._compute_from = min(self._compute_from, num_settled * group.block_size)
+        return self._align(limit)
+
+    def _align(self, length: int) -> int:
+        """Lower a length to a block boundary of every group that keeps whole prefixes."""
+        sizes = [group.block_size for group in self._state.groups if group.index in self._chains]
+        return length // math.lcm(*sizes) * math.lcm(*sizes)
+
+    def _lane_digests(self, limit: int) -> list[Uint32Array]:
+        """Digests of the blocks below ``limit`` in lanes that look blocks up; read off a chain where one hit."""
+        digests = []
+        for lane, extra_ids in zip(self._state.lanes, self._extra_ids, strict=True):
+            whole = next((group for group in lane if group.index in self._chains), None)
+            unknown = np.flatnonzero(extra_ids == UNKNOWN_KEY)
+            num_blocks = min([limit // lane[0].block_size, *unknown[:1].tolist()])
+            if all(group.keeps_whole_prefix for group in lane):
+                digests.append(NO_DIGESTS)
+            elif whole is not None:
+                digests.append(whole.pool.arrays.digests[self._chains[whole.index][:num_blocks]])
+            else:
+                out = np.empty((num_blocks, 8), np.uint32)
+                keys = self._state.extra_keys.arrays
+                digest_prompt(self._prompt.tokens, lane[0].block_size, num_blocks, extra_ids, keys, out)
+                digests.append(out)
+        return digests
+
+    def _agree(self, digests: list[Uint32Array], limit: int) -> int:
+        """Lower the length until every group can serve it."""
+        length = self._align(limit)
+        while True:
+            before = length
+            for group in self._looked_up_groups():
+                known = min(length, len(digests[group.lane]) * group.block_size)
+                length = self._state.loops.longest_servable(*self._lookup(group, digests), known)
+            length = self._align(length)
+            if length == before:
+                return length
+
+    def _hold(self, digests: list[Uint32Array], length: int) -> list[Int32Array] | None:
+        """Collect every group's blocks, with those that computing the pending part takes; None if one is gone."""
+        loops = self._state.loops
+        compute_from = length
+        while True:
+            wanted = min(compute_from, self._compute_from)
+            blocks = [
+                self._chains.get(group.index, NO_IDS)[: length // group.block_size] for group in self._state.groups
+            ]
+            for group in self._looked_up_groups():
+                out = np.empty(length // group.block_size, np.int32)
+                lookup = self._lookup(group, digests)
+                if loops.missing_block(*lookup, length, wanted) >= 0:
+                    self._compute_from = wanted
+                    return None
+                num_settled = loops.collect_servable(*lookup, length, wanted, out)
+                compute_from = min(compute_from, num_settled * group.block_size)
+                blocks[group.index] = out
+            if min(compute_from, wanted) == wanted:
+                self._compute_from = wanted
+                return blocks
+
+    def _looked_up_groups(self) -> list[Group]:
+        return [group for group in self._state.groups if group.index not in self._chains]
+
+    def _lookup(self, group: Group, digests: list[Uint32Array]) -> _Lookup:
+        return (
+            group.pool.arrays,
+            group.arrays,
+            self._prompt.tokens,
+            self._extra_ids[group.lane],
+            digests[group.lane],
+        )

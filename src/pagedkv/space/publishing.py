@@ -1,0 +1,71 @@
+"""Giving names to what rows complete, across groups: extra keys, digests once a lane, then publication."""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.keys import RequestKeys
+from pagedkv.pool.block_keys import keys_of_blocks
+from pagedkv.pool.blocks import EXTRA, NULL_BLOCK
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.tables.digesting import copy_new_digests
+from pagedkv.tables.publishing import NUM_DUPLICATE_FIELDS
+from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_DIGESTED
+
+__all__ = ["publish", "tag_blocks"]
+
+NO_ENDS: Final = (np.zeros(0, np.int32), np.zeros((0, 8), np.uint32))
+
+
+def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Digest and publish every full block of accepted tokens that these rows have completed."""
+    if not state.config.prefix_caching:
+        return
+    ends = [_chain_ends(state, lane[0]) for lane in state.lanes]
+    for chains, lane in zip(state.chains, state.lanes, strict=True):
+        first = lane[0]
+        state.loops.digest_new_blocks(*first.view, batch, chains, state.extra_keys.arrays)
+        for group in lane[1:]:
+            copy_new_digests(first.pool.arrays, first.arrays, *group.view, batch)
+    for group in state.groups:
+        num_blocks = state.loops.count_unpublished(group.arrays, state.rows, batch)
+        found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
+        num_found = state.loops.publish_new_blocks(*group.view, batch, state.serials, found, *ends[group.lane])
+        if num_found:
+            ledger.duplicates[group.index].append(found[:num_found])
+
+
+def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Array]:
+    """Tell how many blocks of each row are digested, and the digest of the last: what events say of a first child."""
+    if not state.config.events:
+        return NO_ENDS
+    at = int(group.arrays.parameters[AT])
+    return state.rows[:, at + NUM_DIGESTED].copy(), state.chains[group.lane].copy()
+
+
+def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
+    """Note the extra keys of a row's blocks that are not digested yet."""
+    _sweep_keys(state)
+    for group in state.groups:
+        at = int(group.arrays.parameters[AT])
+        first, stop = int(state.rows[row, at + NUM_DIGESTED]), int(state.rows[row, at + NUM_BLOCKS])
+        encodings = keys_of_blocks(keys, state.weights_epoch, group.block_size, first, stop)
+        if encodings:
+            blocks = group.arrays.table[row, list(encodings)]
+            ids = np.array(state.extra_keys.intern_all(list(encodings.values())), np.int32)
+            is_held = blocks != NULL_BLOCK
+            group.pool.arrays.records[blocks[is_held], EXTRA] = ids[is_held]
+
+
+def _sweep_keys(state: SpaceState) -> None:
+    """Forget the extra keys that no block carries any more, once there are many."""
+    if len(state.extra_keys) < state.keys_before_sweep:
+        return
+    is_used = np.zeros(state.extra_keys.num_ids, np.bool_)
+    for pool in state.all_pools:
+        is_used[pool.arrays.records[:, EXTRA]] = True
+    used = np.flatnonzero(is_used).tolist()
+    state.extra_keys.retain(used)
+    state.keys_before_sweep = max(state.keys_before_sweep, 2 * len(state.extra_keys))

@@ -1,0 +1,233 @@
+"""Preempting by swapping: sequences move to the host pools and back, as planned copies.
+
+Content that the other side holds already is shared there, not copied: what a swapped-out prefix left in the device's
+prefix cache, and what another sequence has brought to the host. Host blocks keep their names until they are evicted.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.arguments import as_counts
+from pagedkv.arrays import Int32Array
+from pagedkv.errors import NoHostPoolError, SequenceError, TokenError
+from pagedkv.plan import BlockMoves, Shortage
+from pagedkv.pool.block_pool import BlockPool
+from pagedkv.space.admission import kept_free
+from pagedkv.space.pending import hand_over, stop_relying
+from pagedkv.space.publishing import publish
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.spec import AllocStatus, RecurrentState
+from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED, blocks_for
+from pagedkv.tables.swapping import arrive, claim_twins, move_rows, name_moved, survey
+
+__all__ = ["as_next_counts", "swap_in", "swap_in_status", "swap_out", "swap_out_status"]
+
+PoolOf = Callable[[Group], BlockPool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """What moving a batch takes, by pool name.
+
+    Args:
+        num_taken: free blocks of the destination; num_distinct: blocks that would be taken if nothing were there.
+        moved_to: where each block of a source pool goes, as :func:`~pagedkv.tables.swapping.survey` notes it.
+    """
+
+    num_taken: dict[str, int]
+    num_distinct: dict[str, int]
+    moved_to: dict[str, Int32Array]
+
+
+def _survey(state: SpaceState, batch: Int32Array, source_of: PoolOf, destination_of: PoolOf) -> _Survey:
+    found = _Survey(dict.fromkeys(state.pools, 0), dict.fromkeys(state.pools, 0), {})
+    claimed: dict[str, Int32Array] = {}
+    for group in state.groups:
+        name, source, destination = group.pool.name, source_of(group), destination_of(group)
+        num_taken, num_distinct = survey(
+            source.arrays,
+            destination.arrays,
+            group.arrays,
+            state.rows,
+            batch,
+            found.moved_to.setdefault(name, np.zeros(source.num_blocks, np.int32)),
+            claimed.setdefault(name, np.zeros(destination.num_blocks, np.int32)),
+        )
+        found.num_taken[name] += num_taken
+        found.num_distinct[name] += num_distinct
+    return found
+
+
+def _device_pool(group: Group) -> BlockPool:
+    return group.pool
+
+
+def _host_pool(group: Group) -> BlockPool:
+    if group.host_pool is None:
+        raise NoHostPoolError(
+            f"group {group.index} draws from pool {group.pool.name!r}, which has no host pool: set num_host_blocks"
+        )
+    return group.host_pool
+
+
+def _is_written(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> bool:
+    """Tell whether the open plan writes, before the forward pass, a block of these rows."""
+    if not ledger.has_device_writes:
+        return False
+    for group in state.groups:
+        for row in batch.tolist():
+            num_blocks = blocks_for(int(state.rows[row, NUM_TOKENS]), group.block_size)
+            if ledger.is_written(group.pool.name, group.arrays.table[row, :num_blocks].tolist()):
+                return True
+    return False
+
+
+def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> AllocStatus:
+    """Tell whether the host pools can take these running rows. Changes nothing."""
+    if any(group.host_pool is None for group in state.groups):
+        return AllocStatus.NEVER
+    found = _survey(state, batch, _device_pool, _host_pool)
+    if any(count > state.host_pools[name].num_usable for name, count in found.num_distinct.items()):
+        return AllocStatus.NEVER
+    if _is_written(state, ledger, batch):
+        return AllocStatus.LATER
+    fits = all(count <= state.host_pools[name].num_free for name, count in found.num_taken.items())
+    return AllocStatus.OK if fits else AllocStatus.LATER
+
+
+def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int) -> tuple[BlockMoves, ...] | Shortage:
+    """Move running rows to the host pools; their device blocks go back when the plan is acknowledged."""
+    for group in state.groups:
+        _host_pool(group)
+    if _is_written(state, ledger, batch):
+        raise SequenceError(
+            f"rows {batch.tolist()} hold blocks that the open plan copies or swaps in: plan the step first"
+        )
+    found = _survey(state, batch, _device_pool, _host_pool)
+    for name, count in found.num_taken.items():
+        if count > state.host_pools[name].num_free:
+            return Shortage(f"{name} (host)", count, state.host_pools[name].num_free)
+    state.is_changing = True
+    for row in batch.tolist():
+        hand_over(state, row, mark)
+        stop_relying(state, row)
+    moves = _move(state, batch, found, _device_pool, _host_pool)
+    state.rows[batch, STATUS] = SWAPPED
+    for name, pairs in moves.items():
+        ledger.add_swaps_out(name, pairs)
+    if state.config.prefix_caching:
+        for group in state.groups:
+            name_moved(_host_pool(group).arrays, group.arrays, state.rows, batch)
+    answer = _as_block_moves(moves)
+    state.is_changing = False
+    return answer
+
+
+def as_next_counts(
+    state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | None, num_lookahead: int
+) -> Int32Array:
+    """Check how many tokens rows are to take next; None means one each, where ``max_tokens`` leaves room for it.
+
+    Raises:
+        TokenError: counts that are not integers, not one for each row, negative, or beyond ``max_tokens``.
+    """
+    room: Int32Array = state.config.max_tokens - state.rows[batch, NUM_TOKENS]
+    if counts is None:
+        return np.minimum(room, 1).astype(np.int32)
+    wanted = as_counts(counts, len(batch), "counts")
+    if (wanted < 0).any() or (wanted + num_lookahead > room).any():
+        raise TokenError(
+            f"counts must be at least 0 and leave room for {num_lookahead} lookahead slots within max_tokens = "
+            f"{state.config.max_tokens}, got {wanted.tolist()}; the rows have room for {room.tolist()} more tokens"
+        )
+    return wanted.astype(np.int32)
+
+
+def swap_in_status(state: SpaceState, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> AllocStatus:
+    """Tell whether the device pools can take these swapped-out rows back, and what they write next.
+
+    Changes nothing.
+    """
+    found = _survey(state, batch, _host_pool, _device_pool)
+    growth = dict.fromkeys(state.pools, 0)
+    for group in state.groups:
+        growth[group.pool.name] += _num_grown(state, group, batch, counts, num_lookahead)
+    if any(count + growth[name] > state.pools[name].num_usable for name, count in found.num_distinct.items()):
+        return AllocStatus.NEVER
+    for name, count in found.num_taken.items():
+        if count + growth[name] > state.pools[name].num_free - kept_free(state, state.pools[name]):
+            return AllocStatus.LATER
+    return AllocStatus.OK
+
+
+def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> int:
+    """Count the blocks that rows take beyond those that they bring: new ones, and copies on write among them.
+
+    Of the rows that share a partly filled block, all that write it copy it, but for the last one that holds it.
+    """
+    reserve = 0 if isinstance(group.spec, RecurrentState) else num_lookahead
+    holders: Counter[int] = Counter()
+    writers: Counter[int] = Counter()
+    num_new = 0
+    for row, num_tokens, count in zip(
+        batch.tolist(), state.rows[batch, NUM_TOKENS].tolist(), counts.tolist(), strict=True
+    ):
+        num_new += blocks_for(num_tokens + count + reserve, group.block_size) - blocks_for(num_tokens, group.block_size)
+        if num_tokens % group.block_size:
+            block = int(group.arrays.table[row, num_tokens // group.block_size])
+            holders[block] += 1
+            writers[block] += count + reserve > 0
+    return num_new + sum(min(num_writers, holders[block] - 1) for block, num_writers in writers.items())
+
+
+def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[BlockMoves, ...] | Shortage:
+    """Move swapped-out rows back; their host blocks go back when the plan is acknowledged."""
+    found = _survey(state, batch, _host_pool, _device_pool)
+    for name, count in found.num_taken.items():
+        if count > state.pools[name].num_free:
+            return Shortage(name, count, state.pools[name].num_free)
+    state.is_changing = True
+    moves = _move(state, batch, found, _host_pool, _device_pool)
+    state.rows[batch, STATUS] = RUNNING
+    for group in state.groups:
+        arrive(*group.view, batch)
+    for name, pairs in moves.items():
+        ledger.add_swaps_in(name, pairs)
+    publish(state, ledger, batch)
+    answer = _as_block_moves(moves)
+    state.is_changing = False
+    return answer
+
+
+def _move(
+    state: SpaceState, batch: Int32Array, found: _Survey, source_of: PoolOf, destination_of: PoolOf
+) -> dict[str, Int32Array]:
+    """Move all groups' blocks as surveyed; return the pairs (source, destination) by pool name."""
+    for name, pool in {group.pool.name: destination_of(group) for group in state.groups}.items():
+        claim_twins(pool.arrays, found.moved_to[name])
+    pairs: dict[str, list[Int32Array]] = {}
+    for group in state.groups:
+        source, destination = source_of(group), destination_of(group)
+        scratch = np.empty((min(source.num_blocks, destination.num_blocks), 2), np.int32)
+        num_moves = move_rows(
+            source.arrays,
+            destination.arrays,
+            group.arrays,
+            state.rows,
+            batch,
+            found.moved_to[group.pool.name],
+            scratch,
+        )
+        pairs.setdefault(group.pool.name, []).append(scratch[:num_moves])
+    return {name: np.concatenate(parts) for name, parts in pairs.items()}
+
+
+def _as_block_moves(moves: dict[str, Int32Array]) -> tuple[BlockMoves, ...]:
+    return tuple(
+        BlockMoves(name, pairs[:, 0].copy(), pairs[:, 1].copy()) for name, pairs in moves.items() if len(pairs)
+    )

@@ -1,0 +1,80 @@
+"""Rolling batches of rows back: drafts rejected, slots given back, and what remains accepted and published."""
+
+from typing import NoReturn
+
+from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
+from pagedkv.errors import SharedPrefixError, TruncationError
+from pagedkv.space.publishing import publish
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.tables.rows import FROZEN, NUM_TOKENS
+from pagedkv.tables.truncating import CONTENT_GONE, SHARED, STATE_ADVANCED, obstacle, rewind_chains
+
+__all__ = ["truncate"]
+
+
+def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: Int64Array) -> None:
+    """Roll rows back to given lengths and accept what remains.
+
+    Raises:
+        TruncationError: a length outside ``[1, num_tokens]``, or content that is gone.
+        SharedPrefixError: another sequence or a ticket holds the blocks; nothing was changed.
+    """
+    _require_truncation(state, batch, lengths)
+    state.is_changing = True
+    any_full = _shrink(state, batch, lengths)
+    state.loops.accept(state.rows, batch, lengths)
+    if ledger.in_flight:
+        ledger.lower_ends(state.rows[:, NUM_TOKENS])
+    if any_full:
+        publish(state, ledger, batch)
+    state.is_changing = False
+
+
+def _require_truncation(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:
+    places = [state.loops.first_unfit_length(*group.view, batch, lengths) for group in state.groups]
+    if max(places) < 0:
+        return
+    place = min(place for place in places if place >= 0)
+    row, length, num_tokens = int(batch[place]), int(lengths[place]), int(state.rows[batch[place], NUM_TOKENS])
+    if not 1 <= length <= num_tokens:
+        raise TruncationError(f"row {row} has {num_tokens} tokens: it cannot be rolled back to {length}")
+    group = state.groups[places.index(place)]
+    code = obstacle(*group.view, row, length)
+    holders = "other sequences or tickets hold" if state.held else "other sequences hold"
+    _refuse(group, f"row {row} cannot be rolled back from {num_tokens} to {length} tokens", length, holders, code)
+
+
+def _refuse(group: Group, what: str, length: int, holders: str, code: int) -> NoReturn:
+    if code == SHARED:
+        raise SharedPrefixError(f"{what}: {holders} its blocks of group {group.index} beyond {length}")
+    if code == CONTENT_GONE:
+        raise TruncationError(
+            f"{what}: group {group.index} has released what position {length} reads; free it and allocate again"
+        )
+    assert code == STATE_ADVANCED
+    raise TruncationError(
+        f"{what}: the recurrent state of group {group.index} is past that and {length} is no checkpoint "
+        f"(every {group.block_size} tokens); free it and allocate again"
+    )
+
+
+def _shrink(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> bool:
+    """Let every group give back what is beyond the lengths; tell whether a full block waits for its digest."""
+    any_full = False
+    for chains, lane in zip(state.chains, state.lanes, strict=True):
+        num_rewound = 0
+        for group in lane:  # all of them have digested the same blocks
+            num_rewound, fills = state.loops.shrink(*group.view, batch, lengths, state.row_scratch)
+            any_full |= fills
+        if num_rewound:
+            _rewind_chains(state, lane, chains, state.row_scratch[:num_rewound])
+    return any_full
+
+
+def _rewind_chains(state: SpaceState, lane: tuple[Group, ...], chains: Uint32Array, rewound: Int32Array) -> None:
+    """Continue the digest chains of rewound rows behind the blocks that they still have, in whichever group."""
+    for group in lane:
+        num_missing = rewind_chains(*group.view, rewound, chains)
+        rewound = rewound[:num_missing]
+    state.rows[rewound, FROZEN] = 1  # the digest that their next blocks would continue is gone

@@ -1,0 +1,39 @@
+"""Forking: new rows that share every block of another one."""
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled
+from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT, PoolArrays
+from pagedkv.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    FIRST_BLOCK,
+    NUM_BLOCKS,
+    NUM_DIGESTED,
+    NUM_PUBLISHED,
+    NUM_TOKENS,
+    TAIL,
+    TAIL_LIFE,
+    GroupArrays,
+    blocks_for,
+    note_change,
+)
+
+__all__ = ["fork_row"]
+
+
+@compiled
+def fork_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int, children: Int32Array) -> None:
+    """Let new rows share every block of ``parent`` that has content. The common columns are the caller's."""
+    at = group.parameters[AT]
+    num_blocks = blocks_for(rows[parent, NUM_TOKENS], group.parameters[BLOCK_SIZE])
+    for index in range(num_blocks):
+        block = group.table[parent, index]
+        if block != NULL_BLOCK:
+            pool.records[block, REF_COUNT] += len(children)
+    for child in children:
+        for index in range(num_blocks):
+            group.table[child, index] = group.table[parent, index]
+        for column in (FIRST_BLOCK, NUM_DIGESTED, NUM_PUBLISHED, TAIL, TAIL_LIFE):
+            rows[child, at + column] = rows[parent, at + column]
+        rows[child, at + NUM_BLOCKS] = num_blocks
+        note_change(rows, child, at, 0, num_blocks)

@@ -1,0 +1,261 @@
+"""Growing: tokens and table entries for whole batches of rows at a time, copies on write among them.
+
+Writes the entries of the tables and the columns of :mod:`~pagedkv.tables.rows` that count them. Decides nothing
+about scarcity: callers ask :func:`count_growth` and :func:`count_copies` (questions, exact) and only then
+:func:`grow`.
+
+A row of a table, here a sliding window with one sink block::
+
+    logical   0      1     2     3      4      5      6      7
+            [sink] [null][null][null][block][block][block][----]
+                                     ^FIRST_BLOCK          ^NUM_BLOCKS
+"""
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.pool.block_pool import acquire, release
+from pagedkv.pool.blocks import EXTRA, HOLD_STEP, IN_USE, OPEN_STEP, PENDING_STEP, QUEUE, REF_COUNT, PoolArrays
+from pagedkv.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    CACHING,
+    KIND,
+    LAST_STEP,
+    MARK,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DIGESTED,
+    NUM_TOKENS,
+    RECURRENT,
+    RUNNING,
+    STATUS,
+    GroupArrays,
+    blocks_for,
+    is_ascending,
+    note_change,
+    touch,
+)
+
+__all__ = ["count_copies", "count_growth", "first_unfit_growth", "grow"]
+
+
+@inlined
+def slots_to_reserve(group: GroupArrays, num_lookahead: int) -> int:
+    """Slots that a group reserves beyond a row's tokens: a recurrent state, which has one for all of them, none."""
+    return 0 if group.parameters[KIND] == RECURRENT else num_lookahead
+
+
+@inlined
+def writes_shared_block(pool: PoolArrays, group: GroupArrays, row: int, num_tokens: int) -> bool:
+    """Tell whether the next token, or a slot reserved for it, goes into a partly filled block that others hold too."""
+    block_size = group.parameters[BLOCK_SIZE]
+    if num_tokens % block_size == 0:
+        return False
+    return bool(pool.records[group.table[row, num_tokens // block_size], REF_COUNT] > 1)
+
+
+@compiled
+def count_growth(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    growth: Int32Array,
+    num_lookahead: int,
+    shared: Int32Array,
+) -> tuple[int, int]:
+    """Count the new blocks that :func:`grow` would take, and the rows that write a shared, partly filled block.
+
+    Not all of these rows copy their block: one that is left alone with it does not (:func:`count_copies`).
+
+    Args:
+        shared: int32 ``[rows]``; gets the shared block of each such row.
+    """
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    reserve = slots_to_reserve(group, num_lookahead)
+    num_new = 0
+    num_writers = 0
+    for place in range(len(batch)):
+        row = batch[place]
+        num_tokens = rows[row, NUM_TOKENS]
+        if growth[place] + reserve > 0 and writes_shared_block(pool, group, row, num_tokens):
+            shared[num_writers] = group.table[row, num_tokens // block_size]
+            num_writers += 1
+        wanted = blocks_for(num_tokens + growth[place] + reserve, block_size)
+        num_new += max(0, wanted - rows[row, at + NUM_BLOCKS])
+    return num_new, num_writers
+
+
+def count_copies(pool: PoolArrays, shared: Int32Array) -> int:
+    """Count the copies on write of rows that write these shared blocks: all copy but the last one to hold a block."""
+    blocks, num_writers = np.unique(shared, return_counts=True)
+    return int(np.minimum(num_writers, pool.records[blocks, REF_COUNT] - 1).sum())
+
+
+@compiled
+def grow(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    starts: Int32Array,
+    growth: Int32Array,
+    tokens: Int32Array,
+    num_lookahead: int,
+    copies: Int32Array,
+    num_draft: int,
+) -> tuple[int, int]:
+    """Give each row of a batch the blocks for its next tokens and lookahead slots, and write the tokens down.
+
+    The free blocks suffice: the caller has asked. Every group sets the rows' numbers of tokens, to the same.
+
+    Args:
+        starts: int32 ``[rows]``, the tokens that each row had before any group grew.
+        copies: int32 ``[rows, 2]``; ``copies[i]`` becomes (source, destination) of a copy on write.
+        num_draft: trailing tokens of each row that are guesses; all before become certain.
+
+    Returns the number of copies on write, and 1 if a full block of certain tokens waits for its digest, else 0.
+    """
+    reserve = slots_to_reserve(group, num_lookahead)
+    block_size = group.parameters[BLOCK_SIZE]
+    caching = group.parameters[CACHING]
+    open_step = pool.counts[OPEN_STEP]
+    # Unsigned indices: signed ones are guarded against being negative, 9.1 us instead of 6.7 for 1,024 rows.
+    num_blocks_column = unsigned(group.parameters[AT] + NUM_BLOCKS)
+    num_digested_column = unsigned(group.parameters[AT] + NUM_DIGESTED)
+    num_copies = 0
+    next_token = 0
+    any_full = 0
+    for place in range(len(batch)):
+        row = unsigned(batch[place])
+        count = growth[place]
+        start = starts[place]
+        end = start + count
+        entry = unsigned(start // block_size)
+        offset = start % block_size
+        block = unsigned(group.table[row, entry])
+        if offset > 0 and pool.records[block, REF_COUNT] > 1 and count + reserve > 0:
+            block = copy_on_write(pool, group, rows, row, entry, copies, num_copies)
+            num_copies += 1
+        if end + reserve > rows[row, num_blocks_column] * block_size:
+            extend_row(pool, group, rows, row, end + reserve)
+            block = unsigned(group.table[row, entry])
+        if count == 1:  # the general loop takes 2 us more for 1,024 rows
+            pool.records[block, PENDING_STEP] = open_step
+            if caching:
+                pool.tokens[block, unsigned(offset)] = tokens[next_token]
+        else:
+            write_tokens(pool, group, row, start // block_size, offset, tokens, next_token, count)
+        next_token += count
+        if count > 0:
+            if end - num_draft >= (rows[row, num_digested_column] + 1) * block_size:
+                any_full = 1
+            rows[row, NUM_TOKENS] = end
+            rows[row, NUM_ACCEPTED] = end - num_draft
+            touch(rows, row)
+    return num_copies, any_full
+
+
+@compiled
+def write_tokens(
+    pool: PoolArrays,
+    group: GroupArrays,
+    row: int,
+    index: int,
+    offset: int,
+    tokens: Int32Array,
+    first_token: int,
+    num_tokens: int,
+) -> None:
+    """Note a run of tokens in a row's blocks, from slot ``offset`` of logical block ``index`` on.
+
+    It is content that the open step will compute.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    open_step = pool.counts[OPEN_STEP]
+    next_token = first_token
+    end = first_token + num_tokens
+    while next_token < end:
+        block = unsigned(group.table[row, index])
+        pool.records[block, PENDING_STEP] = open_step
+        num_written = min(end - next_token, block_size - offset)
+        if group.parameters[CACHING]:
+            for slot in range(num_written):
+                pool.tokens[block, offset + slot] = tokens[next_token + slot]
+        next_token += num_written
+        index += 1
+        offset = 0
+
+
+@compiled
+def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, num_slots: int) -> None:
+    """Give a row new blocks for so many slots in all."""
+    at = group.parameters[AT]
+    held = rows[row, at + NUM_BLOCKS]
+    wanted = blocks_for(num_slots, group.parameters[BLOCK_SIZE])
+    for index in range(held, wanted):
+        group.table[row, index] = acquire(pool)
+    rows[row, at + NUM_BLOCKS] = wanted
+    note_change(rows, row, at, held, wanted)
+
+
+@compiled
+def copy_on_write(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, entry: int, copies: Int32Array, num_copies: int
+) -> int:
+    """Replace a row's reference to a shared, partly filled block by a copy, and return it.
+
+    The open step's plan touches both.
+    """
+    index = int(entry)
+    shared = group.table[row, index]
+    own = acquire(pool)
+    pool.records[own, EXTRA] = pool.records[shared, EXTRA]
+    pool.records[own, PENDING_STEP] = pool.records[shared, PENDING_STEP]
+    pool.records[own, QUEUE] = IN_USE
+    for slot in range(pool.tokens.shape[1]):
+        pool.tokens[own, slot] = pool.tokens[shared, slot]
+    pool.records[own, HOLD_STEP] = pool.counts[OPEN_STEP]
+    pool.records[shared, HOLD_STEP] = pool.counts[OPEN_STEP]
+    release(pool, shared, rows[row, LAST_STEP])
+    group.table[row, index] = own
+    note_change(rows, row, group.parameters[AT], index, index + 1)
+    copies[num_copies, 0] = shared
+    copies[num_copies, 1] = own
+    return own
+
+
+@compiled
+def first_unfit_growth(
+    rows: Int32Array,
+    batch: Int32Array,
+    growth: Int32Array,
+    num_draft: int,
+    most_tokens: int,
+    mark: int,
+    starts: Int32Array,
+) -> int:
+    """Name the first place in a batch whose row cannot grow, or -1.
+
+    It is not running (see :func:`first_unfit_row`), would exceed ``most_tokens``, or gets fewer tokens than drafts.
+
+    Args:
+        starts: int32 ``[rows]``; gets the tokens that each row has.
+    """
+    ascends = is_ascending(batch)  # so no row comes twice; marking all took 0.6 us of 1.9 for 1,024 rows
+    for place in range(len(batch)):
+        row = batch[place]
+        if row < 0 or row >= len(rows) or rows[row, STATUS] != RUNNING:
+            return place
+        if not ascends:
+            if rows[row, MARK] == mark:
+                return place
+            rows[row, MARK] = mark
+        num_tokens = rows[row, NUM_TOKENS]
+        if growth[place] < num_draft or num_tokens + growth[place] > most_tokens:
+            return place
+        starts[place] = num_tokens
+    return -1

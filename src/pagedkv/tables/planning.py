@@ -1,0 +1,166 @@
+"""Closing a step: which positions it computes, which table entries the device must learn, what aborting undoes.
+
+What a plan says is written straight into its buffer (:mod:`pagedkv.plan_buffer`), one part behind the other.
+"""
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.plan_buffer import ALIGNMENT, HEADER_WORDS, LENGTH, LINE_WORDS, NUM_WORDS, OFFSET
+from pagedkv.pool.blocks import IN_USE, NEW, QUEUE, PoolArrays
+from pagedkv.tables.rows import (
+    AT,
+    DIRTY_FROM,
+    DIRTY_TO,
+    LAST_STEP,
+    NUM_COMMON,
+    NUM_PER_GROUP,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    TOUCHED,
+    GroupArrays,
+)
+
+__all__ = ["collect_new", "collect_ranges", "collect_touched", "collect_writes"]
+
+
+@inlined
+def place_part(buffer: Int32Array, line: int, num_arrays: int, length: int) -> int:
+    """Put a part at the end of a plan's buffer; return where its first array begins.
+
+    The caller writes the arrays; what fills them up is zero already.
+    """
+    offset = int(buffer[NUM_WORDS])
+    entry = HEADER_WORDS + LINE_WORDS * line
+    stride = (length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    buffer[entry + OFFSET] = offset if length > 0 else 0
+    buffer[entry + LENGTH] = length
+    for place in range(num_arrays):
+        for word in range(offset + place * stride + length, offset + (place + 1) * stride):
+            buffer[word] = 0
+    buffer[NUM_WORDS] = offset + num_arrays * stride
+    return offset
+
+
+@compiled
+def collect_touched(rows: Int32Array, out: Int32Array, counts: Int32Array) -> tuple[int, int, int]:
+    """Empty the list of touched rows into the end of ``out``: those that run, in the order of touching, row 0 first.
+
+    Args:
+        counts: int32 ``[groups, 2]``; becomes, by group, the runs of table entries that changed, and the entries.
+
+    Returns how many rows there are, 1 if they ascend, else 0, and how many of them have positions to compute.
+    O(touched rows x groups).
+    """
+    counts[:] = 0
+    first = len(out)
+    num_ranges = 0
+    ascends = 1
+    newer = len(rows)
+    row = rows[0, TOUCHED] - 1
+    while True:
+        following = rows[row, TOUCHED] - 1
+        rows[row, TOUCHED] = 0
+        if rows[row, STATUS] == RUNNING:
+            first -= 1
+            out[first] = row
+            if row > newer:
+                ascends = 0
+            newer = row
+            num_ranges += rows[row, NUM_PLANNED] < rows[row, NUM_TOKENS]
+            for group in range(len(counts)):
+                at = NUM_COMMON + group * NUM_PER_GROUP
+                num_changed = rows[row, at + DIRTY_TO] - rows[row, at + DIRTY_FROM]
+                if num_changed > 0:
+                    counts[group, 0] += 1
+                    counts[group, 1] += num_changed
+                else:  # nothing to collect, but a rollback may have left an empty range
+                    rows[row, at + DIRTY_FROM] = 0
+                    rows[row, at + DIRTY_TO] = 0
+        if row == 0:
+            break
+        row = following
+    rows[0, TOUCHED] = 1
+    return len(out) - first, ascends, num_ranges
+
+
+@compiled
+def collect_ranges(
+    rows: Int32Array, touched: Int32Array, buffer: Int32Array, line: int, num_ranges: int, step: int, ends: Int32Array
+) -> int:
+    """Plan what is not planned yet: rows, starts and ends go into the plan's buffer; returns where the rows begin.
+
+    Args:
+        step: the open step, which becomes the last planned one of these rows.
+        ends: int32 ``[num_ranges]``; gets the ends once more, for the space to keep.
+    """
+    offset = place_part(buffer, line, 3, num_ranges)
+    stride = (num_ranges + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    place = offset
+    index = 0
+    for row in touched:
+        end = rows[row, NUM_TOKENS]
+        if rows[row, NUM_PLANNED] < end:
+            buffer[place] = row
+            buffer[place + stride] = rows[row, NUM_PLANNED]
+            buffer[place + 2 * stride] = end
+            ends[index] = end
+            rows[row, LAST_STEP] = step
+            rows[row, NUM_PLANNED] = end
+            place += 1
+            index += 1
+    return offset
+
+
+@compiled
+def collect_writes(
+    group: GroupArrays,
+    rows: Int32Array,
+    touched: Int32Array,
+    buffer: Int32Array,
+    line: int,
+    num_runs: int,
+    num_entries: int,
+) -> None:
+    """Write the changed entries into the plan's buffer: the runs, and in the next line their block ids."""
+    at = group.parameters[AT]
+    run = place_part(buffer, line, 3, num_runs)
+    entry = place_part(buffer, line + 1, 1, num_entries)
+    stride = (num_runs + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    for row in touched:
+        start = rows[row, at + DIRTY_FROM]
+        stop = rows[row, at + DIRTY_TO]
+        if stop > start:
+            buffer[run] = row
+            buffer[run + stride] = start
+            buffer[run + 2 * stride] = stop - start
+            for index in range(start, stop):
+                buffer[entry + index - start] = group.table[row, index]
+            run += 1
+            entry += stop - start
+        rows[row, at + DIRTY_FROM] = 0
+        rows[row, at + DIRTY_TO] = 0
+
+
+@compiled
+def collect_new(pool: PoolArrays, buffer: Int32Array, line: int, entries_line: int) -> None:
+    """Add the new blocks among a group's written entries to their pool's part, and count them as new no longer.
+
+    Every new block of a running row is there: whoever took it, or shares it since, noted the change of its table.
+    The part is the last so far, so that it can grow.
+    """
+    entry = HEADER_WORDS + LINE_WORDS * line
+    entries = HEADER_WORDS + LINE_WORDS * entries_line
+    length = buffer[entry + LENGTH]
+    if length > 0:
+        buffer[NUM_WORDS] = buffer[entry + OFFSET]
+    offset = buffer[NUM_WORDS]
+    first = buffer[entries + OFFSET]
+    for place in range(first, first + buffer[entries + LENGTH]):
+        block = buffer[place]
+        if pool.records[block, QUEUE] == NEW:
+            pool.records[block, QUEUE] = IN_USE
+            buffer[offset + length] = block
+            length += 1
+    place_part(buffer, line, 1, length)

@@ -1,0 +1,137 @@
+"""Making content findable: full blocks get their names, duplicates are noticed.
+
+Knows rows and names; decides which of two blocks with equal content carries the name. A hit on a
+group that keeps its whole prefix is verified by links from parent to child; groups whose prefix may be
+partly gone are verified by the digest chain, which pagedkv then computes itself.
+"""
+
+from typing import Final
+
+from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.pool.block_pool import drop_name
+from pagedkv.pool.blocks import EXTRA, LIFE, LOOKAHEAD, NULL_BLOCK, NUM_EVENTS, PARENT, PARENT_LIFE, PoolArrays
+from pagedkv.pool.prefix_index import find, name_block, note_ahead, tell_parent
+from pagedkv.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    FROZEN,
+    FULL,
+    KIND,
+    NAME_IN_POOL,
+    NUM_DIGESTED,
+    NUM_PUBLISHED,
+    TAIL,
+    TAIL_LIFE,
+    GroupArrays,
+)
+
+__all__ = ["NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks"]
+
+# Fields of a duplicate. Lives and the serial are noted, since blocks may have other content, and the row another
+# sequence, by the time it is merged (merging.py).
+ROW: Final = 0
+SERIAL: Final = 1
+INDEX: Final = 2  # logical block
+BLOCK: Final = 3
+BLOCK_LIFE: Final = 4
+CARRIER: Final = 5
+CARRIER_LIFE: Final = 6
+NUM_DUPLICATE_FIELDS: Final = 7
+
+
+@inlined
+def same_content(pool: PoolArrays, left: int, right: int, block_size: int) -> bool:
+    """Compare the tokens and extra keys of two full blocks."""
+    if pool.records[left, EXTRA] != pool.records[right, EXTRA]:
+        return False
+    difference = 0
+    for index in range(block_size):
+        difference |= pool.tokens[left, index] ^ pool.tokens[right, index]
+    return difference == 0
+
+
+@inlined
+def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int, parent_life: int) -> int:
+    """Name a block, or find the block that carries its name already; return the carrier."""
+    name = group.parameters[NAME_IN_POOL]
+    by_links = group.parameters[KIND] == FULL
+    other = find(pool, name, pool.digests[block])
+    if other == NULL_BLOCK:
+        name_block(pool, name, block, parent, parent_life)
+        return block
+    if not same_content(pool, other, block, group.parameters[BLOCK_SIZE]):
+        return block  # a forged digest: the newcomer stays unnamed, and nobody is handed the other's content
+    record = pool.records[other]
+    if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
+        return other
+    drop_name(pool, other)  # its own chain is broken, so nobody could have found it
+    name_block(pool, name, block, parent, parent_life)
+    return block
+
+
+@compiled
+def count_unpublished(group: GroupArrays, rows: Int32Array, batch: Int32Array) -> int:
+    """Count the digested blocks of a batch of rows that were not offered to the index yet."""
+    at = group.parameters[AT]
+    num_blocks = 0
+    for row in batch:
+        num_blocks += max(0, rows[row, at + NUM_DIGESTED] - rows[row, at + NUM_PUBLISHED])
+    return num_blocks
+
+
+@compiled
+def publish_new_blocks(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    serials: Int32Array,
+    duplicates: Int32Array,
+    digested: Int32Array,
+    chains: Uint32Array,
+) -> int:
+    """Publish every digested block of a batch of rows that was not yet; return the duplicates found.
+
+    A duplicate is a live block whose content another block is named for.
+
+    Args:
+        serials: int32 ``[max_sequences]``, which sequence each row serves.
+        duplicates: int32 ``[count_unpublished(...), NUM_DUPLICATE_FIELDS]``.
+        digested: int32 ``[max_sequences]``, how many blocks of each row were digested before those of now.
+        chains: uint32 ``[max_sequences, 8]``, the digest of the last of these; both are read where events are on only.
+    """
+    at = group.parameters[AT]
+    num_duplicates = 0
+    for row in batch:
+        if rows[row, FROZEN]:
+            continue
+        record = rows[row]
+        for index in range(record[at + NUM_PUBLISHED], record[at + NUM_DIGESTED]):
+            block = group.table[row, index]
+            record[at + NUM_PUBLISHED] = index + 1
+            if block == NULL_BLOCK:
+                continue
+            num_events = pool.counts[NUM_EVENTS]
+            carrier = publish_block(pool, group, block, record[at + TAIL], record[at + TAIL_LIFE])
+            if pool.counts[NUM_EVENTS] > num_events and index > 0:
+                previous = group.table[row, index - 1]
+                if previous != NULL_BLOCK:
+                    tell_parent(pool, pool.digests[previous])
+                elif index == digested[row]:
+                    tell_parent(pool, chains[row])
+            if group.parameters[KIND] == FULL and index >= LOOKAHEAD:
+                note_ahead(pool, group.table[row, index - LOOKAHEAD], carrier)
+            record[at + TAIL] = carrier
+            record[at + TAIL_LIFE] = pool.records[carrier, LIFE]
+            if carrier != block:
+                entry = duplicates[num_duplicates]
+                entry[ROW] = row
+                entry[SERIAL] = serials[row]
+                entry[INDEX] = index
+                entry[BLOCK] = block
+                entry[BLOCK_LIFE] = pool.records[block, LIFE]
+                entry[CARRIER] = carrier
+                entry[CARRIER_LIFE] = pool.records[carrier, LIFE]
+                num_duplicates += 1
+    return num_duplicates

@@ -1,0 +1,21 @@
+"""Giving all blocks of rows back."""
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled
+from pagedkv.pool.block_pool import release
+from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
+from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, GroupArrays
+
+__all__ = ["release_rows"]
+
+
+@compiled
+def release_rows(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
+    """Give back every block of a batch of rows, the tail of each sequence first."""
+    at = group.parameters[AT]
+    for row in batch:
+        for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
+            if group.table[row, index] != NULL_BLOCK:
+                release(pool, group.table[row, index], rows[row, LAST_STEP])
+                group.table[row, index] = NULL_BLOCK
+        rows[row, at + NUM_BLOCKS] = 0

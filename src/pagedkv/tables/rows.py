@@ -1,0 +1,216 @@
+"""What is known of each sequence: one row of small integers, the part of every group beside it.
+
+Owns the layout. With one group a row's record is one cache line::
+
+    | STATUS NUM_TOKENS NUM_ACCEPTED NUM_PLANNED LAST_STEP TOUCHED MARK FROZEN | group 0 | group 1 | ...
+
+``NUM_TOKENS`` tokens are known and have slots. Of these, ``NUM_ACCEPTED`` are certain (not drafts), and
+``NUM_PLANNED`` are computed or on their way in a planned step, by this sequence or, in shared blocks, by
+another one. Compiled loops take the group's first column (``at``) among the group's parameters.
+
+Rows that have something for the open plan are linked through ``TOUCHED``, so that a plan costs what changed: 0 says
+"not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, its beginning and its end::
+
+    row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.pool.blocks import PoolArrays, aligned_zeros
+from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
+
+__all__ = [
+    "GroupArrays",
+    "blocks_for",
+    "clear_rows",
+    "first_unfit_row",
+    "is_ascending",
+    "new_group_arrays",
+    "new_rows",
+    "note_change",
+    "rule_of",
+    "touch",
+]
+
+# Columns common to all groups.
+STATUS: Final = 0
+NUM_TOKENS: Final = 1
+NUM_ACCEPTED: Final = 2
+NUM_PLANNED: Final = 3
+LAST_STEP: Final = 4  # last planned step that computes something for the row
+TOUCHED: Final = 5  # has something for the open plan: a link to the row touched before, see :func:`touch`
+MARK: Final = 6  # number of the last batch that named the row: finds duplicates
+FROZEN: Final = 7  # publishes nothing any more (its content belongs to dropped weights, or its chain is lost)
+NUM_COMMON: Final = 8
+
+# Columns of each group, counted from its ``at``.
+NUM_BLOCKS: Final = 0  # entries of the table in use, null blocks included
+FIRST_BLOCK: Final = 1  # blocks below it are null, but for the sinks
+NUM_DIGESTED: Final = 2  # leading full blocks whose digest is known
+NUM_PUBLISHED: Final = 3  # leading full blocks that were offered to the prefix index
+TAIL: Final = 4  # the named block that carries the last published content, and its life then
+TAIL_LIFE: Final = 5
+DIRTY_FROM: Final = 6  # table entries changed since the last plan
+DIRTY_TO: Final = 7
+NUM_PER_GROUP: Final = 8
+
+# Values of STATUS; OCCUPIED asks for any but VACANT.
+OCCUPIED: Final = -1
+VACANT: Final = 0
+RUNNING: Final = 1
+SWAPPED: Final = 2
+LOST: Final = 3
+LOST_ON_HOST: Final = 4
+
+# Group parameters.
+NAME_IN_POOL: Final = 0  # 1 + index of the group: what NAME of its blocks says
+AT: Final = 1  # first column in the row
+BLOCK_SIZE: Final = 2
+KIND: Final = 3
+SPAN: Final = 4  # window or chunk, in tokens
+NUM_SINK_BLOCKS: Final = 5
+CACHING: Final = 6
+SHARES_IN_STEP: Final = 7  # blocks that the open step still computes may hit
+ENDS_HITS: Final = 8  # a hit needs the block before its end, even where the rule reads nothing before it
+NUM_PARAMETERS: Final = 9
+
+# Values of KIND.
+FULL: Final = 0
+WINDOW: Final = 1
+CHUNK: Final = 2
+RECURRENT: Final = 3
+
+CACHE_LINE_ENTRIES: Final = 16
+
+
+class GroupArrays(NamedTuple):
+    """The state of one group, as compiled loops take it.
+
+    Args:
+        table: int32 ``[max_sequences, at least width]``: logical block -> block id; the upload buffer itself.
+        parameters: int32 ``[NUM_PARAMETERS]``.
+    """
+
+    table: Int32Array
+    parameters: Int32Array
+
+
+class GroupView(NamedTuple):
+    """The state of the rows of one group: the first three arguments of most loops over them."""
+
+    pool: PoolArrays
+    group: GroupArrays
+    rows: Int32Array
+
+
+def new_rows(max_sequences: int, num_groups: int) -> Int32Array:
+    """Make vacant rows."""
+    rows = aligned_zeros(max_sequences, NUM_COMMON + num_groups * NUM_PER_GROUP)
+    rows[0, TOUCHED] = 1
+    return rows
+
+
+@inlined
+def touch(rows: Int32Array, row: int) -> None:
+    """Note that a row has something for the open plan."""
+    if rows[row, TOUCHED] == 0:
+        rows[row, TOUCHED] = rows[0, TOUCHED]
+        rows[0, TOUCHED] = row
+        rows[0, TOUCHED] += 1  # apart: Numba adds signed to unsigned as floats
+
+
+def rule_of(spec: GroupSpec) -> tuple[int, int]:
+    """Give a group's rule as compiled loops take it: its kind, and the span of its window or chunk, else 0."""
+    match spec:
+        case FullAttention():
+            return FULL, 0
+        case SlidingWindow():
+            return WINDOW, spec.window
+        case ChunkedLocal():
+            return CHUNK, spec.chunk_size
+        case RecurrentState():
+            return RECURRENT, 0
+
+
+def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
+    """Make the empty table and the parameters of one group of a configuration."""
+    spec, max_tokens, caching = config.groups[index], config.max_tokens, config.prefix_caching
+    kind, span = rule_of(spec)
+    is_one_state = kind == RECURRENT and not caching  # no checkpoints: one state block serves the whole sequence
+    block_size = max_tokens if is_one_state else spec.block_size
+    num_sink_tokens = spec.num_sink_tokens if isinstance(spec, SlidingWindow) else 0
+    parameters = np.zeros(NUM_PARAMETERS, np.int32)
+    parameters[NAME_IN_POOL] = index + 1
+    parameters[AT] = NUM_COMMON + index * NUM_PER_GROUP
+    parameters[BLOCK_SIZE] = block_size
+    parameters[KIND] = kind
+    parameters[SPAN] = span
+    parameters[NUM_SINK_BLOCKS] = -(-num_sink_tokens // block_size)
+    parameters[CACHING] = caching
+    # One kernel would read and write a recurrent state at once, and nobody could inherit its computation.
+    parameters[SHARES_IN_STEP] = not any(isinstance(other, RecurrentState) for other in config.groups)
+    parameters[ENDS_HITS] = kind != CHUNK or all(isinstance(other, ChunkedLocal) for other in config.groups)
+    width = -(-max_tokens // block_size)
+    # One spare cache line a row: with a stride of a power of two all rows would share a few cache sets.
+    stride = -(-width // CACHE_LINE_ENTRIES) * CACHE_LINE_ENTRIES + CACHE_LINE_ENTRIES
+    return GroupArrays(np.zeros((config.max_sequences, stride), np.int32), parameters)
+
+
+@compiled
+def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int) -> int:
+    """Name the first place in a batch whose row is foreign, vacant, repeated, or not of that status; or -1.
+
+    ``mark`` is a number that no batch has used before.
+    """
+    for place in range(len(batch)):
+        row = batch[place]
+        if row < 0 or row >= len(rows) or rows[row, MARK] == mark:
+            return place
+        if rows[row, STATUS] == VACANT or (status != OCCUPIED and rows[row, STATUS] != status):
+            return place
+        rows[row, MARK] = mark
+    return -1
+
+
+@inlined
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Count the blocks that hold so many tokens."""
+    return (num_tokens + block_size - 1) // block_size
+
+
+@inlined
+def note_change(rows: Int32Array, row: int, at: int, start: int, stop: int) -> None:
+    """Widen the range of table entries that the next plan tells the device."""
+    if rows[row, at + DIRTY_TO] == 0:
+        rows[row, at + DIRTY_FROM] = start
+        rows[row, at + DIRTY_TO] = stop
+    else:
+        rows[row, at + DIRTY_FROM] = min(rows[row, at + DIRTY_FROM], start)
+        rows[row, at + DIRTY_TO] = max(rows[row, at + DIRTY_TO], stop)
+    touch(rows, row)
+
+
+@inlined
+def is_ascending(batch: Int32Array) -> bool:
+    """Tell whether each row of a batch has a higher number than the one before."""
+    num_descents = 0
+    for place in range(1, len(batch)):
+        num_descents += batch[place] <= batch[place - 1]
+    return num_descents == 0
+
+
+@compiled
+def clear_rows(rows: Int32Array, batch: Int32Array, status: int) -> None:
+    """Make the records of rows those of new, empty sequences."""
+    for row in batch:
+        mark = rows[row, MARK]
+        link = rows[row, TOUCHED]  # the row stays in the list until the next plan, whomever it serves
+        for column in range(rows.shape[1]):
+            rows[row, column] = 0
+        rows[row, STATUS] = status
+        rows[row, MARK] = mark
+        rows[row, TOUCHED] = link

@@ -1,0 +1,46 @@
+"""Windows and chunks: what lies below them goes back to the pool as a sequence moves on."""
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled
+from pagedkv.pool.block_pool import release
+from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
+from pagedkv.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    FIRST_BLOCK,
+    KIND,
+    LAST_STEP,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_SINK_BLOCKS,
+    SPAN,
+    GroupArrays,
+)
+from pagedkv.tables.rules import first_needed_token
+
+__all__ = ["slide"]
+
+
+@compiled
+def slide(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, computed: Int32Array) -> None:
+    """Release what the rows of a batch no longer need.
+
+    ``computed[i]`` tokens of ``batch[i]`` are acknowledged. What a step in flight still reads stays, since
+    such a step begins at or after that position; drafts do not count, as they may be rolled back.
+    """
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    for place in range(len(batch)):
+        row = batch[place]
+        query = min(computed[place], rows[row, NUM_ACCEPTED])
+        first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
+        stop = min(first_token // block_size, rows[row, at + NUM_BLOCKS])
+        first = rows[row, at + FIRST_BLOCK]
+        if stop <= first:
+            continue
+        for index in range(stop - 1, max(first, group.parameters[NUM_SINK_BLOCKS]) - 1, -1):
+            block = group.table[row, index]
+            if block != NULL_BLOCK:
+                group.table[row, index] = NULL_BLOCK
+                release(pool, block, rows[row, LAST_STEP])
+        rows[row, at + FIRST_BLOCK] = stop

@@ -1,0 +1,247 @@
+"""Moving sequences between a device pool and its host pool: bookkeeping of the moves.
+
+Works in either direction. A block that several of the moved rows share is moved once and shared again on the other
+side. Content that is on the other side already (its *twin*: a full block of the same chain, findable there by name) is
+not moved but shared. Source and destination of a move are held for the open step, whose plan carries it out.
+
+First :func:`survey` asks what a move would take; then :func:`claim_twins` takes references to the twins of all
+groups, before :func:`move_rows` takes new blocks, which might evict a twin.
+"""
+
+from typing import Final
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled
+from pagedkv.pool.block_pool import acquire, release, reuse
+from pagedkv.pool.blocks import (
+    DIGEST_WORDS,
+    EXTRA,
+    FREE,
+    HOLD_STEP,
+    IN_USE,
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    OPEN_STEP,
+    PENDING_STEP,
+    QUEUE,
+    REF_COUNT,
+    SETTLED_STEP,
+    PoolArrays,
+)
+from pagedkv.pool.prefix_index import find, is_child_of
+from pagedkv.tables.publishing import publish_block
+from pagedkv.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    DIRTY_FROM,
+    DIRTY_TO,
+    FROZEN,
+    FULL,
+    KIND,
+    LAST_STEP,
+    NAME_IN_POOL,
+    NUM_BLOCKS,
+    NUM_DIGESTED,
+    NUM_PLANNED,
+    NUM_PUBLISHED,
+    NUM_TOKENS,
+    TAIL,
+    TAIL_LIFE,
+    GroupArrays,
+    blocks_for,
+    note_change,
+)
+
+__all__ = ["arrive", "claim_twins", "move_rows", "name_moved", "survey"]
+
+NEW_PLACE: Final = -(2**31)  # in ``moved_to``: seen, and no twin. Other negative numbers: a twin, not referenced yet
+
+
+@compiled
+def survey(
+    source: PoolArrays,
+    destination: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    moved_to: Int32Array,
+    claimed: Int32Array,
+) -> tuple[int, int]:
+    """Count what moving a batch of rows takes from the free blocks of the destination. Changes no state.
+
+    Args:
+        moved_to: int32 ``[source blocks]``, zeros at first; becomes minus the twin of each block, or ``NEW_PLACE``.
+        claimed: int32 ``[destination blocks]``, zeros at first: twins that were counted.
+
+    Returns the free blocks that it takes, twins among them included, and how many different blocks it moves or shares.
+    """
+    num_taken = 0
+    num_distinct = 0
+    for row in batch:
+        num_blocks = blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE])
+        parent = NULL_BLOCK
+        for index in range(num_blocks):
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            if moved_to[block] == 0:
+                twin = find_twin(source, destination, group, rows, row, index, parent)
+                moved_to[block] = NEW_PLACE if twin == NULL_BLOCK else -twin
+                num_distinct += 1
+                if twin == NULL_BLOCK:
+                    num_taken += 1
+                elif not claimed[twin]:
+                    claimed[twin] = 1
+                    num_taken += destination.records[twin, QUEUE] == FREE
+            parent = NULL_BLOCK if moved_to[block] == NEW_PLACE else -moved_to[block]
+    return num_taken, num_distinct
+
+
+@compiled
+def find_twin(
+    source: PoolArrays,
+    destination: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    index: int,
+    parent: int,
+) -> int:
+    """Find the settled content of a row's full block on the other side, or the null block.
+
+    ``parent`` is the twin of the block before it, which a group that keeps whole prefixes asks for.
+    """
+    block = group.table[row, index]
+    is_whole = index < num_findable(group, rows, row)
+    if not is_whole or source.records[block, PENDING_STEP] > source.counts[SETTLED_STEP]:
+        return NULL_BLOCK
+    if group.parameters[KIND] == FULL and index > 0 and parent == NULL_BLOCK:
+        return NULL_BLOCK
+    name = group.parameters[NAME_IN_POOL]
+    twin = find(destination, name, source.digests[block])
+    if twin == NULL_BLOCK or destination.records[twin, PENDING_STEP] > destination.counts[SETTLED_STEP]:
+        return NULL_BLOCK
+    if group.parameters[KIND] == FULL and not is_child_of(destination, name, twin, parent):
+        return NULL_BLOCK
+    difference = destination.records[twin, EXTRA] ^ source.records[block, EXTRA]
+    for slot in range(group.parameters[BLOCK_SIZE]):
+        difference |= destination.tokens[twin, slot] ^ source.tokens[block, slot]
+    return twin if difference == 0 else NULL_BLOCK
+
+
+@compiled
+def num_findable(group: GroupArrays, rows: Int32Array, row: int) -> int:
+    """Count a row's leading full blocks whose digests are known and whose content is computed, or on its way."""
+    if rows[row, FROZEN]:
+        return 0
+    num_computed = rows[row, NUM_PLANNED] // group.parameters[BLOCK_SIZE]
+    return int(min(num_computed, rows[row, group.parameters[AT] + NUM_DIGESTED]))
+
+
+@compiled
+def claim_twins(destination: PoolArrays, moved_to: Int32Array) -> None:
+    """Take a reference to every twin that a survey has found."""
+    for block in range(len(moved_to)):
+        if NEW_PLACE < moved_to[block] < 0:
+            reuse(destination, -moved_to[block])
+
+
+@compiled
+def move_rows(
+    source: PoolArrays,
+    destination: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    moved_to: Int32Array,
+    moves: Int32Array,
+) -> int:
+    """Move the blocks of a batch of rows, which were surveyed, and whose twins are claimed.
+
+    Args:
+        moved_to: int32 ``[source blocks]``, as :func:`survey` left it; becomes the place of each block.
+        moves: int32 ``[n, 2]``, ``(source, destination)`` of each move.
+
+    Returns the number of moves.
+    """
+    num_moves = 0
+    at = group.parameters[AT]
+    for row in batch:
+        num_blocks = blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE])
+        for index in range(num_blocks):
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            if moved_to[block] == NEW_PLACE:
+                moved_to[block] = move_block(source, destination, block)
+                moves[num_moves, 0] = block
+                moves[num_moves, 1] = moved_to[block]
+                num_moves += 1
+            elif moved_to[block] < 0:
+                moved_to[block] = -moved_to[block]  # its first reference was taken when it was claimed
+            else:
+                destination.records[moved_to[block], REF_COUNT] += 1
+        for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
+            block = group.table[row, index]
+            if block != NULL_BLOCK:
+                group.table[row, index] = moved_to[block] if index < num_blocks else NULL_BLOCK
+                release(source, block, rows[row, LAST_STEP])
+        rows[row, at + NUM_BLOCKS] = num_blocks
+        rows[row, at + DIRTY_FROM] = 0  # the device has no table of this row until it arrives again
+        rows[row, at + DIRTY_TO] = 0
+    return num_moves
+
+
+@compiled
+def move_block(source: PoolArrays, destination: PoolArrays, block: int) -> int:
+    """Give a block's content a place on the other side, and hold both until the open step is over."""
+    place = acquire(destination)
+    for column in (EXTRA, PENDING_STEP):
+        destination.records[place, column] = source.records[block, column]
+    for index in range(source.tokens.shape[1]):
+        destination.tokens[place, index] = source.tokens[block, index]
+    if len(source.digests):
+        for word in range(DIGEST_WORDS):
+            destination.digests[place, word] = source.digests[block, word]
+    destination.records[place, QUEUE] = IN_USE
+    source.records[block, HOLD_STEP] = source.counts[OPEN_STEP]
+    destination.records[place, HOLD_STEP] = source.counts[OPEN_STEP]
+    return place
+
+
+@compiled
+def name_moved(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
+    """Make what rows brought to a host pool findable there, as far as it is settled: full blocks, for twins to come."""
+    for row in batch:
+        parent = NULL_BLOCK
+        parent_life = pool.records[NULL_BLOCK, LIFE]
+        for index in range(num_findable(group, rows, row)):
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            if pool.records[block, PENDING_STEP] > pool.counts[SETTLED_STEP]:
+                break
+            carrier = block
+            if not pool.records[block, NAME]:
+                carrier = publish_block(pool, group, block, parent, parent_life)
+            if carrier != block or not pool.records[block, NAME]:
+                break  # what follows could not be found by links
+            parent = block
+            parent_life = pool.records[block, LIFE]
+
+
+@compiled
+def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
+    """Make swapped-in rows part of the open step: what was not computed is pending, all is published anew."""
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    for row in batch:
+        record = rows[row]
+        for index in range(record[NUM_PLANNED] // block_size, record[at + NUM_BLOCKS]):
+            if group.table[row, index] != NULL_BLOCK and record[NUM_PLANNED] < record[NUM_TOKENS]:
+                pool.records[group.table[row, index], PENDING_STEP] = pool.counts[OPEN_STEP]
+        record[at + NUM_PUBLISHED] = 0
+        record[at + TAIL] = NULL_BLOCK
+        record[at + TAIL_LIFE] = 0
+        note_change(rows, row, at, 0, record[at + NUM_BLOCKS])

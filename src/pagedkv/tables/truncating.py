@@ -1,0 +1,204 @@
+"""Rolling sequences back: rejected drafts, reserved slots that were not used.
+
+What may be rolled back is a question (:func:`first_unfit_length`), asked of every group before any changes. Then every
+group shrinks, and at last the rows' lengths are set.
+"""
+
+from typing import Final
+
+from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
+from pagedkv.compilation.compiled import compiled, unsigned
+from pagedkv.pool.block_pool import drop_name, release
+from pagedkv.pool.blocks import DIGEST_WORDS, LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
+from pagedkv.pool.digests import ROOT_WORDS
+from pagedkv.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    DIRTY_FROM,
+    DIRTY_TO,
+    FIRST_BLOCK,
+    KIND,
+    LAST_STEP,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DIGESTED,
+    NUM_PLANNED,
+    NUM_PUBLISHED,
+    NUM_TOKENS,
+    RECURRENT,
+    SPAN,
+    TAIL,
+    TAIL_LIFE,
+    GroupArrays,
+    blocks_for,
+)
+from pagedkv.tables.rules import first_needed_token
+
+__all__ = [
+    "CONTENT_GONE",
+    "SHARED",
+    "STATE_ADVANCED",
+    "accept",
+    "first_unfit_length",
+    "obstacle",
+    "rewind_chains",
+    "rewind_tail",
+    "shrink",
+]
+
+SHARED: Final = 1
+CONTENT_GONE: Final = 2
+STATE_ADVANCED: Final = 3
+
+
+@compiled
+def first_unfit_length(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, lengths: Int64Array
+) -> int:
+    """Name the first place in a batch whose row cannot be rolled back to its length, or -1."""
+    for place in range(len(batch)):
+        row = batch[place]
+        length = lengths[place]
+        if length == rows[row, NUM_TOKENS] and length > 0:
+            continue
+        if length < 1 or length > rows[row, NUM_TOKENS] or obstacle(pool, group, rows, row, length):
+            return place
+    return -1
+
+
+@compiled
+def obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
+    """Tell why a row cannot be rolled back to ``length`` tokens, or 0."""
+    record = rows[row]
+    if length == record[NUM_TOKENS]:
+        return 0
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    for index in range(length // block_size, blocks_for(record[NUM_TOKENS], block_size)):
+        block = group.table[row, index]
+        if block != NULL_BLOCK and pool.records[block, REF_COUNT] > 1:
+            return SHARED
+    query = min(length, record[NUM_PLANNED])
+    first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
+    for index in range(first_token // block_size, min(record[at + FIRST_BLOCK], blocks_for(length, block_size))):
+        if group.table[row, index] == NULL_BLOCK:  # else it is a sink's
+            return CONTENT_GONE
+    if group.parameters[KIND] == RECURRENT and length < record[NUM_PLANNED] and length % block_size != 0:
+        return STATE_ADVANCED
+    return 0
+
+
+@compiled
+def shrink(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, lengths: Int64Array, rewound: Int32Array
+) -> tuple[int, bool]:
+    """Give back what each row of a batch holds beyond its length; what is cut off is digested and published no more.
+
+    The rows' numbers of tokens stay: :func:`accept` sets them once every group has shrunk.
+
+    Args:
+        rewound: int32 ``[rows]``; gets the rows whose last digested block is another now.
+
+    Returns how many rows were rewound, and whether a full block waits for its digest.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    num_blocks_column = unsigned(group.parameters[AT] + NUM_BLOCKS)
+    num_digested_column = unsigned(group.parameters[AT] + NUM_DIGESTED)
+    num_published_column = unsigned(group.parameters[AT] + NUM_PUBLISHED)
+    num_rewound = 0
+    any_full = False
+    for place in range(len(batch)):
+        row = unsigned(batch[place])
+        length = lengths[place]
+        if (rows[row, num_blocks_column] - 1) * block_size >= length:
+            give_back(pool, group, rows, row, blocks_for(length, block_size))
+        if length < rows[row, NUM_TOKENS]:
+            if rows[row, num_digested_column] * block_size > length:
+                rewound[num_rewound] = row
+                num_rewound += 1
+            cut_content(pool, group, rows, row, length)
+        if (rows[row, num_published_column] + 1) * block_size <= length:
+            any_full = True
+    return num_rewound, any_full
+
+
+@compiled
+def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, kept: int) -> None:
+    """Release a row's blocks from logical block ``kept`` on, the last one first."""
+    at = group.parameters[AT]
+    record = rows[row]
+    table = group.table[row]
+    for index in range(record[at + NUM_BLOCKS] - 1, kept - 1, -1):
+        if table[index] != NULL_BLOCK:
+            release(pool, table[index], record[LAST_STEP])
+            table[index] = NULL_BLOCK
+    record[at + NUM_BLOCKS] = kept
+    record[at + FIRST_BLOCK] = min(record[at + FIRST_BLOCK], kept)
+    record[at + DIRTY_TO] = min(record[at + DIRTY_TO], kept)
+    record[at + DIRTY_FROM] = min(record[at + DIRTY_FROM], record[at + DIRTY_TO])
+
+
+@compiled
+def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> None:
+    """Forget what a row's blocks hold from ``length`` on; a named block that will be overwritten loses its name."""
+    at = group.parameters[AT]
+    record = rows[row]
+    num_full = length // group.parameters[BLOCK_SIZE]
+    if length % group.parameters[BLOCK_SIZE] != 0:
+        partial = group.table[row, num_full]
+        if pool.records[partial, NAME]:
+            drop_name(pool, partial)
+        pool.records[partial, LIFE] += 1
+        if record[NUM_PLANNED] >= length and pool.records[partial, PENDING_STEP] == pool.counts[OPEN_STEP]:
+            pool.records[partial, PENDING_STEP] = record[LAST_STEP]  # what the open step was to write is gone
+    record[at + NUM_DIGESTED] = min(record[at + NUM_DIGESTED], num_full)
+    if record[at + NUM_PUBLISHED] > num_full:
+        record[at + NUM_PUBLISHED] = num_full
+        rewind_tail(pool, group, rows, row)
+
+
+@compiled
+def accept(rows: Int32Array, batch: Int32Array, lengths: Int64Array) -> None:
+    """Set the numbers of tokens of a batch of rows; all of them are certain."""
+    for place in range(len(batch)):
+        record = rows[unsigned(batch[place])]
+        length = lengths[place]
+        record[NUM_TOKENS] = length
+        record[NUM_ACCEPTED] = length
+        record[NUM_PLANNED] = min(record[NUM_PLANNED], length)
+
+
+@compiled
+def rewind_tail(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int) -> None:
+    """Set the parent of the next block to be published: the last published block itself.
+
+    Where another block carries its name, what is published next cannot be found by links: a carrier looked up
+    by digest alone, which a caller may have forged, must not become a parent.
+    """
+    at = group.parameters[AT]
+    record = rows[row]
+    last = record[at + NUM_PUBLISHED] - 1
+    tail = group.table[row, last] if last >= 0 else NULL_BLOCK
+    record[at + TAIL] = tail
+    record[at + TAIL_LIFE] = pool.records[tail, LIFE]
+
+
+@compiled
+def rewind_chains(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, rewound: Int32Array, chains: Uint32Array
+) -> int:
+    """Set the digest of the last digested block of rows again.
+
+    Rows whose block this group does not have any more move to the front of ``rewound``; returns how many they are.
+    """
+    num_missing = 0
+    for row in rewound:
+        last = rows[row, group.parameters[AT] + NUM_DIGESTED] - 1
+        block = group.table[row, last] if last >= 0 else NULL_BLOCK
+        if last >= 0 and block == NULL_BLOCK:
+            rewound[num_missing] = row
+            num_missing += 1
+            continue
+        for word in range(DIGEST_WORDS):
+            chains[row, word] = pool.digests[block, word] if last >= 0 else ROOT_WORDS[word]
+    return num_missing

@@ -1,0 +1,28 @@
+"""What a line of each trace format means; nothing of files.
+
+The first line tells the format, never the file's name:
+
+=======================  ==============================================================================  ===============
+first line has           format                                                                          ids of n tokens
+=======================  ==============================================================================  ===============
+``format``               :class:`~pagedkv.traces.formats.pagedkv_trace.PagedkvRows`, this project's own  either
+``hash_ids``             :class:`~pagedkv.traces.formats.hash_ids.HashIdRows`, the Mooncake release      ``ceil(n / b)``
+``hash_runs``            :class:`~pagedkv.traces.formats.hash_runs.HashRunRows`, runs of ids             ``n // b``
+``requests``             :class:`~pagedkv.traces.formats.sessions.SessionRows`, a session a row          ``n // b``
+``arrived_s,...``        :class:`~pagedkv.traces.formats.lengths.LengthRows`, CSV of lengths             none
+=======================  ==============================================================================  ===============
+
+In the order in which they build on each other: ``parsing`` (text into checked numbers), ``row_format`` (what all have
+in common), one module a format, ``detection`` (which one it is). Every number is checked before it sizes anything,
+and a bad row raises :class:`~pagedkv.errors.TraceError` with its line. docs/trace-format.md is the page for users.
+"""
+
+try:
+    import msgspec  # noqa: F401 - so that a missing extra can be named, whichever module is imported first
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("reading traces needs msgspec: pip install 'pagedkv[cli]'", name=error.name) from error
+
+from pagedkv.traces.formats.detection import detect_format
+from pagedkv.traces.formats.row_format import RowFormat
+
+__all__ = ["RowFormat", "detect_format"]
