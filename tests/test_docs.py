@@ -1,4 +1,4 @@
-"""What README.md and docs/guide.md show is what the code does: their Python blocks run, and print what they say.
+"""What documents show is what the code does: their Python blocks run, and print what they say.
 
 The blocks of a file run in order in one namespace. A comment behind a ``print`` that begins with a Python literal is
 what must be printed there: several values as a tuple, and prose after a colon is for readers.
@@ -16,6 +16,10 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 BLOCK: Final = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINT_COMMENT: Final = re.compile(r"^\s*print\(.*\)\s+# (.*)$")
+LINK: Final = re.compile(r"\]\((?!https?:)([^)#]+)")
+PAGES: Final = sorted(
+    str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md"))
+)
 UNKNOWN: Final = object()
 
 
@@ -75,7 +79,7 @@ class Document:
         ]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/coming-from-vllm.md"])
 def test_what_documents_show_is_true(name: str) -> None:
     document = Document((ROOT / name).read_text(encoding="utf-8"), name)
     document.run()
@@ -83,11 +87,34 @@ def test_what_documents_show_is_true(name: str) -> None:
     assert any(claim is not UNKNOWN for claim in document.claims.values())
 
 
-def test_every_print_of_the_guide_says_what_it_prints() -> None:
-    document = Document((ROOT / "docs/guide.md").read_text(encoding="utf-8"), "docs/guide.md")
+@pytest.mark.parametrize("name", ["docs/guide.md", "docs/coming-from-vllm.md"])
+def test_every_print_of_a_guide_says_what_it_prints(name: str) -> None:
+    document = Document((ROOT / name).read_text(encoding="utf-8"), name)
     document.run()
     assert document.printed.keys() == document.claims.keys()
     assert all(claim is not UNKNOWN for claim in document.claims.values())
+
+
+def test_the_fifteen_lines_are_fifteen() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    ((_, block),) = python_blocks(text)
+    assert "## In fifteen lines" in text
+    assert len([line for line in block.splitlines() if line.strip()]) == 15
+
+
+def dead_links(page: Path, text: str) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    return [target for target in LINK.findall(text) if not (page.parent / target).exists()]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    assert dead_links(ROOT / name, (ROOT / name).read_text(encoding="utf-8")) == []
+
+
+def test_a_dead_link_is_found() -> None:
+    text = "[a](docs/guide.md#1-a) [b](docs/gone.md) [c](https://example.org/gone)"
+    assert dead_links(ROOT / "README.md", text) == ["docs/gone.md"]
 
 
 def test_a_wrong_comment_is_found() -> None:

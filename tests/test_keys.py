@@ -14,12 +14,9 @@ from pagedkv.keys import EPOCH, LORA, MEDIA, NO_KEYS, SALT
 texts = st.text("ab\x00", max_size=3)
 binaries = texts.map(str.encode)
 spans = st.builds(MediaSpan, start=st.integers(0, 6), num_tokens=st.integers(1, 4), digest=binaries)
-request_keys = st.builds(
-    RequestKeys,
-    lora_name=st.none() | texts,
-    lora_version=texts,
-    salt=binaries,
-    media=st.lists(spans, max_size=2).map(tuple),
+salts_and_media = {"salt": binaries, "media": st.lists(spans, max_size=2).map(tuple)}
+request_keys = st.builds(RequestKeys, **salts_and_media) | st.builds(
+    RequestKeys, lora_name=texts, lora_version=texts, **salts_and_media
 )
 
 
@@ -75,10 +72,10 @@ def test_a_media_key_can_be_read_back(keys: RequestKeys, start: int, num_tokens:
 def test_different_keys_have_different_encodings(
     left: RequestKeys, right: RequestKeys, epochs: tuple[str, str]
 ) -> None:
-    """Promise 8: different tags never collide (a version without a name means nothing)."""
+    """Promise 8: different tags never collide."""
 
     def meaning(keys: RequestKeys, epoch: str) -> tuple[object, ...]:
-        return (epoch, keys.lora_name, keys.lora_name is not None and keys.lora_version, keys.salt)
+        return (epoch, keys.lora_name, keys.lora_version, keys.salt)
 
     equal = meaning(left, epochs[0]) == meaning(right, epochs[1])
     assert (left.first_block_key(epochs[0]) == right.first_block_key(epochs[1])) == equal
@@ -127,3 +124,20 @@ def test_keys_do_not_change() -> None:
 def test_an_impossible_media_span_is_refused(start: int, num_tokens: int) -> None:
     with pytest.raises(ConfigurationError, match=f"media span must be .* got {start if start < 0 else num_tokens}"):
         MediaSpan(start, num_tokens, b"image")
+
+
+def test_the_version_of_no_adapter_is_refused() -> None:
+    """It would be left out of the identity, and two versions would share their blocks."""
+    with pytest.raises(ConfigurationError, match="lora_version 'v2' needs the lora_name whose version it is"):
+        RequestKeys(lora_version="v2")
+
+
+@pytest.mark.parametrize("media", [None, 5, MediaSpan(0, 1, b"image"), (b"image",), "image"], ids=repr)
+def test_media_that_are_no_spans_are_refused(media: object) -> None:
+    with pytest.raises(ConfigurationError, match="media must be a tuple of MediaSpan values"):
+        RequestKeys(media=media)  # type: ignore[arg-type]
+
+
+def test_media_may_come_in_any_sequence() -> None:
+    span = MediaSpan(0, 1, b"image")
+    assert RequestKeys(media=[span]) == RequestKeys(media=(span,))  # type: ignore[arg-type]

@@ -1,13 +1,23 @@
 """The package as a whole: what importing it costs, and that the drawing of its errors is true."""
 
+import inspect
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
+import llvmlite  # type: ignore[import-untyped]
+import numba
+import numpy as np
 import pytest
 
+import pagedkv
 from pagedkv import errors
+
+ROOT = Path(__file__).parents[1]
 
 # Not scipy: Numba looks for it by itself.
 OPTIONAL_PACKAGES = frozenset(
@@ -43,9 +53,9 @@ print(json.dumps(sorted(name.partition(".")[0] for name in tried | set(sys.modul
 
 TIME_IMPORT = """
 import time
-start = time.perf_counter()
+start = time.process_time()
 import pagedkv
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
 
 
@@ -76,13 +86,60 @@ def test_an_optional_import_would_be_noticed(statements: str, noticed: str) -> N
 
 
 def test_import_takes_less_than_a_second() -> None:
-    """Importing takes under a second once compiled code is cached.
+    """Importing takes under a second of processor time once compiled code is cached.
 
     No other test asserts a time: benchmarks measure, tests do not. This bound is a requirement of the
     project, far above what the import takes, and the best of several runs is held against it, so that
     neither a cold cache nor a busy machine makes it fail.
     """
     assert min(float(run_python(TIME_IMPORT)) for _ in range(5)) < 1.0
+
+
+def test_a_checkout_that_was_never_installed_imports(tmp_path: Path) -> None:
+    """Without site packages there is no metadata to ask for a version: only what the package needs is linked in."""
+    for needed in (np, numba, llvmlite):
+        assert needed.__file__ is not None
+        folder = Path(needed.__file__).parent
+        (tmp_path / folder.name).symlink_to(folder)
+        libraries = folder.with_name(f"{folder.name}.libs")
+        if libraries.is_dir():
+            (tmp_path / libraries.name).symlink_to(libraries)
+    program = f"""
+import sys
+sys.path[:0] = {[str(ROOT / "src"), str(tmp_path)]!r}
+from importlib.metadata import PackageNotFoundError, version
+try:
+    version("pagedkv")
+except PackageNotFoundError:
+    import pagedkv
+    print(pagedkv.__file__, pagedkv.__version__)
+"""
+    process = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+    )
+    assert process.stdout.split() == [str(ROOT / "src" / "pagedkv" / "__init__.py"), pagedkv.__version__]
+
+
+def test_the_public_names_are_exactly_those_of_all() -> None:
+    public = {name for name, value in vars(pagedkv).items() if not name.startswith("_")}
+    modules = {name for name in public if isinstance(getattr(pagedkv, name), ModuleType)}
+    assert public - modules == set(pagedkv.__all__)
+
+
+@pytest.mark.parametrize("name", pagedkv.__all__)
+def test_every_public_name_is_described(name: str) -> None:
+    """By a docstring of its own (a frozen value gets one made of its fields), or, if it has none, in the documents."""
+    value = getattr(pagedkv, name)
+    documents = "".join((ROOT / path).read_text(encoding="utf-8") for path in ("docs/guide.md", "docs/design.md"))
+    if inspect.isclass(value) or inspect.isfunction(value):
+        assert len(value.__doc__ or "") > 0
+        assert not (value.__doc__ or "").startswith(f"{name}(")
+    else:
+        assert f"`{name}`" in documents
 
 
 def drawn_tree(drawing: str) -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, strategies as st
 
 from pagedkv import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
 from pagedkv.errors import ConfigurationError
@@ -27,6 +28,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "watermark of 1": (lambda: SpaceConfig(FULL, 10, watermark=1.0), r"watermark must be in \[0, 1\), got 1\.0"),
     "negative watermark": (lambda: SpaceConfig(FULL, 10, watermark=-0.1), r"watermark .* got -0\.1"),
     "watermark that is no number": (lambda: SpaceConfig(FULL, 10, watermark=float("nan")), "watermark .* got nan"),
+    "caching said in words": (lambda: SpaceConfig(FULL, 10, prefix_caching="no"), "prefix_caching must be True .*'no'"),  # type: ignore[arg-type]
+    "caching as a number": (lambda: SpaceConfig(FULL, 10, prefix_caching=0), "True or False, got 0"),  # type: ignore[arg-type]
+    "no events, in words": (lambda: SpaceConfig(FULL, 10, events="off"), "events must be True or False, got 'off'"),  # type: ignore[arg-type]
     "0 blocks": (lambda: SpaceConfig(FULL, 0), "pool 'device' needs at least 2 blocks .* got 0"),
     "the null block alone": (lambda: SpaceConfig(FULL, 1), "at least 2 blocks .* got 1"),
     "-5 blocks": (lambda: SpaceConfig(FULL, -5), "at least 2 blocks .* got -5"),
@@ -73,3 +77,32 @@ def test_defaults_are_those_documented() -> None:
     config = SpaceConfig(FULL, 10)
     assert (config.watermark, config.prefix_caching, config.events) == (0.01, True, False)
     assert config.host_blocks_by_pool() == {"device": 0}
+
+
+specs = st.one_of(
+    st.builds(FullAttention, st.integers(1, 64), st.sampled_from(["device", "other"])),
+    st.builds(SlidingWindow, st.integers(1, 64), st.integers(1, 64), st.integers(0, 9)),
+    st.builds(ChunkedLocal, st.integers(1, 64), st.integers(1, 64)),
+    st.builds(RecurrentState, st.integers(1, 64)),
+)
+configurations = st.builds(
+    lambda groups, events, epoch: SpaceConfig(
+        tuple(groups), {group.pool: 9 for group in groups}, events=events, weights_epoch=epoch
+    ),
+    st.lists(specs, min_size=1, max_size=3),
+    st.booleans(),
+    st.text(max_size=5),
+)
+
+
+@given(configurations)
+def test_a_configuration_is_shown_as_what_builds_it(config: SpaceConfig) -> None:
+    assert eval(repr(config)) == config  # noqa: S307 - what a configuration shows is Python
+
+
+def test_a_configuration_shows_only_what_is_not_as_it_is_by_itself() -> None:
+    config = SpaceConfig((FullAttention(), SlidingWindow(64, num_sink_tokens=4)), num_blocks=100, events=True)
+    assert repr(config) == (
+        "SpaceConfig(groups=(FullAttention(), SlidingWindow(window=64, num_sink_tokens=4)), "
+        "num_blocks=100, events=True)"
+    )

@@ -14,13 +14,13 @@ from typing import Final
 
 import pytest
 
-from pagedkv.cli import convert
-from pagedkv.replay import Request
-from pagedkv.replay.sorting import sorted_by_arrival
-from pagedkv.replay.trace import TraceReader
+from pagedkv.cli.commands import convert
+from pagedkv.traces import Request
+from pagedkv.traces.reader import TraceReader
+from pagedkv.traces.sorting import sorted_by_arrival
 from tests.cli.command import run, start
-from tests.replay.random_requests import as_values
-from tests.replay.trace_files import (
+from tests.traces.random_requests import as_values
+from tests.traces.trace_files import (
     BROKEN,
     HASH_IDS,
     HASH_RUNS,

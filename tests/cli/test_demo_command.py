@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import run
-from tests.replay.trace_files import HASH_IDS
+from tests.traces.trace_files import HASH_IDS
 
 
 def test_the_demo_replays_conversations_and_tells_where_traces_are(tmp_path: Path) -> None:

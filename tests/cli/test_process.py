@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import pagedkv
 from tests.cli.command import start
-from tests.replay.trace_files import HASH_IDS
+from tests.traces.trace_files import HASH_IDS
 
 PATIENCE_S = 300  # the first run in a fresh checkout compiles
 
@@ -91,13 +92,25 @@ def test_a_missing_extra_is_named(missing: str) -> None:
     assert process.stderr == f"pagedkv: the command line needs {missing}: pip install 'pagedkv[cli]'\n"
 
 
-def test_without_msgspec_the_replay_floor_is_still_there() -> None:
+def test_the_module_is_the_command_line() -> None:
+    process = subprocess.run([sys.executable, "-m", "pagedkv", "--version"], capture_output=True, text=True, check=True)
+    assert process.stdout == f"pagedkv {pagedkv.__version__}\n"
+
+
+def test_the_module_without_the_extra_says_what_is_missing() -> None:
+    program = "import runpy, sys; sys.modules['typer'] = None; runpy.run_module('pagedkv', run_name='__main__')"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr == "pagedkv: the command line needs typer: pip install 'pagedkv[cli]'\n"
+
+
+def test_without_msgspec_the_floors_below_are_still_there() -> None:
     program = """
 import sys
 sys.modules["msgspec"] = None
-import pagedkv.replay
+import pagedkv.simulation, pagedkv.traces
 try:
-    import pagedkv.replay.trace
+    import pagedkv.traces.reader
 except ModuleNotFoundError as error:
     print(error)
 """

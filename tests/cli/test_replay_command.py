@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.cli.serving import DEFAULT_COST_MODEL
-from pagedkv.replay import ReplayConfig, Replayer, tokenized
-from pagedkv.replay.cost import CostModel, read_cost_model
-from pagedkv.replay.interleaving import interleave_sessions
-from pagedkv.replay.serving import ServingConfig, VirtualServer
-from pagedkv.replay.trace import TraceReader
+from pagedkv.cli.options import DEFAULT_COST_MODEL
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import CostModel, read_cost_model
+from pagedkv.simulation.one_at_a_time import ReplayConfig, Replayer
+from pagedkv.traces import tokenized
+from pagedkv.traces.interleaving import interleave_sessions
+from pagedkv.traces.reader import TraceReader
 from tests.cli.command import run
-from tests.replay.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace
+from tests.traces.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace
 
 
 @pytest.fixture

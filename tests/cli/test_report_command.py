@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pagedkv.cli.report import as_run, write_report
+from pagedkv.cli.commands.report import as_run, write_report
 from pagedkv.cli.user_errors import OutputError
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.report import ReportRun
 from tests.cli.command import run
-from tests.replay.trace_files import HASH_IDS, LENGTHS
 from tests.report.page_reader import Page, read_page
 from tests.report.sample_runs import empty_run
+from tests.traces.trace_files import HASH_IDS, LENGTHS
 
 TRACES = {
     "pretty first line": b'{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}\n',
@@ -197,7 +197,7 @@ def test_a_missing_extra_is_named(result: Path, output: Path, package: str) -> N
     program = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from pathlib import Path\n"
-        "from pagedkv.cli.report import write_report\n"
+        "from pagedkv.cli.commands.report import write_report\n"
         "from pagedkv.cli.user_errors import reported\n"
         "with reported():\n"
         f"    write_report([{str(result)!r}], Path({str(output)!r}), print, version='', command='')\n"
@@ -208,7 +208,7 @@ def test_a_missing_extra_is_named(result: Path, output: Path, package: str) -> N
 
 
 def test_the_command_line_starts_without_the_extra() -> None:
-    program = "import sys; import pagedkv.cli.report; print({'matplotlib', 'jinja2'} & set(sys.modules))"
+    program = "import sys; import pagedkv.cli.commands.report; print({'matplotlib', 'jinja2'} & set(sys.modules))"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert finished.stdout == "set()\n"
 

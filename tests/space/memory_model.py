@@ -7,12 +7,12 @@ order that :mod:`pagedkv.plan` documents, and everything documented there is ass
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from pagedkv.plan import BlockMoves, StepPlan, TableWrites
 from tests.space.sequence_model import GroupRule, ModelSequence
 
-__all__ = ["UNDEFINED", "Device", "Place", "Step", "View", "host"]
+__all__ = ["UNDEFINED", "Device", "Move", "Place", "Step", "View", "host", "moves_of"]
 
 Content: TypeAlias = tuple[int, int]
 Place: TypeAlias = tuple[str, int]
@@ -25,6 +25,18 @@ NUM_PARTS: Final = 5
 def host(pool: str) -> str:
     """Label of the host pool that belongs to a device pool."""
     return f"{pool} (host)"
+
+
+class Move(NamedTuple):
+    """A copy or a swap of one block.
+
+    Args:
+        kind: "copy", "swap out" or "swap in".
+    """
+
+    kind: str
+    source: Place
+    target: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +71,29 @@ class Step:
     ranges: list[tuple[int, int, int]]
     touched: frozenset[Place]
 
+    @property
+    def moves(self) -> list[Move]:
+        """What the plan copies and swaps."""
+        return moves_of(self.plan)
+
 
 def pairs(moves: BlockMoves) -> list[tuple[int, int]]:
     """``(source, destination)`` of each move."""
     return list(zip(moves.src_ids.tolist(), moves.dst_ids.tolist(), strict=True))
+
+
+def moves_of(plan: StepPlan) -> list[Move]:
+    """What a plan swaps out, swaps in and copies, in this order."""
+    return [
+        Move(kind, (here(moves.pool), source), (there(moves.pool), target))
+        for kind, parts, here, there in (
+            ("swap out", plan.swaps_out, str, host),
+            ("swap in", plan.swaps_in, host, str),
+            ("copy", plan.copies, str, str),
+        )
+        for moves in parts
+        for source, target in pairs(moves)
+    ]
 
 
 def sources(moves: Iterable[BlockMoves]) -> list[Place]:

@@ -97,7 +97,7 @@ def _of_running(space: BlockSpace, model: SpaceModel, row: int) -> Iterator[Misu
     most = model.config.max_tokens
     yield SequenceError, lambda: space.append([row, row], [0, 0])
     yield SequenceError, lambda: space.free([row, row])
-    yield TokenError, lambda: space.append(row, [0, 0])
+    yield TokenError, lambda: space.append([row], [0, 0])
     yield TokenError, lambda: space.append(row, [0], [1, 1])
     yield TokenError, lambda: space.append(row, [], [-1])
     yield TokenError, lambda: space.append(row, [2**31])

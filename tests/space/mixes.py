@@ -1,7 +1,8 @@
 """Group mixes under test: what is combined, in spaces so small that shortages and collisions are common."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pagedkv.pool.eviction.registry import POLICIES
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
 
 __all__ = ["MIXES", "Mix"]
@@ -46,8 +47,22 @@ class Mix:
         """Whether drafts may be appended: no group is a state."""
         return not any(isinstance(group, RecurrentState) for group in self.groups)
 
+    @property
+    def finds_all_it_holds(self) -> bool:
+        """Whether every full block of a sequence can be found: only where nothing but full attention is cached."""
+        return self.caching and all(isinstance(group, FullAttention) for group in self.groups)
+
+    @property
+    def roomy(self) -> "Mix":
+        """The same groups, in pools where little is ever short."""
+        return replace(
+            self,
+            num_blocks={pool: (max(sizes) + EXTRA_BLOCKS,) for pool, sizes in self.num_blocks.items()},
+            num_host_blocks={pool: size + EXTRA_BLOCKS for pool, size in self.num_host_blocks.items()},
+        )
+
     def config(self, size: int) -> SpaceConfig:
-        """Configure a space of one of the sizes, from 0 to 5, the larger half with the adaptive eviction policy."""
+        """Configure a space of one of the sizes, from 0 to 5, each eviction policy with as many of them."""
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
             self.groups,
@@ -58,11 +73,12 @@ class Mix:
             watermark=self.watermark,
             prefix_caching=self.caching,
             events=self.events,
-            eviction="adaptive" if size >= FIRST_ADAPTIVE_SIZE else "lru",
+            eviction=list(POLICIES)[size * len(POLICIES) // NUM_SIZES],
         )
 
 
-FIRST_ADAPTIVE_SIZE = 3
+NUM_SIZES = 6
+EXTRA_BLOCKS = 40
 ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "several steps in flight", "truncate"})
 CACHED = ALWAYS | {"hit", "eviction"}
 SWAPPING = frozenset({"swap out", "swap in"})

@@ -67,11 +67,14 @@ class ModelSequence:
         tokens: its tokens.
         num_accepted: leading tokens that are no drafts.
         num_planned: leading tokens that a plan computes or has computed, or that were hit.
+        sure_from: from here on it computes itself what is in no plan yet; others may compute what is before.
         is_planned: whether a plan saw it whole; before, what it hit may fall to it to compute.
         marked_steps: steps in flight when somebody else brought its content: aborting these does not concern it.
         tables: its block ids, one list a group, as the space told them last.
         status: where it is; lost sequences stay ``on_host`` or not as they were.
         is_sharer: whether it began with blocks of another sequence.
+        generation: how often the cache had been reset when it began.
+        last_step: the last step whose plan computes anything for it.
         era: grows whenever the sequence does anything but grow.
     """
 
@@ -82,12 +85,15 @@ class ModelSequence:
     prefixes: list[int] = field(default_factory=list)
     num_accepted: int = 0
     num_planned: int = 0
+    sure_from: int = 0
     is_planned: bool = False
     marked_steps: set[int] = field(default_factory=set)
     tables: list[list[int]] = field(default_factory=list)
     status: Status = Status.RUNNING
     on_host: bool = False
     is_sharer: bool = False
+    generation: int = 0
+    last_step: int = 0
     era: int = 0
 
     @property
@@ -111,6 +117,7 @@ class ModelSequence:
         self.prefixes = self.prefixes[:length]
         self.num_accepted = length
         self.num_planned = min(self.num_planned, length)
+        self.sure_from = min(self.sure_from, length)
 
 
 class GroupRule:
@@ -134,8 +141,11 @@ class GroupRule:
 
     def num_blocks(self, num_tokens: int, num_lookahead: int = 0) -> int:
         """Blocks for so many tokens and reserved slots (states reserve nothing)."""
-        num_slots = num_tokens if self.is_state else num_tokens + num_lookahead
-        return -(-num_slots // self.block_size)
+        return -(-(num_tokens + self.num_reserved(num_lookahead)) // self.block_size)
+
+    def num_reserved(self, num_lookahead: int) -> int:
+        """Slots that the group reserves beyond a sequence's tokens."""
+        return 0 if self.is_state else num_lookahead
 
     def first_kept(self, query: int) -> int:
         """First position, sinks apart, that computing position ``query`` reads."""
@@ -164,6 +174,10 @@ class GroupRule:
             return list(range(start, end))
         boundaries = range((start // self.block_size + 1) * self.block_size, end, self.block_size)
         return [boundary - 1 for boundary in boundaries] + [end - 1]
+
+    def present(self, table: list[int], num_tokens: int) -> list[int]:
+        """Positions of a sequence of so many tokens whose content its blocks hold, once all is computed."""
+        return [position for position in self.written(0, num_tokens) if table[self.slot(position)[0]]]
 
     def slot(self, position: int) -> tuple[int, int]:
         """Logical block of a position, and the offset in that block."""

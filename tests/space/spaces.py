@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RequestKeys, SpaceConfig, StepPlan
-from pagedkv.core.blocks import NUM_EVENTS
-from pagedkv.core.pool import BlockPool
-from pagedkv.core.rows import MARK
 from pagedkv.keys import NO_KEYS
+from pagedkv.pool.block_pool import BlockPool
+from pagedkv.pool.blocks import NUM_EVENTS
 from pagedkv.spec import TokenIds
+from pagedkv.tables.rows import MARK
 
 __all__ = [
     "acknowledge",
@@ -24,6 +24,7 @@ __all__ = [
     "only_pool",
     "prefill",
     "run_step",
+    "same_numbers",
     "tokens",
     "unchanged",
 ]
@@ -117,10 +118,17 @@ def unchanged(space: BlockSpace) -> Iterator[None]:
     space.check()
 
 
+def same_numbers(left: BlockSpace, right: BlockSpace) -> bool:
+    """Tell whether two spaces hold the same numbers everywhere."""
+    mine, others = _numbers_of(left), _numbers_of(right)
+    return mine.keys() == others.keys() and all(np.array_equal(mine[name], others[name]) for name in mine)
+
+
 def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     """Copy everything a space consists of, but for the marks that checking a batch leaves on its rows."""
     state, opened = space._state, space._ledger._open
     numbers: dict[str, npt.NDArray[np.integer]] = {"rows": np.delete(state.rows, MARK, axis=1)}
+    numbers["tickets"] = np.array([ticket.number for ticket in state.held], np.int32)
     numbers["vacant rows"] = np.array(state.vacant_rows)
     numbers["extra keys"] = np.array(len(state.extra_keys))
     for index, chains in enumerate(state.chains):

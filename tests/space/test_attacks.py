@@ -8,24 +8,20 @@ import pytest
 
 from pagedkv import (
     BlockSpace,
-    BlockSpaceManager,
-    BlockTable,
     FullAttention,
     MediaSpan,
     PagedKVError,
     RequestKeys,
-    Sequence,
-    SequenceGroup,
     Shortage,
     SpaceConfig,
 )
-from pagedkv.core.blocks import OPEN_STEP, SETTLED_STEP
-from pagedkv.errors import FreedSequenceError, SequenceError, StepError, UnknownSequenceError
+from pagedkv.errors import StepError
+from pagedkv.pool.blocks import OPEN_STEP, SETTLED_STEP
 from tests.space.spaces import unchanged
 
 
-def new_manager() -> BlockSpaceManager:
-    return BlockSpaceManager(SpaceConfig((FullAttention(4),), num_blocks=400, max_sequences=8, max_tokens=64))
+def new_space() -> BlockSpace:
+    return BlockSpace(SpaceConfig((FullAttention(4),), num_blocks=400, max_sequences=8, max_tokens=64))
 
 
 def admit(space: BlockSpace, tokens: list[int]) -> int:
@@ -51,7 +47,7 @@ WRAPPING = {
 
 @pytest.mark.parametrize("attack", WRAPPING.values(), ids=WRAPPING.keys())
 def test_numbers_that_would_wrap_are_refused_with_nothing_changed(attack: Callable[[BlockSpace], object]) -> None:
-    space = new_manager().space
+    space = new_space()
     admit(space, list(range(8)))
     with unchanged(space), pytest.raises(PagedKVError):
         attack(space)
@@ -59,14 +55,14 @@ def test_numbers_that_would_wrap_are_refused_with_nothing_changed(attack: Callab
 
 def test_small_numpy_integers_count_like_any_other() -> None:
     block_size, num_blocks = cast("int", np.uint8(4)), cast("int", np.uint8(255))
-    space = BlockSpaceManager(SpaceConfig((FullAttention(block_size),), num_blocks=num_blocks)).space
+    space = BlockSpace(SpaceConfig((FullAttention(block_size),), num_blocks=num_blocks))
     row = admit(space, list(range(250)))
     assert space.append(np.array(row, np.uint8), np.arange(3, dtype=np.uint8), np.array([3], np.uint8)) is None
     assert len(space.block_ids(row)) == 64
 
 
 def test_a_plan_is_refused_where_its_number_is_wanted() -> None:
-    space = new_manager().space
+    space = new_space()
     with pytest.raises(StepError, match=r"plan\.step_id"):
         space.acknowledge(space.plan_step())  # type: ignore[arg-type]
 
@@ -84,30 +80,8 @@ def test_keys_do_not_change_with_the_list_they_were_made_from() -> None:
     assert len(keys.media) == 1
 
 
-def test_a_row_freed_through_the_other_door_is_unknown_to_the_manager() -> None:
-    manager = new_manager()
-    first, second = Sequence(0, [1, 2]), Sequence(1, [3, 4])
-    manager.allocate(SequenceGroup("first", [first]))
-    table = manager.block_table(first)
-    manager.space.free(manager.row_of(first))
-    manager.allocate(SequenceGroup("second", [second]))
-    with unchanged(manager.space):
-        with pytest.raises(UnknownSequenceError):
-            manager.free(first)
-        with pytest.raises(FreedSequenceError):
-            table.append_token_ids([5])
-
-
-def test_a_child_must_begin_with_its_parents_tokens() -> None:
-    manager = new_manager()
-    parent = Sequence(0, [1, 2, 3])
-    manager.allocate(SequenceGroup("request", [parent]))
-    with unchanged(manager.space), pytest.raises(SequenceError, match="does not begin with the 3 tokens"):
-        manager.fork(parent, Sequence(1, [9, 2, 3]))
-
-
 def test_a_plan_cannot_be_edited() -> None:
-    space = new_manager().space
+    space = new_space()
     row = admit(space, [1, 2, 3])
     children = space.fork(row, 2)
     space.append(children, [4, 5])
@@ -118,7 +92,7 @@ def test_a_plan_cannot_be_edited() -> None:
 
 
 def test_duplicates_that_nobody_plans_do_not_pile_up() -> None:
-    space = new_manager().space
+    space = new_space()
     for _ in range(3000):
         first, second = admit(space, [1, 2, 3]), admit(space, [1, 2, 3])
         space.append([first, second], [4, 4])
@@ -129,7 +103,7 @@ def test_duplicates_that_nobody_plans_do_not_pile_up() -> None:
 def test_promise_12_deferred_frees_survive_the_end_of_32_bit_step_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks note steps in 32 bits; the space renumbers them in time, with steps in flight, unseen by callers."""
     monkeypatch.setattr("pagedkv.space.state.STEPS_BEFORE_RENUMBERING", 50)
-    space = new_manager().space
+    space = new_space()
     row = admit(space, [1, 2, 3, 4, 5])
     in_flight = []
     for step in range(1, 500):
@@ -152,7 +126,7 @@ def test_promise_12_deferred_frees_survive_the_end_of_32_bit_step_numbers(monkey
 
 
 def test_appending_to_many_forks_of_an_unplanned_prompt_settles_who_computes_once() -> None:
-    space = BlockSpaceManager(SpaceConfig((FullAttention(4),), num_blocks=5000, max_sequences=1025)).space
+    space = BlockSpace(SpaceConfig((FullAttention(4),), num_blocks=5000, max_sequences=1025))
     row = admit(space, [1, 2, 3, 4, 5])
     children = space.fork(row, 1024)
     assert space.append(children, np.arange(1024)) is None
@@ -161,12 +135,3 @@ def test_appending_to_many_forks_of_an_unplanned_prompt_settles_who_computes_onc
     assert starts[row] == 0
     assert {starts[child] for child in children.tolist()} == {4}
     space.check()
-
-
-def test_a_stale_view_of_a_block_table_is_refused() -> None:
-    space = new_manager().space
-    table = BlockTable.allocate(space, [1, 2])
-    space.free(table.row)
-    admit(space, [3, 4])
-    with unchanged(space), pytest.raises(FreedSequenceError):
-        table.free()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow
-from pagedkv.core.blocks import (
+from pagedkv.pool.blocks import (
+    AHEAD,
     BUCKET_NEXT,
     HOLD_STEP,
     LIFE,
@@ -25,8 +26,8 @@ from pagedkv.core.blocks import (
     REF_COUNT,
     SUCCESSOR,
 )
-from pagedkv.core.prefix_index import forget, name_block
-from pagedkv.core.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED
+from pagedkv.pool.prefix_index import forget, name_block
+from pagedkv.tables.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED, TOUCHED
 from tests.space.spaces import acknowledge, allocate, cache, new_space, only_pool, prefill, run_step, tokens
 
 Tamper = Callable[[BlockSpace], None]
@@ -125,6 +126,15 @@ def vacant_row(space: BlockSpace) -> None:
     space._state.vacant_rows.pop()
 
 
+def unlisted_row(space: BlockSpace) -> None:
+    waiting = allocate(space, tokens(4, first=300))
+    space._state.rows[[0, waiting], TOUCHED] = 1, 0
+
+
+def touched_row(space: BlockSpace) -> None:
+    space._state.rows[5, TOUCHED] = 1
+
+
 def host_block(space: BlockSpace) -> None:
     space._state.host_pools["device"].acquire(1)
 
@@ -141,7 +151,7 @@ CONTRADICTIONS: dict[str, tuple[Tamper, str]] = {
     "a free block said to be in use": (record(7, QUEUE, 0), "free queue and places differ"),
     "a free block said to be deferred": (record(7, QUEUE, 2), "free queue and places differ"),
     "a deferred block said to be in use": (record(5, QUEUE, 0), "deferred differ"),
-    "a deferred block that is due": (record(6, HOLD_STEP, 0), "the first deferred block is due"),
+    "a deferred block that is due": (record(6, HOLD_STEP, 0), "a deferred block is due"),
     "no reference to a block in use": (record(2, REF_COUNT, 0), "referenced and queued, or neither"),
     "a reference to a free block": (record(7, REF_COUNT, 1), "referenced and queued, or neither"),
     "a negative reference count": (record(7, REF_COUNT, -1), "negative reference count"),
@@ -159,6 +169,7 @@ CONTRADICTIONS: dict[str, tuple[Tamper, str]] = {
     "a negative parent": (record(2, PARENT, -1), "a parent is foreign"),
     "a root that died": (record(1, PARENT_LIFE, 1), "the root died"),
     "a foreign successor": (record(1, SUCCESSOR, 99), "a successor is foreign"),
+    "a foreign block ahead": (record(1, AHEAD, 99), "what a walk is to fetch is foreign"),
     "an entry of another block in use": (entry(1, 1), "block 1 has 1 references, the tables hold 2"),
     "an entry of a free block": (entry(1, 7), "block 2 has 1 references, the tables hold 0"),
     "an entry that is gone": (entry(1, 0), "block 2 has 1 references, the tables hold 0"),
@@ -172,6 +183,9 @@ CONTRADICTIONS: dict[str, tuple[Tamper, str]] = {
     "changes that are none": (row_in_group(DIRTY_TO, 9), "row 0: changes beyond the table"),
     "more planned than there is": (row(NUM_PLANNED, 1), "row 0: planned beyond its tokens"),
     "more accepted than there is": (row(NUM_ACCEPTED, 1), "row 0: accepted beyond its tokens"),
+    "changes that no plan will tell": (unlisted_row, r"rows \[1\] wait for a plan, untouched"),
+    "a touched row that is not listed": (touched_row, "a touched row is not in the list"),
+    "a list of touched rows without end": (row(TOUCHED, -1), "the list of touched rows has no end"),
     "a vacant row": (vacant_row, "the vacant rows are not those handed out next"),
     "a leak on the host": (host_block, "block 1 has 1 references, the tables hold 0"),
 }

@@ -12,17 +12,12 @@ import pytest
 
 from pagedkv import (
     BlockSpace,
-    BlockSpaceManager,
-    BlockTable,
     FullAttention,
     MediaSpan,
     RecurrentState,
     RequestKeys,
-    Sequence,
-    SequenceGroup,
     Shortage,
     SlidingWindow,
-    SpaceConfig,
     StepId,
     hash_request_tokens,
 )
@@ -31,7 +26,6 @@ from pagedkv.errors import (
     FreedSequenceError,
     LostSequenceError,
     NoHostPoolError,
-    OutOfBlocksError,
     PagedKVError,
     SequenceError,
     SharedPrefixError,
@@ -86,7 +80,7 @@ BAD_TOKENS: dict[str, tuple[TokenIds, str]] = {
     "nothing in it": ([None], "got the type object"),  # type: ignore[list-item]
     "two dimensions": (np.zeros((2, 3), np.int32), r"one-dimensional, got the shape \(2, 3\)"),
     "no dimension": (np.array(7), r"one-dimensional, got the shape \(\)"),
-    "ragged lists": ([[1], [2, 3]], "not a flat sequence of integers"),  # type: ignore[list-item]
+    "ragged lists": ([[1], [2, 3]], "token ids are no array of integers"),  # type: ignore[list-item]
     "bytes of no integer type": (b"abc", "one-dimensional"),
     "a buffer of floats": (memoryview(array.array("d", [1.0])), "got the type float64"),
 }
@@ -328,6 +322,31 @@ def test_one_bad_length_spoils_the_whole_batch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([19, 8, 99], TruncationError, "row 1 cannot .* group 1 has released what position 8 reads"),
+        ([19, 20, 8], TruncationError, "row 2 cannot .* group 1 has released what position 8 reads"),
+        ([20, 0, 8], TruncationError, "row 1 has 20 tokens: it cannot be rolled back to 0"),
+        ([20, 20, 2**40], TruncationError, f"row 2 has 20 tokens: it cannot be rolled back to {2**40}"),
+        ([20, 20, 20, 5], SharedPrefixError, "row 3 cannot .* other sequences hold its blocks of group 0 beyond 5"),
+    ],
+)
+def test_of_a_batch_that_cannot_be_rolled_back_the_first_row_at_fault_is_named(
+    lengths: list[int], error: type[PagedKVError], message: str
+) -> None:
+    """Whichever group objects."""
+    space = new_space(FullAttention(4), SlidingWindow(12, 4))
+    for first in (0, 100, 200, 300):
+        prefill(space, tokens(12, first))
+    space.append([0, 1, 2, 3], tokens(32), [8] * 4)
+    run_step(space)
+    space.append([0], [7])
+    space.truncate([0], [20])
+    space.fork(3)
+    refused(lambda space: space.truncate(range(len(lengths)), lengths), error, message, space)
+
+
+@pytest.mark.parametrize(
     "lengths", [[1], [1, 1, 1], [1.0, 1.0], [[1, 1]]], ids=["too few", "too many", "fractions", "two dimensions"]
 )
 def test_lengths_that_do_not_fit_the_rows_are_refused(lengths: npt.ArrayLike) -> None:
@@ -440,128 +459,6 @@ def test_an_unknown_group_is_refused(group: int) -> None:
         lambda space: space.block_size(group),
     ):
         refused(question, ConfigurationError, f"group {group}")
-
-
-# The classic door
-
-
-def new_manager(num_host_blocks: int = 0) -> tuple[BlockSpaceManager, Sequence, SequenceGroup]:
-    """A manager that serves one sequence of 6 tokens, number 5, and a group around it."""
-    config = SpaceConfig((FullAttention(4),), 6, num_host_blocks, max_sequences=3, max_tokens=40, watermark=0)
-    manager = BlockSpaceManager(config)
-    seq = Sequence(5, list(range(6)))
-    group = SequenceGroup("request 1", [seq])
-    manager.allocate(group)
-    run_step(manager.space)
-    return manager, seq, group
-
-
-UNKNOWN = Sequence(77, [1, 2, 3])
-OF_A_STRANGER: dict[str, Callable[[BlockSpaceManager], object]] = {
-    "append_slots": lambda manager: manager.append_slots(UNKNOWN),
-    "can_append_slots": lambda manager: manager.can_append_slots(SequenceGroup("x", [UNKNOWN])),
-    "fork": lambda manager: manager.fork(UNKNOWN, Sequence(78, [1, 2, 3])),
-    "free": lambda manager: manager.free(UNKNOWN),
-    "swap_out": lambda manager: manager.swap_out(SequenceGroup("x", [UNKNOWN])),
-    "get_block_table": lambda manager: manager.get_block_table(UNKNOWN),
-    "mark_blocks_as_computed": lambda manager: manager.mark_blocks_as_computed(SequenceGroup("x", [UNKNOWN])),
-    "get_common_computed_block_ids": lambda manager: manager.get_common_computed_block_ids([UNKNOWN]),
-}
-
-
-@pytest.mark.parametrize("action", OF_A_STRANGER.values(), ids=OF_A_STRANGER.keys())
-def test_a_sequence_that_was_never_allocated_is_refused(action: Callable[[BlockSpaceManager], object]) -> None:
-    manager, _, _ = new_manager()
-    refused(
-        lambda _: action(manager),
-        UnknownSequenceError,
-        "sequence 77 is unknown: never allocated, or freed already",
-        manager.space,
-    )
-
-
-def test_a_sequence_freed_twice_is_refused() -> None:
-    manager, seq, _ = new_manager()
-    manager.free(seq)
-    refused(lambda _: manager.free(seq), UnknownSequenceError, "sequence 5 is unknown", manager.space)
-
-
-def test_a_sequence_allocated_twice_is_refused() -> None:
-    manager, seq, group = new_manager()
-    message = "sequence 5 of request request 1 is allocated already"
-    refused(lambda _: manager.allocate(group), SequenceError, message, manager.space)
-    refused(lambda _: manager.can_allocate(group), SequenceError, message, manager.space)
-    refused(lambda _: manager.fork(seq, seq), SequenceError, "sequence 5 is allocated already", manager.space)
-
-
-@pytest.mark.parametrize(
-    ("seqs", "message"),
-    [
-        ([], "request new has no sequences"),
-        ([Sequence(1, [1]), Sequence(1, [1])], r"names a sequence twice: \[1, 1\]"),
-        ([Sequence(1, [1]), Sequence(2, [2])], "must share one prompt"),
-    ],
-    ids=["empty", "one twice", "two prompts"],
-)
-def test_a_group_that_is_none_is_refused(seqs: list[Sequence], message: str) -> None:
-    manager, _, _ = new_manager()
-    refused(lambda _: manager.allocate(SequenceGroup("new", seqs)), SequenceError, message, manager.space)
-
-
-def test_a_sequence_that_has_become_shorter_is_refused() -> None:
-    manager, seq, _ = new_manager()
-    del seq.token_ids[3:]
-    message = "sequence 5 has 3 tokens, 6 were known: truncate its table"
-    refused(lambda _: manager.append_slots(seq), SequenceError, message, manager.space)
-
-
-def test_classic_actions_that_were_not_asked_for_raise_when_blocks_are_short() -> None:
-    """Two blocks of five are held."""
-    manager, seq, _ = new_manager(num_host_blocks=2)
-    large = SequenceGroup("large", [Sequence(6, list(range(100, 113)))])
-    message = "pool 'device' has 3 free blocks, 4 are needed"
-    refused(lambda _: manager.allocate(large), OutOfBlocksError, f"request large: {message}", manager.space)
-    seq.token_ids += range(50, 65)
-    refused(lambda _: manager.append_slots(seq), OutOfBlocksError, f"sequence 5: {message}", manager.space)
-
-
-def test_swapping_a_group_into_a_host_pool_that_is_too_small_is_refused() -> None:
-    manager, _, group = new_manager(num_host_blocks=2)
-    message = r"request request 1: pool 'device \(host\)' has 1 free blocks, 2 are needed"
-    refused(lambda _: manager.swap_out(group), OutOfBlocksError, message, manager.space)
-
-
-def test_a_group_with_more_sequences_than_rows_is_refused_before_anything_is_evicted() -> None:
-    manager, seq, _ = new_manager()
-    manager.free(seq)
-    group = SequenceGroup("wide", [Sequence(number, list(range(100, 120))) for number in range(4)])
-    refused(lambda _: manager.allocate(group), TooManySequencesError, "max_sequences = 3", manager.space)
-
-
-# The view of one sequence
-
-
-STALE: dict[str, Callable[[BlockTable], object]] = {
-    "free": lambda table: table.free(),
-    "fork": lambda table: table.fork(),
-    "truncate": lambda table: table.truncate(1),
-    "append_token_ids": lambda table: table.append_token_ids([4]),
-    "physical_block_ids": lambda table: table.physical_block_ids,
-}
-
-
-@pytest.mark.parametrize("use", STALE.values(), ids=STALE.keys())
-def test_a_stale_table_is_refused(use: Callable[[BlockTable], object]) -> None:
-    space = new_space()
-    table = BlockTable.allocate(space, [1, 2, 3])
-    table.free()
-    refused(lambda _: use(table), FreedSequenceError, "the sequence that had row 0 was freed", space)
-
-
-@pytest.mark.parametrize(("block_size", "num_lookahead"), [(0, 0), (-4, 0), (4, -1)])
-def test_impossible_sizes_of_a_table_are_refused(block_size: int, num_lookahead: int) -> None:
-    with pytest.raises(PagedKVError, match=str(min(block_size, num_lookahead))):
-        BlockTable.get_num_required_blocks([1, 2], block_size, num_lookahead)
 
 
 def test_scarcity_is_an_answer_not_an_error() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pagedkv import BlockSpaceManager, FullAttention, Sequence, SequenceGroup, SpaceConfig
-from pagedkv.space.batches import Rows, as_batch
+from pagedkv import BlockSpace, BlockSpaceManager, FullAttention, Sequence, SequenceGroup, SpaceConfig
+from pagedkv.arguments import Rows, as_batch
 from tests.space.spaces import new_space, prefill, run_step, tokens
 
 
@@ -62,7 +62,7 @@ def test_batches_and_single_sequences_come_to_the_same(seed: int) -> None:
     """The inner door in whole batches, the classic one sequence by sequence: block for block the same tables."""
     rng = np.random.default_rng(seed)
     config = SpaceConfig((FullAttention(4),), num_blocks=101, max_sequences=8, max_tokens=500)
-    manager, by_batch = BlockSpaceManager(config), BlockSpaceManager(config).space
+    manager, by_batch = BlockSpaceManager(config), BlockSpace(config)
     parent = Sequence(0, list(range(6)))
     manager.allocate(SequenceGroup("request", [parent]))
     seqs = {0: parent}

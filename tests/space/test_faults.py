@@ -16,8 +16,8 @@ from pagedkv import (
     SlidingWindow,
     hash_request_tokens,
 )
-from pagedkv.core.blocks import NEXT, PREVIOUS
 from pagedkv.errors import FreedSequenceError
+from pagedkv.pool.blocks import NEXT, PREVIOUS
 from tests.space.spaces import (
     acknowledge,
     allocate,
@@ -95,8 +95,8 @@ def test_fault_03_a_hit_and_a_free_touch_no_other_free_block() -> None:
 def test_fault_04_a_forged_digest_hands_out_nothing() -> None:
     """HF continuous batching: matching trusts a 64-bit hash. vLLM, LMCache: Python's salted ``hash()`` as a key.
 
-    More of it in tests/core/test_matching.py; digests in processes with other hash seeds in
-    tests/core/test_digests.py.
+    More of it in tests/tables/test_matching.py; digests in processes with other hash seeds in
+    tests/pool/test_digests.py.
     """
     victim, forger = tokens(9), tokens(9, first=100)
     space = new_space()
@@ -286,6 +286,7 @@ def test_fault_13_a_load_that_failed_leaks_nothing() -> None:
     row = prefill(space, tokens(12))
     space.swap_out([row])
     run_step(space)
+    cache(space, tokens(12, first=500))  # evicts all but the first block
     space.swap_in([row])
     aborted = space.abort(space.plan_step().step_id)
     assert aborted.lost_rows == (row,)

@@ -1,55 +1,37 @@
 """Negative controls: spaces that are broken in one place each; the state machine must notice every one."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from pagedkv import AllocStatus, BlockSpace, RequestKeys
-from pagedkv.core.blocks import HOLD_STEP, OPEN_STEP, SETTLED_STEP, Int32Array, PoolArrays, Uint32Array
-from pagedkv.core.extra_keys import ExtraKeyArrays
-from pagedkv.core.prefix_index import find
-from pagedkv.core.rows import NAME_IN_POOL, SPAN, GroupArrays
+from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.plan import StepPlan
-from pagedkv.space import stepping
-from tests.space.mixes import MIXES
-from tests.space.space_machine import Sabotage, machine_of
-
-BOUNDED = settings(
-    settings.get_profile("pagedkv"),
-    max_examples=400,
-    stateful_step_count=50,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    print_blob=False,
-)
+from pagedkv.pool.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
+from pagedkv.pool.extra_keys import ExtraKeyArrays
+from pagedkv.pool.prefix_index import find
+from pagedkv.space import aborting
+from pagedkv.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
+from tests.plan_packing import Parts, parts_of, repacked
+from tests.space.controls import replace_method, require_noticed
+from tests.space.operations import Sabotage
 
 
-def require_noticed(mix_name: str, sabotage: Sabotage | None = None) -> None:
-    """Run a bounded machine on a broken space, and expect that an assertion or a missing error stops it."""
-    mix = next(mix for mix in MIXES if mix.name == mix_name)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        run_state_machine_as_test(machine_of(mix, Counter(), sabotage), settings=BOUNDED)
-
-
-def replace_method(
-    space: BlockSpace, name: str, wrap: Callable[[Callable[..., object]], Callable[..., object]]
-) -> None:
-    """Put a wrapper around a method of one space."""
-    setattr(space, name, wrap(getattr(space, name)))
-
-
-def in_plans(tamper: Callable[[StepPlan], StepPlan]) -> Sabotage:
+def in_plans(tamper: Callable[[Parts], Parts]) -> Sabotage:
     """Break the plans that a space hands out."""
 
     def sabotage(space: BlockSpace) -> None:
-        replace_method(space, "plan_step", lambda plan_step: lambda: tamper(cast("StepPlan", plan_step())))
+        def with_tampering(plan_step: Callable[..., object]) -> Callable[..., object]:
+            def wrapped() -> StepPlan:
+                plan = cast("StepPlan", plan_step())
+                return repacked(tamper(parts_of(plan)), like=plan)
+
+            return wrapped
+
+        replace_method(space, "plan_step", with_tampering)
 
     return sabotage
 
@@ -65,12 +47,22 @@ def in_plans(tamper: Callable[[StepPlan], StepPlan]) -> Sabotage:
         ("full", lambda plan: replace(plan, swaps_in=())),
         ("full", lambda plan: replace(plan, swaps_out=())),
         ("full", lambda plan: replace(plan, table_writes=())),
+        ("full", lambda plan: replace(plan, new_blocks=())),
         ("full and window in one pool", lambda plan: replace(plan, table_writes=plan.table_writes[:1])),
         ("window with sinks", lambda plan: replace(plan, compute=replace(plan.compute, starts=plan.compute.ends - 1))),
     ],
-    ids=["no copies", "swaps mixed up", "no swaps in", "no swaps out", "no tables", "one table", "last token only"],
+    ids=[
+        "no copies",
+        "swaps mixed up",
+        "no swaps in",
+        "no swaps out",
+        "no tables",
+        "no new blocks",
+        "one table",
+        "last token only",
+    ],
 )
-def test_a_plan_that_says_too_little_is_noticed(mix_name: str, tamper: Callable[[StepPlan], StepPlan]) -> None:
+def test_a_plan_that_says_too_little_is_noticed(mix_name: str, tamper: Callable[[Parts], Parts]) -> None:
     require_noticed(mix_name, in_plans(tamper))
 
 
@@ -148,13 +140,14 @@ def test_a_hit_that_is_not_verified_is_noticed() -> None:
             extra_keys: ExtraKeyArrays,
             digests: Uint32Array,
             out: Int32Array,
-        ) -> tuple[int, int]:
+        ) -> tuple[int, int, int]:
             if not len(digests):
                 return verified(pool, group, tokens, extra_ids, extra_keys, digests, out)
             found = [find(pool, int(group.parameters[NAME_IN_POOL]), digest) for digest in digests[: len(out)]]
             num_hits = (*found, 0).index(0)
             out[:num_hits] = found[:num_hits]
-            return num_hits, num_hits
+            num_free = int((pool.records[found[:num_hits], QUEUE] == FREE).sum())
+            return num_hits, num_hits, num_free
 
         loops.match_chain = trusting
 
@@ -162,7 +155,12 @@ def test_a_hit_that_is_not_verified_is_noticed() -> None:
 
 
 def test_an_abort_that_withdraws_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "withdraw_since", lambda *_: 0)
+    monkeypatch.setattr(aborting, "withdraw_since", lambda *_: 0)
+    require_noticed("full")
+
+
+def test_an_abort_that_forgets_which_blocks_were_new_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aborting, "renew_new_blocks", lambda *_: None)
     require_noticed("full")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, Shortage, SlidingWindow
-from pagedkv.core.pool import drop_name
+from pagedkv.pool.block_pool import drop_name
 from tests.space.spaces import (
     acknowledge,
     allocate,
@@ -126,6 +126,30 @@ def test_promise_14_drafts_do_not_move_the_window() -> None:
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize(
+    ("groups", "num_named"),
+    [
+        ((ChunkedLocal(8, 4),), 0),
+        ((ChunkedLocal(8, 4), FullAttention(4)), 2),
+        ((FullAttention(4), ChunkedLocal(8, 4)), 2),
+    ],
+    ids=["the chunk alone", "the chunk first", "the chunk last"],
+)
+def test_promise_16_a_digest_chain_goes_on_where_any_group_has_the_last_block(
+    groups: tuple[GroupSpec, ...], num_named: int
+) -> None:
+    """Rolled back to where a chunk begins, the chunk's group has no block left whose digest the next continues."""
+    space = new_space(*groups)
+    row = prefill(space, tokens(20))
+    space.truncate([row], [16])
+    before = space.statistics().pools[0].num_named
+    space.append([row], tokens(4, first=50), [4])
+    run_step(space)
+    assert space.statistics().pools[0].num_named - before == num_named
+    space.check()
+
+
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("chunk_size", "block_size"), [(8, 4), (4, 4), (6, 4), (3, 4)])
 def test_promise_15_chunks_are_given_back_when_the_next_begins(chunk_size: int, block_size: int) -> None:
     space = new_space(ChunkedLocal(chunk_size, block_size))
@@ -210,6 +234,15 @@ def test_promise_16_a_hit_is_the_longest_prefix_that_every_group_can_serve() -> 
     assert [np.flatnonzero(space.block_ids(row, group)).min() for group in range(3)] == [0, 8, 2]
     assert run_step(space).compute.starts.tolist() == [24]
     space.check()
+
+
+@pytest.mark.parametrize(("length", "num_hit"), [(12, 0), (13, 12), (24, 12), (25, 24)])
+def test_promise_16_a_hit_ends_where_blocks_of_all_sizes_end(length: int, num_hit: int) -> None:
+    space = new_space(FullAttention(4), FullAttention(6))
+    cache(space, tokens(24))
+    found = space.match(tokens(length))
+    assert found.num_tokens == num_hit
+    assert [len(blocks) for blocks in found.block_ids] == [num_hit // 4, num_hit // 6]
 
 
 def test_promise_16_what_one_group_has_evicted_no_group_serves() -> None:

@@ -3,9 +3,19 @@
 import numpy as np
 import pytest
 
-from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, SlidingWindow
+from pagedkv import AllocStatus, BlockSpace, FullAttention, GroupSpec, RecurrentState, Shortage, SlidingWindow
 from pagedkv.plan import BlockMoves
-from tests.space.spaces import acknowledge, allocate, cache, held, hit, new_space, only_pool, prefill, run_step, tokens
+from tests.space.spaces import (
+    acknowledge,
+    allocate,
+    hit,
+    new_space,
+    only_pool,
+    prefill,
+    run_step,
+    tokens,
+    unchanged,
+)
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER
 
@@ -55,6 +65,79 @@ def test_promise_11_reserved_slots_are_not_shared_with_a_fork() -> None:
     space.append([row], [], [0], num_lookahead=9)
     (child,) = space.fork(row)
     assert space.block_ids(child) == space.block_ids(row)[:2]
+
+
+@pytest.mark.interpreted
+def test_promise_11_two_forks_do_not_reserve_the_same_slots() -> None:
+    """Reserving slots in a shared, partly filled block copies it, as writing does; the last to hold it keeps it."""
+    space = new_space()
+    row = prefill(space, tokens(6))
+    children = space.fork(row, 2).tolist()
+    shared = space.block_ids(row)
+    assert space.append_with_copies([row, *children], [], [0] * 3, num_lookahead=3) == [
+        (shared[1], space.block_ids(row)[1]),
+        (shared[1], space.block_ids(children[0])[1]),
+    ]
+    tails = [space.block_ids(holder)[1:] for holder in (row, *children)]
+    assert len({block for tail in tails for block in tail}) == 6
+    assert space.block_ids(children[1])[:2] == shared
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_11_a_fork_of_a_row_with_reserved_slots_reserves_its_own() -> None:
+    space = new_space()
+    row = allocate(space, tokens(6), num_lookahead=3)
+    run_step(space)
+    (child,) = space.fork(row).tolist()
+    assert space.append_with_copies([child], [], [0], num_lookahead=3) == [
+        (space.block_ids(row)[1], space.block_ids(child)[1])
+    ]
+    assert len({*space.block_ids(row)[1:], *space.block_ids(child)[1:]}) == 4
+    assert space.append_with_copies([row, child], [], [0, 0], num_lookahead=3) == []
+
+
+def test_promise_11_whoever_copies_to_reserve_computes_what_is_pending_in_the_copy() -> None:
+    """The copy is made before the forward pass: tokens that nobody has computed yet are computed in both blocks."""
+    space = new_space()
+    row = allocate(space, tokens(6))
+    (child,) = space.fork(row).tolist()
+    space.append([child], [], [0], num_lookahead=1)
+    compute = run_step(space).compute
+    assert dict(zip(compute.rows.tolist(), compute.starts.tolist(), strict=True)) == {row: 0, child: 4}
+
+
+def test_promise_11_a_recurrent_state_reserves_nothing_and_is_not_copied_for_it() -> None:
+    space = new_space(RecurrentState(4, pool="device"))
+    row = prefill(space, tokens(6))
+    (child,) = space.fork(row).tolist()
+    assert space.append_with_copies([row, child], [], [0, 0], num_lookahead=3) == []
+    assert space.block_ids(row) == space.block_ids(child)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_writers", range(1, 5))
+@pytest.mark.parametrize(("count", "num_lookahead"), [(1, 0), (0, 1), (1, 3)])
+def test_promise_03_copies_of_several_sharers_are_counted_exactly(
+    num_writers: int, count: int, num_lookahead: int
+) -> None:
+    """Two families of four share a block each; of a family that writes as a whole one keeps the original."""
+    space = new_space(num_blocks=24)
+    families = []
+    for first in (0, 100):
+        row = prefill(space, tokens(6, first))
+        families.append([row, *space.fork(row, 3).tolist()])
+    batch = [row for family in families for row in family[:num_writers]]
+    num_needed = 2 * min(num_writers, 3) + len(batch) * (6 + count + num_lookahead > 8)
+    counts = [count] * len(batch)
+    prefill(space, tokens(4 * (space.num_free_blocks() - num_needed), first=1000))
+    with unchanged(space):
+        assert space.can_append(batch, counts, num_lookahead=num_lookahead)
+    prefill(space, [0])
+    with unchanged(space):
+        assert not space.can_append(batch, counts, num_lookahead=num_lookahead)
+        answer = space.append(batch, [7] * (count * len(batch)), counts, num_lookahead=num_lookahead)
+        assert answer == Shortage("device", num_needed, num_needed - 1)
 
 
 @pytest.mark.interpreted
@@ -139,6 +222,44 @@ def test_promise_11_a_roll_back_while_its_step_is_in_flight() -> None:
     assert len(space.computed_block_ids(row)) == 2
 
 
+def test_promise_11_a_window_does_not_slide_over_what_a_step_in_flight_computed_and_lost() -> None:
+    """Rolled back and grown again, the tokens behind the cut are to be computed: the step in flight does not count."""
+    space = new_space(SlidingWindow(4, 2))
+    row, other = prefill(space, tokens(4)), prefill(space, tokens(4, first=100))
+    space.append([row, other], tokens(32), [16, 16])
+    plan = space.plan_step()
+    space.truncate([row], [10])
+    space.append([row], tokens(10, first=200), [10])
+    acknowledge(space, plan)
+    assert [bool(block) for block in space.block_ids(row)] == [False] * 3 + [True] * 7
+    assert [bool(block) for block in space.block_ids(other)] == [False] * 8 + [True] * 2
+    space.check()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("groups", [(FullAttention(4),), (FullAttention(4), SlidingWindow(12, 2))], ids=["one", "two"])
+def test_promise_11_a_batch_is_rolled_back_as_its_rows_one_by_one(groups: tuple[GroupSpec, ...]) -> None:
+    """Some rows lose tokens, names or reserved slots, some accept their drafts; each ends as it would alone."""
+    together, alone = new_space(*groups, num_blocks=301), new_space(*groups, num_blocks=301)
+    lengths = np.arange(9, 18)
+    for space in (together, alone):
+        rows = [prefill(space, tokens(12, first=100 * index)) for index in range(9)]
+        assert space.append(rows, tokens(45), [5] * 9, num_draft=4, num_lookahead=6) is None
+        if space is together:
+            space.truncate(rows, lengths)
+        else:
+            for row, length in zip(rows, lengths.tolist(), strict=True):
+                space.truncate([row], [length])
+        run_step(space)
+        space.check()
+    assert together.lengths(rows).tolist() == lengths.tolist()
+    assert together.statistics() == alone.statistics()
+    for index, length in enumerate(lengths.tolist()):
+        assert len(together.block_ids(index)) == len(alone.block_ids(index)) == -(-length // 4)
+        known = [*tokens(12, first=100 * index), *tokens(5, first=5 * index)][:length]
+        assert hit(together, [*known, -1]) == hit(alone, [*known, -1]) == length // 4 * 4
+
+
 # 12. Deferred free
 
 
@@ -166,6 +287,7 @@ def test_promise_12_in_order() -> None:
     blocks = [space.block_ids(row)[0] for row in rows]
     first = space.plan_step()
     space.free(rows[0])
+    space.append(rows[1], [7])
     second = space.plan_step()
     space.free(rows[1])
     acknowledge(space, first)
@@ -222,164 +344,3 @@ def test_promise_12_the_source_of_a_copy_waits_for_the_copy() -> None:
     assert pairs(plan.copies)[0][0] == source
     acknowledge(space, plan)
     assert place(space, source) == "free"
-
-
-# 13. Preemption
-
-
-@pytest.mark.interpreted
-def test_promise_13_preemption_by_recomputing_finds_its_blocks_again() -> None:
-    space = new_space(num_blocks=9)
-    row = prefill(space, tokens(14))
-    space.free(row)
-    cache(space, tokens(8, first=100))
-    assert hit(space, tokens(14)) == 12
-    assert len(held(space, allocate(space, tokens(14)))) == 4
-
-
-@pytest.mark.interpreted
-def test_promise_13_swapping_out_and_in_is_planned_copies() -> None:
-    space = new_space(num_host_blocks=11)
-    row = prefill(space, tokens(10))
-    device = space.block_ids(row)
-    out = pairs(space.swap_out([row]))
-    assert [source for source, _ in out] == device
-    host = space.block_ids(row)
-    assert [destination for _, destination in out] == host
-    assert pairs(run_step(space).swaps_out) == out
-    back = pairs(space.swap_in([row]))
-    assert [source for source, _ in back] == host
-    assert [destination for _, destination in back] == space.block_ids(row)
-    assert pairs(run_step(space).swaps_in) == back
-    assert space.num_tokens(row) == 10
-    space.check()
-
-
-@pytest.mark.interpreted
-def test_promise_13_shared_blocks_are_moved_once() -> None:
-    space = new_space(num_host_blocks=11)
-    rows = [prefill(space, tokens(10))]
-    rows += space.fork(rows[0], 2).tolist()
-    space.append(rows[2:], [10])
-    run_step(space)
-    assert len(pairs(space.swap_out(rows))) == 4
-    run_step(space)
-    tables = [space.block_ids(row) for row in rows]
-    assert tables[0] == tables[1]
-    assert tables[0][:2] == tables[2][:2]
-    assert len(pairs(space.swap_in(rows))) == 4
-    run_step(space)
-    assert space.block_ids(rows[0]) == space.block_ids(rows[1])
-    space.check()
-
-
-@pytest.mark.interpreted
-def test_promise_13_a_block_is_released_only_after_its_copy_is_acknowledged() -> None:
-    space = new_space(num_blocks=4, num_host_blocks=4)
-    row = prefill(space, tokens(12))
-    blocks = space.block_ids(row)
-    space.swap_out([row])
-    assert [place(space, block) for block in blocks] == ["deferred"] * 3
-    assert space.can_allocate(tokens(4, first=100)) is LATER
-    plan = space.plan_step()
-    assert [place(space, block) for block in blocks] == ["deferred"] * 3
-    acknowledge(space, plan)
-    assert space.can_allocate(tokens(12, first=100)) is OK
-    space.swap_in([row])
-    (host,) = space.statistics().host_pools
-    assert (host.num_deferred, host.num_free) == (3, 0)
-    run_step(space)
-    (host,) = space.statistics().host_pools
-    assert (host.num_deferred, host.num_free) == (0, 3)
-
-
-def test_promise_13_what_others_share_stays_on_the_device() -> None:
-    space = new_space(num_host_blocks=11)
-    row = prefill(space, tokens(10))
-    (child,) = space.fork(row)
-    device = space.block_ids(row)
-    space.swap_out([row])
-    run_step(space)
-    assert space.block_ids(child) == device
-    space.check()
-
-
-def test_promise_13_questions_about_swapping() -> None:
-    space = new_space(num_blocks=8, num_host_blocks=4, watermark=0.2)
-    rows = [prefill(space, tokens(12)), prefill(space, tokens(8, first=100)), prefill(space, tokens(4, first=200))]
-    assert space.can_swap_out(rows[:1]) is OK
-    assert space.can_swap_out(rows) is NEVER
-    space.swap_out(rows[:1])
-    run_step(space)
-    assert space.can_swap_out(rows[1:2]) is LATER
-    assert space.can_swap_in(rows[:1]) is OK
-    allocate(space, tokens(4, first=300))
-    assert space.can_swap_in(rows[:1]) is LATER  # three free blocks, of which the watermark keeps one
-
-
-def test_promise_13_what_the_open_plan_writes_cannot_be_swapped_out_before_it_is_planned() -> None:
-    space = new_space(num_host_blocks=11)
-    row = prefill(space, tokens(6))
-    (child,) = space.fork(row)
-    space.append([child], [6])
-    assert space.can_swap_out([child]) is LATER
-    assert space.can_swap_out([row]) is OK
-    run_step(space)
-    assert space.can_swap_out([child]) is OK
-
-
-def test_promise_13_a_host_pool_that_is_missing_is_never_enough() -> None:
-    space = new_space()
-    assert space.can_swap_out([prefill(space, tokens(4))]) is NEVER
-
-
-def test_promise_13_a_swapped_out_sequence_can_be_freed() -> None:
-    space = new_space(num_host_blocks=11)
-    row = prefill(space, tokens(10))
-    space.swap_out([row])
-    run_step(space)
-    space.free([row])
-    (host,) = space.statistics().host_pools
-    assert host.num_free == 10
-    space.check()
-
-
-def test_promise_13_a_swapped_in_sequence_is_found_again() -> None:
-    """Its blocks on the device were evicted meanwhile."""
-    space = new_space(num_blocks=6, num_host_blocks=4)
-    row = prefill(space, tokens(9))
-    space.swap_out([row])
-    run_step(space)
-    cache(space, tokens(20, first=100))
-    assert hit(space, tokens(9)) == 0
-    space.swap_in([row])
-    assert hit(space, tokens(9)) == 8
-
-
-def test_promise_13_what_was_not_computed_before_is_computed_after() -> None:
-    """Swapped out between its allocation and the plan."""
-    space = new_space(num_host_blocks=11)
-    row = allocate(space, tokens(6))
-    space.swap_out([row])
-    assert run_step(space).compute.rows.tolist() == []
-    space.swap_in([row])
-    compute = run_step(space).compute
-    assert (compute.rows.tolist(), compute.starts.tolist(), compute.ends.tolist()) == ([row], [0], [6])
-
-
-def test_promise_13_windows_and_states_are_swapped_without_what_they_have_released() -> None:
-    groups = FullAttention(4), SlidingWindow(4, 4), RecurrentState(4)
-    sizes = {"device": 41, "state": 11}
-    space = new_space(*groups, num_blocks=sizes, num_host_blocks=sizes)
-    row = prefill(space, tokens(17))
-    kept = [held(space, row, group) for group in range(3)]
-    assert [len(blocks) for blocks in kept] == [5, 2, 1]
-    moves = space.swap_out([row])
-    assert isinstance(moves, tuple)
-    assert {move.pool: move.src_ids.tolist() for move in moves} == {"device": kept[0] + kept[1], "state": kept[2]}
-    run_step(space)
-    space.swap_in([row])
-    run_step(space)
-    assert [len(held(space, row, group)) for group in range(3)] == [5, 2, 1]
-    assert np.flatnonzero(space.block_ids(row, 1)).tolist() == [3, 4]
-    space.check()

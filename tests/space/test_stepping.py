@@ -74,6 +74,19 @@ def test_a_plan_tells_only_what_has_changed() -> None:
     assert writes.block_ids.tolist() == space.block_ids(row)[2:]
 
 
+@pytest.mark.interpreted
+def test_several_changes_of_one_table_are_told_together() -> None:
+    """First a new block at its end, then a copy on write before it."""
+    space = new_space()
+    row = prefill(space, tokens(6))
+    space.append(row, [6], num_lookahead=2)
+    space.fork(row)
+    space.append(row, [7])
+    (writes,) = (writes for writes in space.plan_step().table_writes)
+    mine = np.repeat(writes.rows, writes.counts) == row
+    assert writes.block_ids[mine].tolist() == space.block_ids(row)[1:3]
+
+
 def test_a_swapped_in_row_is_told_whole() -> None:
     space = new_space(num_host_blocks=11)
     row = prefill(space, tokens(10))
@@ -148,10 +161,10 @@ def test_what_another_row_computes_cannot_be_declared_computed() -> None:
 
 def test_a_row_is_declared_computed_when_its_sharers_are_settled() -> None:
     space = BlockSpace(SpaceConfig(groups=(FullAttention(4),), num_blocks=30, max_sequences=4, max_tokens=40))
-    parent = allocate(space, [0] * 9)
+    parent = allocate(space, [0] * 8)
     space.acknowledge(space.plan_step().step_id)
     child = int(space.fork(parent)[0])
-    space.append(child, [1] * 7, [7])
+    space.append(child, [1] * 8, [8])
     space.append(parent, [2])
     space.mark_computed(child)
     assert len(space.computed_block_ids(child)) == 4

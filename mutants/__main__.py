@@ -1,0 +1,140 @@
+"""Put each fault of the list into a copy of the tree and run its tests; tell which faults no test noticed."""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+from mutants.mutation import Mutation, MutationError, problems, read_list
+from mutants.runner import STAGES, TestsFailError, Verdict, judge_all
+from mutants.sandbox import ROOT
+
+EXAMPLES: Final = """examples:
+  python -m mutants                            the whole list, two processes
+  python -m mutants --only growth --jobs 1     mutations whose name, file or function contains "growth"
+  python -m mutants --stages 1                 only the quickest tests, to see what they alone notice
+  python -m mutants --check                    only whether the list fits the code
+  python -m mutants --json out/mutants.json    as JSON as well; the tests that killed last time are read from there
+                                               and run first
+"""
+INTERRUPTED: Final = 130
+
+
+def main() -> int:
+    """Judge, print and write; 0 if every mutation was killed or is argued to be equivalent."""
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (MutationError, TestsFailError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m mutants",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", default="", metavar="WORDS", help="mutations whose name or place contains this")
+    parser.add_argument("--check", action="store_true", help="run no test: only see that the list fits the code")
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=2, help="processes at a time (default 2)")
+    parser.add_argument("--minutes", type=float, default=20, metavar="N", help="at most, for a mutation (default 20)")
+    parser.add_argument(
+        "--stages", type=int, default=len(STAGES), metavar="N", help="only the first N stages of tests: a quick look"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as well")
+    return parser.parse_args()
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    mutations = read_list()
+    unfit = problems(mutations, ROOT)
+    if unfit:
+        print(*unfit, sep="\n", file=sys.stderr)
+        return 1
+    chosen = [each for each in mutations if arguments.only in f"{each.name} {each.path} {each.function}"]
+    if not chosen:
+        raise MutationError(f"no mutation's name or place contains {arguments.only!r}: {_names(mutations)}")
+    if arguments.check:
+        print(f"{len(mutations)} mutations fit the code")
+        return 0
+    verdicts = _judged(chosen, arguments)
+    Console(width=150).print(_table(verdicts))
+    if arguments.json is not None:
+        _write(verdicts, arguments.json)
+    bad = [verdict.mutation for verdict in verdicts if not verdict.is_as_it_should]
+    num_killed = sum(verdict.killer is not None for verdict in verdicts)
+    num_equivalent = sum(bool(verdict.mutation.equivalent) for verdict in verdicts)
+    print(f"{num_killed} of {len(verdicts)} killed, {num_equivalent} argued to be equivalent")
+    if bad:
+        print(f"see to {_names(bad)}")
+    return int(bool(bad))
+
+
+def _names(mutations: list[Mutation]) -> str:
+    return ", ".join(mutation.name for mutation in mutations)
+
+
+def _judged(chosen: list[Mutation], arguments: argparse.Namespace) -> list[Verdict]:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(chosen))
+
+        def tell(verdict: Verdict) -> None:
+            progress.console.print(f"{verdict.mutation.name}: {verdict.result}", markup=False)
+            progress.advance(task)
+
+        killers = _killers_of_last_time(arguments.json)
+        return judge_all(
+            chosen,
+            num_processes=arguments.jobs,
+            seconds=60 * arguments.minutes,
+            killers=killers,
+            tell=tell,
+            stages=STAGES[: arguments.stages],
+        )
+
+
+def _table(verdicts: list[Verdict]) -> Table:
+    table = Table("mutation", "place", "result", "test that failed")
+    table.add_column("s", justify="right")
+    for verdict in verdicts:
+        place = f"{verdict.mutation.path.removeprefix('src/pagedkv/')}: {verdict.mutation.function}"
+        killer = (verdict.killer or "").removeprefix("tests/").replace("[", "\\[")
+        table.add_row(verdict.mutation.name, place, verdict.result, killer, f"{verdict.seconds:.0f}")
+    return table
+
+
+def _killers_of_last_time(file: Path | None) -> Mapping[str, str]:
+    """Tests that killed, by mutation, from the file that this run will write."""
+    if file is None or not file.exists():
+        return {}
+    results = json.loads(file.read_text(encoding="utf-8"))
+    return {result["mutation"]["name"]: result["killer"] for result in results if result["killer"] is not None}
+
+
+def _write(verdicts: list[Verdict], file: Path) -> None:
+    """Write the results; those of mutations that were not chosen this time stay."""
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    results = {result["mutation"]["name"]: result for result in before}
+    results |= {verdict.mutation.name: asdict(verdict) | {"result": verdict.result} for verdict in verdicts}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(list(results.values()), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Options in groups are to typer what they are one by one, and mistakes in them are users' mistakes."""
+
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pagedkv.cli.option_groups import command
+from pagedkv.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A group within a group."""
+
+    depth: Annotated[int, typer.Option(help="How deep.")] = 2
+
+    def __post_init__(self) -> None:
+        if self.depth < 0:
+            raise ConfigurationError(f"--depth must not be negative, got {self.depth}")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A group of options."""
+
+    width: Annotated[float, typer.Option(help="How wide.")]
+    inner: Inner = field(default_factory=Inner)
+
+
+seen: list[tuple[str, Outer, bool]] = []
+
+
+@command
+def measure(name: Annotated[str, typer.Argument()], *, outer: Outer, loud: bool = False) -> None:
+    """Note what was given."""
+    seen.append((name, outer, loud))
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(measure)
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stderr
+
+
+def test_a_group_stands_for_its_fields() -> None:
+    assert list(signature(measure).parameters) == ["name", "width", "depth", "loud"]
+    assert invoke("x", "--width", "1.5", "--loud") == (0, "")
+    assert invoke("y", "--width", "2", "--depth", "7") == (0, "")
+    assert seen[-2:] == [("x", Outer(1.5), True), ("y", Outer(2.0, Inner(7)), False)]
+
+
+def test_an_option_without_default_is_required() -> None:
+    exit_code, stderr = invoke("x")
+    assert exit_code == 2
+    assert "--width" in stderr
+
+
+def test_what_a_group_refuses_is_told_in_one_line() -> None:
+    assert invoke("x", "--width", "1", "--depth", "-1") == (2, "pagedkv: --depth must not be negative, got -1\n")
+
+
+@pytest.mark.parametrize("positional", [["x", 1.0]])
+def test_a_command_is_called_by_names(positional: list[object]) -> None:
+    with pytest.raises(TypeError):
+        measure(*positional)

@@ -1,0 +1,236 @@
+"""What compiled loops keep on disk, seen from processes of their own.
+
+Each runs a small package: the modules that compile loops, and two loops in two files, of which one calls the other.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from numba.extending import is_jitted
+
+from pagedkv.compilation import compiled as compiling
+from pagedkv.compilation.compiled import compiled, unsigned
+from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, sources_of
+
+COMPILED = "from pagedkv.compilation.compiled import compiled"
+PLAIN_NUMBA = "import numba\ncompiled = numba.njit(cache=True)"
+
+CALLEE = """
+{decorator}
+@compiled
+def step(x: int) -> int:
+    return x + {constant}
+"""
+CALLER = """
+{decorator}
+from pagedkv.callee import step
+@compiled
+def advance(x: int) -> int:
+    return 10 * step(x)
+"""
+
+CALL = """
+import json
+from pagedkv.caller import advance
+value, stats = advance(1), advance.stats
+print(json.dumps({"value": value, "hits": sum(stats.cache_hits.values()), "folder": stats.cache_path}))
+"""
+NO_TEMPORARY_FOLDER = """
+import tempfile
+tempfile.tempdir = "/dev/null"
+"""
+FULL_DISK = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+"""
+EDITED_SINCE_IMPORT = """
+from pathlib import Path
+import pagedkv.caller, pagedkv.callee
+source = Path(pagedkv.callee.__file__)
+source.write_text(source.read_text().replace("x + 1", "x + 200"))
+"""
+
+
+@dataclass
+class Package:
+    """A copy of the package in a folder of its own, beside a home and a folder for temporary files."""
+
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where the modules are."""
+        return self.root / "src" / "pagedkv"
+
+    @property
+    def home(self) -> Path:
+        """The user's home."""
+        return self.root / "home"
+
+    def write(self, constant: int, decorator: str = COMPILED) -> None:
+        """Write the loop that is called, which adds the constant; and the caller, unless it stands there already."""
+        (self.folder / "callee.py").write_text(CALLEE.format(decorator=decorator, constant=constant))
+        caller = self.folder / "caller.py"
+        if not caller.exists() or caller.read_text() != CALLER.format(decorator=decorator):
+            caller.write_text(CALLER.format(decorator=decorator))
+
+    def forbid_own_folder(self) -> None:
+        """Let nothing be written beside the modules. Permissions would not do: root has them all."""
+        (self.folder / "__pycache__").write_text("a file")
+
+    def start(self, program: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a program that imports this package."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "XDG_"))}
+        own = {
+            "PYTHONPATH": str(self.folder.parent),
+            "PYTHONDONTWRITEBYTECODE": "1",  # Python's own cache takes two edits within a second for one
+            "HOME": str(self.home),
+            "TMPDIR": str(self.root / "tmp"),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-W", "always::RuntimeWarning", "-c", program],
+            env=inherited | own | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, program: str = CALL, **environment: str) -> dict[str, Any]:
+        """Run a program; answer what it printed, and its warnings."""
+        return result(self.start(program, **environment))
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    answer: dict[str, Any] = json.loads(output)
+    return answer | {"warnings": [line for line in errors.splitlines() if "RuntimeWarning: " in line]}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Package:
+    package = Package(tmp_path)
+    package.home.mkdir()
+    (tmp_path / "tmp").mkdir()
+    for source in sources_of(Path(compiling.__file__)):
+        copy = package.folder / source.relative_to(PACKAGE_FOLDER)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes())
+        (copy.parent / "__init__.py").touch()
+    (package.folder / "__init__.py").touch()
+    package.write(constant=1)
+    return package
+
+
+def test_an_edited_callee_is_compiled_into_its_callers_anew_and_an_old_one_is_found_again(package: Package) -> None:
+    first, second = package.run(), package.run()
+    assert first == {
+        "value": 20,
+        "hits": 0,
+        "folder": str(package.folder / "__pycache__/pagedkv-loops"),
+        "warnings": [],
+    }
+    assert second == first | {"hits": 1}
+    package.write(constant=2)
+    assert package.run() == first | {"value": 30}
+    package.write(constant=1)
+    assert package.run() == second
+
+
+def test_negative_control_numbas_own_cache_would_call_the_old_callee(package: Package) -> None:
+    package.write(constant=1, decorator=PLAIN_NUMBA)
+    assert package.run()["value"] == 20
+    package.write(constant=2, decorator=PLAIN_NUMBA)
+    assert package.run()["value"] == 20
+
+
+def test_a_source_edited_since_it_was_imported_is_not_taken_for_what_runs(package: Package) -> None:
+    assert package.run(EDITED_SINCE_IMPORT + CALL)["value"] == 20
+    assert package.run() | {"folder": None} == {"value": 2010, "hits": 0, "folder": None, "warnings": []}
+
+
+def test_a_chosen_folder_goes_before_all_others(package: Package) -> None:
+    chosen = str(package.root / "chosen")
+    assert package.run(NUMBA_CACHE_DIR=chosen)["folder"] == f"{chosen}/pagedkv-loops"
+    assert package.run(NUMBA_CACHE_DIR=chosen)["hits"] == 1
+    assert not (package.folder / "__pycache__").exists()
+
+
+def test_without_the_packages_folder_the_users_is_taken(package: Package) -> None:
+    package.forbid_own_folder()
+    answer = package.run()
+    assert Path(answer["folder"]).is_relative_to(package.home)
+    assert not answer["warnings"]
+
+
+def test_without_the_packages_and_the_users_folder_a_private_temporary_one_is_taken(package: Package) -> None:
+    package.forbid_own_folder()
+    first = package.run(HOME="/dev/null")
+    assert Path(first["folder"]).parent == package.root / "tmp"
+    assert Path(first["folder"]).stat().st_mode & 0o777 == 0o700
+    assert first["value"] == 20
+    assert package.run(HOME="/dev/null") == first | {"hits": 1}
+    assert not first["warnings"]
+
+
+def test_where_nothing_can_be_written_loops_are_compiled_each_time_with_one_warning(package: Package) -> None:
+    package.forbid_own_folder()
+    answer = package.run(NO_TEMPORARY_FOLDER + CALL, HOME="/dev/null")
+    assert answer["value"] == 20
+    assert answer["folder"] is None
+    [warning] = answer["warnings"]
+    for folder in (package.folder / "__pycache__", "/dev/null/.cache", "/dev/null/pagedkv-loops"):
+        assert str(folder) in warning
+    assert "Set NUMBA_CACHE_DIR" in warning
+
+
+def test_on_a_full_disk_loops_run_with_one_warning_and_leave_nothing_behind(package: Package) -> None:
+    answer = package.run(FULL_DISK + CALL)
+    assert answer["value"] == 20
+    [warning] = answer["warnings"]
+    assert answer["folder"] in warning
+    assert not list(Path(answer["folder"]).iterdir())
+
+
+def test_from_an_archive_loops_run_with_one_warning(package: Package) -> None:
+    archive = package.root / "package.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in package.folder.rglob("*.py"):
+            file.write(path, path.relative_to(package.folder.parent))
+    answer = package.run(PYTHONPATH=str(archive))
+    assert answer["value"] == 20
+    [warning] = answer["warnings"]
+    assert f"no sources in {archive}" in warning
+
+
+def test_processes_that_compile_at_once_do_not_disturb_each_other(package: Package) -> None:
+    racing = [package.start(CALL) for _ in range(2)]
+    assert [result(process)["value"] for process in racing] == [20, 20]
+    assert package.run()["hits"] == 1
+
+
+def test_interpreted_loops_look_for_no_folder(package: Package) -> None:
+    program = "import json; from pagedkv.caller import advance; print(json.dumps({'value': advance(1)}))"
+    assert package.run(program, NUMBA_DISABLE_JIT="1") == {"value": 20, "warnings": []}
+    assert not (package.folder / "__pycache__").exists()
+
+
+@pytest.mark.skipif(not is_jitted(unsigned), reason="nothing is compiled")
+def test_a_function_that_closes_over_variables_is_not_kept() -> None:
+    def adding(amount: int) -> Callable[[int], int]:
+        @compiled
+        def add(x: int) -> int:
+            return x + amount
+
+        return add
+
+    assert [adding(1)(1), adding(2)(1)] == [2, 3]
+    assert cast("Any", adding(1)).stats.cache_path is None

@@ -1,0 +1,114 @@
+"""Faults in a small tree of its own: killed, survived, never ending, and tests that fail by themselves."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mutants.mutation import Mutation
+from mutants.runner import Stage, TestsFailError, Verdict, judge, require_passing
+from mutants.sandbox import ROOT, Sandbox, sandbox
+
+CODE = """\
+def count(n):
+    total = 0
+    while total < n:
+        total += 1
+    return total
+"""
+TESTS = """\
+from code_under_test import count
+
+def test_none():
+    assert count(0) == 0
+
+def test_three():
+    assert count(3) == 3
+
+def test_that_always_fails():
+    assert count(2) == 3
+"""
+STAGE = Stage("counting", ("tests", "--deselect", "tests/test_count.py::test_that_always_fails"), test_seconds=2)
+SECONDS = 120
+
+
+def fault(original: str, replacement: str, *, equivalent: str = "") -> Mutation:
+    return Mutation("fault", "src/code_under_test.py", "count", original, replacement, "an example", equivalent)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with one function, its tests, and this runner's plugin."""
+    root = tmp_path / "root"
+    for folder in ("src", "tests"):
+        (root / folder).mkdir(parents=True)
+    (root / "src" / "code_under_test.py").write_text(CODE)
+    (root / "tests" / "test_count.py").write_text(TESTS)
+    shutil.copy(ROOT / "tests" / "conftest.py", root / "tests")
+    shutil.copytree(ROOT / "mutants", root / "mutants", ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+@pytest.fixture
+def copy(tree: Path) -> Iterator[Sandbox]:
+    with sandbox(tree) as copy:
+        yield copy
+
+
+@pytest.mark.parametrize(
+    ("original", "replacement", "killer"),
+    [
+        ("total = 0", "total = 1", "test_none"),
+        ("total += 1", "total += 0", "test_three"),  # never ends
+    ],
+)
+def test_a_fault_is_killed_by_the_first_test_that_notices(
+    copy: Sandbox, original: str, replacement: str, killer: str
+) -> None:
+    verdict = judge(copy, fault(original, replacement), SECONDS, stages=(STAGE,))
+    assert (verdict.killer, verdict.result) == (f"tests/test_count.py::{killer}", "killed")
+
+
+def test_a_killer_must_pass_without_the_fault(copy: Sandbox) -> None:
+    count, fails = (f"tests/test_count.py::{name}" for name in ("test_three", "test_that_always_fails"))
+    killed = judge(copy, fault("< n", "< n - 1"), SECONDS, first=count, stages=(STAGE,))
+    assert killed.killer == count
+    require_passing(copy, count, SECONDS)
+    with pytest.raises(TestsFailError, match="test_that_always_fails failed with a fault in the code, but does not"):
+        require_passing(copy, fails, SECONDS)
+
+
+def test_a_fault_that_no_test_notices_survives_unless_it_is_argued(copy: Sandbox) -> None:
+    survivor = judge(copy, fault("< n", "!= n"), SECONDS, stages=(STAGE,))
+    assert (survivor.result, survivor.is_as_it_should) == ("SURVIVED", False)
+    argued = Verdict(fault("< n", "!= n", equivalent="n is not negative"), None, is_over=True, seconds=1)
+    assert (argued.result, argued.is_as_it_should) == ("equivalent", True)
+    disproved = Verdict(argued.mutation, "tests/test_count.py::test_three", is_over=True, seconds=1)
+    assert (disproved.result, disproved.is_as_it_should) == ("KILLED, SO NOT EQUIVALENT", False)
+
+
+def test_a_fault_is_not_killed_by_running_out_of_time(copy: Sandbox) -> None:
+    endless = fault("total += 1", "total += 0")
+    patient = Stage("counting", STAGE.tests, test_seconds=SECONDS)
+    verdict = judge(copy, endless, 2, stages=(patient,))
+    assert (verdict.killer, verdict.result, verdict.is_as_it_should) == (None, "NOT KILLED IN TIME", False)
+
+
+def test_a_killer_of_last_time_that_is_gone_is_passed_over(copy: Sandbox) -> None:
+    verdict = judge(copy, fault("total = 0", "total = 1"), SECONDS, first="tests/gone.py::test_four", stages=(STAGE,))
+    assert verdict.killer == "tests/test_count.py::test_none"
+
+
+def test_a_stage_without_tests_is_an_error_not_a_survivor(copy: Sandbox) -> None:
+    with pytest.raises(TestsFailError, match=r"empty: there are none: tests/gone\.py"):
+        judge(copy, fault("< n", "!= n"), SECONDS, stages=(Stage("empty", ("tests/gone.py",), test_seconds=2),))
+
+
+def test_of_folders_with_large_files_only_those_of_the_root_stay_behind(tree: Path, tmp_path: Path) -> None:
+    """A package may have such a name too."""
+    folders = ("traces", "src/traces", "out", "src/__pycache__")
+    for folder in folders:
+        (tree / folder).mkdir(parents=True)
+    Sandbox(tmp_path / "copy", tree)
+    assert [folder for folder in folders if (tmp_path / "copy" / "tree" / folder).exists()] == ["src/traces"]

@@ -1,0 +1,97 @@
+"""A plan's buffer written down plainly, word by word: what the compiled loops must produce, and plans for tests."""
+
+import struct
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from pagedkv.plan import BlockMoves, NewBlocks, StepPlan, TableWrites, TokenRanges
+
+__all__ = ["Parts", "as_plain", "pack", "parts_of", "pools_and_groups", "repacked"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a plan says, apart from its buffer, so that tests can change it."""
+
+    step_id: int
+    swaps_out: tuple[BlockMoves, ...]
+    swaps_in: tuple[BlockMoves, ...]
+    copies: tuple[BlockMoves, ...]
+    table_writes: tuple[TableWrites, ...]
+    compute: TokenRanges
+    new_blocks: tuple[NewBlocks, ...]
+
+
+def parts_of(plan: StepPlan) -> Parts:
+    """Read every part of a plan."""
+    return Parts(*(getattr(plan, item.name) for item in fields(Parts)))
+
+
+def as_plain(value: Any) -> Any:  # noqa: ANN401 - parts of a plan, or anything in them
+    """Turn parts into tuples, lists and numbers that can be compared."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, tuple):
+        return [as_plain(item) for item in value]
+    if is_dataclass(value):
+        return {item.name: as_plain(getattr(value, item.name)) for item in fields(value)}
+    return value
+
+
+def pack(plan: Parts, pool_names: tuple[str, ...], num_groups: int) -> bytes:
+    """Write a plan as the layout is drawn."""
+    moves = {
+        kind: {part.pool: part for part in parts}
+        for kind, parts in enumerate((plan.swaps_out, plan.swaps_in, plan.copies), start=2)
+    }
+    writes = {part.group: part for part in plan.table_writes}
+    new = {part.pool: part.block_ids.tolist() for part in plan.new_blocks}
+    parts: list[tuple[int, int, list[list[int]]]] = [(1, 0, [_names(pool_names)])]
+    for kind, by_pool in moves.items():
+        for owner, name in enumerate(pool_names):
+            part = by_pool.get(name)
+            parts.append((kind, owner, [part.src_ids.tolist(), part.dst_ids.tolist()] if part else [[], []]))
+    for group in range(num_groups):
+        run = writes.get(group)
+        runs = [run.rows.tolist(), run.starts.tolist(), run.counts.tolist()] if run else [[], [], []]
+        parts += [(5, group, runs), (6, group, [run.block_ids.tolist() if run else []])]
+    parts.append((7, 0, [plan.compute.rows.tolist(), plan.compute.starts.tolist(), plan.compute.ends.tolist()]))
+    parts += [(8, owner, [new.get(name, [])]) for owner, name in enumerate(pool_names)]
+    directory: list[int] = []
+    body: list[int] = []
+    first = 8 + 4 * len(parts)
+    for kind, owner, arrays in parts:
+        directory += [kind, owner, first + len(body) if arrays[0] else 0, len(arrays[0])]
+        for array in arrays:
+            body += array + [0] * (-len(array) % 4)
+    header = struct.pack("<4s3i", b"pkvP", 1, first + len(body), len(parts))
+    header += struct.pack("<q2i", plan.step_id, len(pool_names), num_groups)
+    return header + struct.pack(f"<{len(directory) + len(body)}i", *directory, *body)
+
+
+def repacked(parts: Parts, like: StepPlan) -> StepPlan:
+    """Make a plan of parts that were changed; ``like`` is the plan they were read from."""
+    names, num_groups = pools_and_groups(like)
+    return StepPlan.from_buffer(pack(parts, names, num_groups))
+
+
+def pools_and_groups(plan: StepPlan) -> tuple[tuple[str, ...], int]:
+    """Read from a buffer what its plan was laid out for."""
+    num_pools, num_groups = plan.buffer[6:8].tolist()
+    offset = int(plan.buffer[10])
+    names = []
+    for _ in range(num_pools):
+        nbytes = int(plan.buffer[offset])
+        names.append(plan.buffer[offset + 1 :].tobytes()[:nbytes].decode())
+        offset += 1 + -(-nbytes // 4)
+    return tuple(names), num_groups
+
+
+def _names(pool_names: tuple[str, ...]) -> list[int]:
+    packed = b""
+    for name in pool_names:
+        encoded = name.encode()
+        packed += struct.pack("<i", len(encoded)) + encoded + b"\0" * (-len(encoded) % 4)
+    return list(struct.unpack(f"<{len(packed) // 4}i", packed))

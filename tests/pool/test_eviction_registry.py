@@ -1,0 +1,94 @@
+"""The list of eviction policies: whoever offers or checks policies has these names, and no other."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pagedkv import BlockPool, BlockSpace, FullAttention, SpaceConfig
+from pagedkv.capacity import curve
+from pagedkv.errors import ConfigurationError
+from pagedkv.pool import eviction
+from pagedkv.pool.blocks import POLICY
+from pagedkv.pool.eviction.fifo import FIFO
+from pagedkv.pool.eviction.policy import EvictionPolicy
+from pagedkv.pool.eviction.registry import DEFAULT, POLICIES, policy_named
+from pagedkv.simulation import ServingConfig
+from tests.cli.command import run
+from tests.space.spaces import prefill
+
+NOT_POLICIES = {"__init__", "hooks", "policy", "registry"}
+FOLDER = Path(eviction.__path__[0])
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guide.md"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def space_config(name: str) -> SpaceConfig:
+    return SpaceConfig((FullAttention(block_size=4),), num_blocks=9, eviction=name)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_serves_by_its_name(name: str) -> None:
+    space = BlockSpace(space_config(name))
+    for start in (0, 100, 0, 200, 300, 0):
+        space.free(prefill(space, list(range(start, start + 17))))
+        space.check()
+    assert policy_named(name).name == ServingConfig(100, policy=name).policy == name
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: BlockSpace(space_config("oldest")), lambda: ServingConfig(100, policy="oldest")]
+)
+def test_a_name_that_is_not_in_the_list_is_refused_with_the_list(build: Callable[[], object]) -> None:
+    told = f"eviction policy must be one of {tuple(POLICIES)}, got 'oldest'"
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        build()
+
+
+def test_a_policy_that_is_not_in_the_list_is_refused() -> None:
+    for foreign in (EvictionPolicy("oldest"), replace(DEFAULT, new_state=FIFO.new_state)):
+        with pytest.raises(ConfigurationError, match=f"eviction policy '{foreign.name}' is not in the list"):
+            BlockPool("device", 9, policy=foreign)
+
+
+def test_a_pool_knows_its_policy_by_its_number_in_the_list() -> None:
+    pools = [BlockPool("device", 9, policy=policy) for policy in POLICIES.values()]
+    assert [int(pool.arrays.counts[POLICY]) for pool in pools] == list(range(len(POLICIES)))
+    assert [pool.policy for pool in pools] == list(POLICIES.values())
+
+
+def test_every_file_of_the_package_is_in_the_list() -> None:
+    files = {path.stem for path in FOLDER.glob("*.py")}
+    assert files - NOT_POLICIES == set(POLICIES)
+
+
+def test_the_first_is_the_default_everywhere() -> None:
+    assert next(iter(POLICIES)) == DEFAULT.name
+    assert SpaceConfig((FullAttention(),), num_blocks=9).eviction == ServingConfig(100).policy == DEFAULT.name
+
+
+def test_the_curve_and_the_help_have_all_of_them() -> None:
+    assert list(curve.POLICIES) == [*POLICIES, curve.OPTIMAL]
+    assert f"Eviction policy: {', '.join(POLICIES)}." in run("replay", "--help").stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_no_policy_that_is_not_there(page: Path) -> None:
+    named = re.findall(r'(?:eviction="|--policy )(\w+)', page.read_text(encoding="utf-8"))
+    assert set(named) <= set(POLICIES)
+    assert named or page.name != "guide.md"
+
+
+def test_the_recipe_of_the_guide_is_what_the_sources_say() -> None:
+    """Of the file, and of the lines in the list, each shown as a block of its own."""
+    section = GUIDE.read_text(encoding="utf-8").partition("### A further policy")[2].partition("\n## ")[0]
+    excerpts = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    files = ("fifo.py", "registry.py")
+    assert len(excerpts) == len(files)
+    for excerpt, file in zip(excerpts, files, strict=True):
+        source = (FOLDER / file).read_text(encoding="utf-8")
+        for part in excerpt.split("...\n"):
+            assert part in source

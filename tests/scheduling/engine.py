@@ -1,0 +1,138 @@
+"""A small engine without a model: tokens are drawn as they are needed, and each request's own are kept.
+
+It knows no output in advance, ends sequences when it likes, may have several batches in flight, and checks every step.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.scheduling import Batch, Progress, Request, Scheduler, SchedulingConfig
+from pagedkv.space import BlockSpace
+from pagedkv.spec import SpaceConfig
+
+__all__ = ["Engine", "Served"]
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+@dataclass(eq=False)
+class Served:
+    """A request, and what was generated for it: a list for each sequence that goes on."""
+
+    request: Request
+    prompt: list[int]
+    generated: list[list[int]] = field(default_factory=list)
+
+
+class Engine:
+    """Drives a scheduler; the space proves its invariants after every operation."""
+
+    def __init__(self, config: SchedulingConfig, space_config: SpaceConfig, seed: int = 0) -> None:
+        self.space = BlockSpace(space_config)
+        self.scheduler = Scheduler(config, self.space)
+        self.random = Random(seed)
+        self.served: list[Served] = []
+        self.in_flight: deque[Batch] = deque()
+        self.finished: list[Request] = []
+        self.rejected: list[Request] = []
+        self.end_probability = 0.0
+
+    def add(self, prompt: list[int], max_new_tokens: int, *, num_sequences: int = 1, priority: int = 0) -> Request:
+        """Let a request arrive."""
+        request = Request(
+            number=len(self.served),
+            num_prompt_tokens=len(prompt),
+            max_new_tokens=max_new_tokens,
+            load=lambda num_generated: self._load(served, num_generated),
+            num_sequences=num_sequences,
+            priority=priority,
+        )
+        served = Served(request, prompt)
+        self.served.append(served)
+        if not self.scheduler.add(request):
+            self.rejected.append(request)
+        return request
+
+    @staticmethod
+    def _load(served: Served, num_generated: int) -> npt.NDArray[np.int32]:
+        if num_generated == 0:
+            served.generated = []
+        produced = served.generated[0] if num_generated else []
+        assert len(produced) == num_generated
+        return np.array(served.prompt + produced, np.int32)
+
+    def schedule(self) -> Batch:
+        """Put one more batch in flight."""
+        batch = self.scheduler.schedule()
+        self.rejected += batch.rejected
+        self.in_flight.append(batch)
+        self.space.check()
+        if batch.decoding is not None:
+            parts = batch.decoding.parts(batch.decoded_token_ids)
+            for request, part in zip(batch.decoding.requests, parts, strict=True):
+                assert part.tolist() == [tokens[-1] for tokens in self.served[request.number].generated]
+        self._check_lists()
+        return batch
+
+    def finish(self) -> Progress:
+        """Finish the oldest batch in flight with drawn tokens."""
+        batch = self.in_flight.popleft()
+        token_ids = np.array([self.random.randrange(10) for _ in range(batch.num_samples)], np.int32)
+        goes_on = np.array([self.random.random() >= self.end_probability for _ in token_ids], np.bool_)
+        before = {each.request: each.request.num_generated for each in self.served}
+        progress = self.scheduler.finish(batch, token_ids, ended=np.flatnonzero(~goes_on).tolist())
+        parts = zip(self._by_request(batch, token_ids), self._by_request(batch, goes_on), strict=True)
+        for (request, tokens), (_, stays) in parts:
+            if request.num_generated == before[request] + 1:  # else nobody took notice
+                served = self.served[request.number]
+                told = served.generated or [[] for _ in tokens]
+                served.generated = [
+                    [*past, token] for past, token, lasts in zip(told, tokens.tolist(), stays, strict=True) if lasts
+                ]
+        self.finished += progress.finished
+        self.space.check()
+        self._check_lists()
+        return progress
+
+    @staticmethod
+    def _by_request(batch: Batch, sampled: npt.NDArray[Scalar]) -> list[tuple[Request, npt.NDArray[Scalar]]]:
+        """Share out what was sampled, in the order that a batch tells."""
+        shares: list[tuple[Request, npt.NDArray[Scalar]]] = []
+        if batch.decoding is not None:
+            shares += zip(batch.decoding.requests, batch.decoding.parts(sampled), strict=True)
+        start = len(batch.decoded_token_ids)
+        for chunk in batch.prefilling:
+            shares.append((chunk.request, sampled[start : start + chunk.num_samples]))
+            start += chunk.num_samples
+        return shares
+
+    def step(self) -> Batch:
+        """Run one step to its end."""
+        batch = self.schedule()
+        self.finish()
+        return batch
+
+    def run(self, most_steps: int = 10_000) -> int:
+        """Serve everybody; return how many steps that took."""
+        num_steps = 0
+        while not self.scheduler.is_idle:
+            self.step()
+            num_steps += 1
+            assert num_steps <= most_steps, "somebody is never served"
+        return num_steps
+
+    def _check_lists(self) -> None:
+        """Prove that the scheduler and the space know the same rows."""
+        running = self.scheduler.running
+        assert [request.key for request in running] == sorted(request.key for request in running)
+        rows = [row for request in running for row in request.rows]
+        assert len(rows) == len(set(rows)) <= self.space.config.max_sequences
+        assert not any(request.is_done for request in running)
+        statistics = self.space.statistics()
+        if self.scheduler.is_idle and not self.in_flight:
+            assert all(pool.num_in_use == pool.num_deferred == 0 for pool in statistics.pools)

@@ -1,0 +1,142 @@
+"""The scheduler never thrashes: some sequence always advances, nobody starves, and who runs does not go on changing."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import ceil, log2
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from pagedkv.scheduling import Batch, PreemptionKind, Request, SchedulingConfig
+from pagedkv.spec import FullAttention, SpaceConfig
+from tests.scheduling.engine import Engine
+
+pytestmark = pytest.mark.interpreted
+
+
+@dataclass
+class Observer:
+    """Steps an engine and watches what the rule promises."""
+
+    engine: Engine
+    first_promise: int
+    num_preemptions: Counter[Request] = field(default_factory=Counter)
+    returned: dict[Request, tuple[int, int]] = field(default_factory=dict)  # tokens known then, and promised
+    num_idle: int = 0
+    num_tokens: int = 0
+    num_changes: int = 0
+
+    def step(self) -> Batch:
+        """Run one step, and hold what happened against the rule."""
+        before = list(self.engine.scheduler.running)
+        known = {each.request: each.request.num_known for each in self.engine.served}
+        batch = self.engine.step()
+        for preempted in batch.preempted:
+            self._see_preempted(preempted.request, known[preempted.request], before)
+        for request in [*(admission.request for admission in batch.admitted), *batch.resumed]:
+            if self.num_preemptions[request]:
+                promise = self.first_promise * 2 ** (self.num_preemptions[request] - 1)
+                self.returned[request] = (known[request], min(known[request] + promise, request.most_tokens))
+        num_computed = len(batch.decoded_token_ids) + sum(chunk.stop - chunk.start for chunk in batch.prefilling)
+        self.num_tokens += num_computed
+        self.num_idle = 0 if num_computed else self.num_idle + 1
+        self.num_changes += len(batch.admitted) + len(batch.resumed) + len(batch.preempted)
+        assert num_computed or batch.preempted or batch.resumed, "a step in which nothing happens"
+        assert self.num_idle <= len(before) + 1, "nobody advances"
+        return batch
+
+    def _see_preempted(self, request: Request, num_known: int, before: list[Request]) -> None:
+        self.num_preemptions[request] += 1
+        assert request is not before[0], "the first who runs was preempted"
+        if request in self.returned:
+            known, promised = self.returned.pop(request)
+            assert num_known >= promised, f"returned with {known} tokens, was promised {promised}, came to {num_known}"
+        longest = max(1.0, request.max_new_tokens / self.first_promise)
+        assert self.num_preemptions[request] <= 2 + ceil(log2(longest))
+
+
+def observer(num_blocks: int, first_promise: int, num_host_blocks: int = 0, **limits: int) -> Observer:
+    """Make an engine over a pool of blocks of 4 tokens, and watch it."""
+    limits = {"max_sequences": 8, "max_batched_tokens": 32, "watermark_percent": 0, "block_size": 4, **limits}
+    preemption: PreemptionKind = "swap" if num_host_blocks else "recompute"
+    config = SpaceConfig(
+        groups=(FullAttention(limits["block_size"]),),
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_sequences=(2 if num_host_blocks else 1) * limits["max_sequences"],
+        max_tokens=limits["block_size"] * num_blocks,
+        watermark=limits["watermark_percent"] / 100,
+        prefix_caching=limits["block_size"] == 4,
+    )
+    scheduling = SchedulingConfig(limits["max_sequences"], limits["max_batched_tokens"], preemption, first_promise)
+    return Observer(Engine(scheduling, config), first_promise)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_a_short_pool_never_thrashes(data: st.DataObject) -> None:
+    watched = observer(
+        data.draw(st.integers(8, 40)),
+        data.draw(st.sampled_from([1, 2, 8, 64])),
+        num_host_blocks=data.draw(st.sampled_from([0, 0, 8, 60])),
+        max_sequences=data.draw(st.integers(3, 8)),
+        max_batched_tokens=data.draw(st.integers(8, 40)),
+        watermark_percent=data.draw(st.sampled_from([0, 1, 20])),
+    )
+    watched.engine.end_probability = data.draw(st.sampled_from([0.0, 0.0, 0.05]))
+    for _ in range(data.draw(st.integers(1, 14))):
+        watched.engine.add(
+            data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=30)),
+            data.draw(st.integers(0, 60)),
+            num_sequences=data.draw(st.sampled_from([1, 1, 2, 3])),
+        )
+        for _ in range(data.draw(st.integers(0, 6))):
+            if not watched.engine.scheduler.is_idle:
+                watched.step()
+    num_work = sum(each.request.most_tokens * each.request.num_sequences for each in watched.engine.served)
+    num_steps = 0
+    while not watched.engine.scheduler.is_idle:
+        watched.step()
+        num_steps += 1
+        assert num_steps <= 20 * num_work, "somebody is never served"
+
+
+@pytest.mark.parametrize("num_spare_blocks", [5, 40, 150, 1800])
+@pytest.mark.parametrize("num_host_blocks", [0, 20_000])
+def test_a_fifth_prompt_waits_while_four_fill_the_pool(num_spare_blocks: int, num_host_blocks: int) -> None:
+    """Five prompts of 100,000 tokens in a pool for four and a bit are served at the pace of four, whatever the bit."""
+    num_new, num_prompt_tokens = 400, 100_000
+    watched = observer(
+        1 + 4 * num_prompt_tokens // 16 + num_spare_blocks,
+        64,
+        num_host_blocks,
+        block_size=16,
+        max_batched_tokens=8192,
+    )
+    watched.engine.space.check = lambda: None  # type: ignore[method-assign] # a question of 25,000 blocks each time
+    for number in range(5):
+        watched.engine.add([number] * num_prompt_tokens, num_new)
+    num_steps = 0
+    while not watched.engine.scheduler.is_idle:
+        watched.step()
+        num_steps += 1
+    num_prefill_steps = ceil(5 * num_prompt_tokens / 8192)
+    assert num_steps <= num_prefill_steps + 2 * num_new + 3 * ceil(num_prompt_tokens / 8192)
+    assert watched.num_changes <= 5 + 2 * 4
+    assert len(watched.engine.finished) == 5
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 400])
+def test_who_runs_does_not_oscillate_under_a_stationary_load(num_host_blocks: int) -> None:
+    """As one is done, another comes: samples that outgrow the pool again and again, seldom let in for nothing."""
+    watched = observer(101, 64, num_host_blocks, max_sequences=16, max_batched_tokens=64)
+    num_requests = 24
+    for _ in range(12):
+        watched.engine.add([len(watched.engine.served)] * 8, 64, num_sequences=2)
+    while not watched.engine.scheduler.is_idle:
+        watched.step()
+        while len(watched.engine.served) < min(num_requests, len(watched.engine.finished) + 12):
+            watched.engine.add([len(watched.engine.served)] * 8, 64, num_sequences=2)
+    assert len(watched.engine.finished) == num_requests
+    assert max(watched.num_preemptions.values()) <= 2
+    assert watched.num_tokens <= 2 * num_requests * (8 + 2 * 63)

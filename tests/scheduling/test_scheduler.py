@@ -1,0 +1,201 @@
+"""The scheduler as an engine meets it: tokens that nobody knows in advance, ends, aborts, batches in flight, misuse."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from pagedkv.errors import ConfigurationError, StepError, TokenError
+from pagedkv.scheduling import PreemptionKind, SchedulingConfig
+from pagedkv.spec import FullAttention, SpaceConfig
+from tests.scheduling.engine import Engine
+
+pytestmark = pytest.mark.interpreted
+
+
+def engine(num_blocks: int = 40, num_host_blocks: int = 0, watermark: float = 0.0, **limits: int) -> Engine:
+    """Make an engine over a pool of blocks of 4 tokens."""
+    preemption: PreemptionKind = "swap" if num_host_blocks else "recompute"
+    scheduling = SchedulingConfig(**{"max_sequences": 8, "max_batched_tokens": 32, **limits}, preemption=preemption)
+    config = SpaceConfig(
+        groups=(FullAttention(4),),
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_sequences=(2 if num_host_blocks else 1) * scheduling.max_sequences,
+        max_tokens=4 * num_blocks,
+        watermark=watermark,
+        prefix_caching=True,
+    )
+    return Engine(scheduling, config)
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_everybody_is_served_whatever_happens(data: st.DataObject) -> None:
+    """Requests come, end early and are aborted while up to three batches are in flight; nobody is left over."""
+    served = engine(
+        data.draw(st.integers(8, 30)),
+        max_sequences=data.draw(st.integers(3, 8)),
+        max_batched_tokens=data.draw(st.integers(8, 40)),
+        num_host_blocks=data.draw(st.sampled_from([0, 0, 6, 30])),
+        watermark=data.draw(st.sampled_from([0.0, 0.1])),
+    )
+    served.end_probability = data.draw(st.sampled_from([0.0, 0.0, 0.1, 0.4]))
+    most_in_flight = data.draw(st.integers(1, 3))
+    trunk = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=20))
+    for _ in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from(["add", "add", "step", "step", "step", "abort"])):
+            case "add":
+                served.add(
+                    trunk[: data.draw(st.integers(1, len(trunk)))] + data.draw(st.lists(st.integers(0, 3), max_size=6)),
+                    data.draw(st.integers(0, 20)),
+                    num_sequences=data.draw(st.integers(1, 3)),
+                    priority=data.draw(st.integers(0, 1)),
+                )
+            case "abort" if served.served:
+                request = data.draw(st.sampled_from(served.served)).request
+                was_done = request.is_done
+                assert served.scheduler.abort(request) is not was_done
+                served.space.check()
+            case _:
+                if len(served.in_flight) == most_in_flight or (served.in_flight and data.draw(st.booleans())):
+                    served.finish()
+                else:
+                    served.schedule()
+    while served.in_flight:
+        served.finish()
+    served.run()
+    assert all(each.request.is_done for each in served.served)
+    served.schedule()
+    served.finish()
+
+
+def test_two_batches_in_flight_share_no_request() -> None:
+    served = engine()
+    served.add([1, 2, 3], 5)
+    served.step()
+    served.add([4, 5, 6], 5)
+    first, second = served.schedule(), served.schedule()
+    assert first.decoding is not None
+    assert [request.number for request in first.decoding.requests] == [0]
+    assert [chunk.request.number for chunk in first.prefilling] == [1]
+    assert second.decoding is None
+    assert second.num_samples == 0
+    served.finish()
+    third = served.schedule()
+    assert third.decoding is not None
+    assert [request.number for request in third.decoding.requests] == [0, 1]
+    served.finish()
+    served.finish()
+    served.run()
+
+
+def test_those_who_decode_are_the_same_object_while_nobody_comes_or_goes() -> None:
+    served = engine()
+    served.add([1, 2, 3], 8)
+    served.add([1, 2, 4], 8)
+    served.step()
+    batches = [served.step() for _ in range(7)]
+    assert all(batch.decoding is other.decoding is not None for batch, other in pairwise(batches))
+    assert served.scheduler.is_idle
+
+
+def test_a_sample_that_ends_gives_its_row_up_and_the_others_go_on() -> None:
+    served = engine()
+    request = served.add([1, 2, 3, 4, 5], 6, num_sequences=3)
+    batch = served.scheduler.schedule()
+    served.scheduler.finish(batch, [7, 8, 9], ended=[1])
+    assert len(request.rows) == request.num_sequences == 2
+    batch = served.scheduler.schedule()
+    assert batch.decoded_token_ids.tolist() == [7, 9]
+    served.scheduler.finish(batch, [1, 2], ended=[0])
+    assert len(request.rows) == request.num_sequences == 1
+    batch = served.scheduler.schedule()
+    assert batch.decoded_token_ids.tolist() == [2]
+    assert served.scheduler.finish(batch, [5], ended=[0]).finished == (request,)
+    assert served.scheduler.is_idle
+    assert served.space.statistics().pools[0].num_in_use == 0
+
+
+def test_beams_continue_the_parents_that_the_sampler_names() -> None:
+    served = engine()
+    request = served.add([1, 2, 3], 6, num_sequences=3)
+    served.scheduler.finish(served.scheduler.schedule(), [10, 20, 30])
+    batch = served.scheduler.schedule()
+    rows = list(request.rows)
+    served.scheduler.finish(batch, [11, 12, 13], parents={request: [2, 2, 0]})
+    batch = served.scheduler.schedule()
+    served.space.check()
+    assert batch.decoded_token_ids.tolist() == [11, 12, 13]
+    assert (request.rows[0], request.rows[2]) == (rows[2], rows[0])
+    tables = [served.space.block_ids(row) for row in request.rows]
+    assert tables[0][0] == tables[1][0] != tables[2][0]  # the second block, where they write, is each one's own
+    assert len({table[1] for table in tables}) == 3
+
+
+@pytest.mark.parametrize("num_steps", range(5))
+def test_an_abort_is_taken_notice_of_at_any_moment(num_steps: int) -> None:
+    served = engine(max_batched_tokens=8)
+    aborted, other = served.add(list(range(14)), 3), served.add(list(range(50, 53)), 9)
+    for _ in range(num_steps):
+        served.step()
+    served.schedule()
+    was_done = aborted.is_done
+    assert served.scheduler.abort(aborted) is not was_done
+    assert served.scheduler.abort(aborted) is False
+    served.finish()
+    served.run()
+    assert served.finished[-1] is other
+    assert (aborted in served.finished) is was_done
+
+
+def test_batches_finish_in_order_and_with_all_their_tokens() -> None:
+    served = engine()
+    served.add([1, 2, 3], 5)
+    first, second = served.scheduler.schedule(), served.scheduler.schedule()
+    with pytest.raises(StepError, match=re.escape("step 2 is given, the oldest in flight is step 1")):
+        served.scheduler.finish(second, [])
+    with pytest.raises(TokenError, match="step 1 samples 1 tokens, got 2"):
+        served.scheduler.finish(first, [1, 2])
+    served.scheduler.finish(first, np.array([4], np.int32))
+    served.scheduler.finish(second, [])
+    with pytest.raises(StepError, match="the oldest in flight is none"):
+        served.scheduler.finish(second, [])
+
+
+def test_a_prompt_alone_is_computed_and_over() -> None:
+    served = engine(max_batched_tokens=8)
+    request = served.add(list(range(13)), 0)
+    assert served.run() == 2
+    assert served.finished == [request]
+    assert request.num_generated == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"max_sequences": 0}, "max_sequences (--max-sequences) must be at least 1, got 0"),
+        ({"max_sequences": 9, "max_batched_tokens": 8}, "max_batched_tokens (8) must be at least max_sequences (9)"),
+        ({"preemption": "drop"}, "preemption must be recompute or swap, got 'drop'"),
+    ],
+)
+def test_limits_that_cannot_work_are_refused(values: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        SchedulingConfig(**values)  # type: ignore[arg-type] # what a caller without types may give
+
+
+def test_who_is_swapped_out_holds_no_rows_that_others_need() -> None:
+    """A request of a smaller key finds rows for all its samples, though another one waits on the host."""
+    served = engine(num_blocks=7, num_host_blocks=30, max_sequences=2, max_batched_tokens=16)
+    last = served.add([1] * 8, 12, priority=-1)
+    served.add([2] * 8, 12)
+    while not served.scheduler.num_swapped:
+        served.step()
+    first = served.add([3] * 4, 4, num_sequences=2, priority=1)
+    for _ in range(60):
+        if not served.scheduler.is_idle:
+            served.step()
+    assert len(served.finished) == 3
+    assert served.finished.index(first) < served.finished.index(last)

@@ -1,0 +1,84 @@
+"""ServingConfig and sizing: what is refused, and how memory becomes blocks."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pagedkv.errors import ConfigurationError
+from pagedkv.models import read_model
+from pagedkv.models.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.pool.eviction.registry import POLICIES
+from pagedkv.simulation import ServingConfig
+from pagedkv.spec import FullAttention, RecurrentState, SlidingWindow
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: ServingConfig(1), "at least 2 blocks"),
+        (lambda: ServingConfig(100, block_size=0), "block_size"),
+        (lambda: ServingConfig(100, max_sequences=0), "max_sequences (--max-sequences) must be at least 1, got 0"),
+        (lambda: ServingConfig(100, max_batched_tokens=255), "max_batched_tokens (255)"),
+        (lambda: ServingConfig(100, watermark=1.0), "watermark"),
+        (
+            lambda: ServingConfig(100, policy="oldest"),
+            f"eviction policy must be one of {tuple(POLICIES)}, got 'oldest'",
+        ),
+        (lambda: ServingConfig(100, preemption="swap"), "needs a host pool"),
+        (lambda: ServingConfig(100, num_samples=0), "num_samples (--samples) must be from 1"),
+        (lambda: ServingConfig(100, num_samples=2, beam_width=2), "give one of the two"),
+        (lambda: ServingConfig(100, speed=float("nan")), "speed"),
+        (lambda: ServingConfig(100, seed=-1), "seed"),
+        (lambda: ServingConfig(100, max_length=0), "max_length"),
+        (lambda: ServingConfig({"elsewhere": 100}), "must name the pools"),
+        (
+            lambda: blocks_that_fit((FullAttention(16, "full"),), {"full": GIB}, 1.5 * GIB, 1, 100),
+            "leave 1 blocks of 1,073,741,824 bytes for pool 'full'",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_numbers(make: Callable[[], object], told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert told in str(caught.value)
+
+
+def test_pools_hold_as_many_tokens_until_windows_have_enough() -> None:
+    model = read_model("gemma-2-27b")
+    groups = groups_of(model, 16)
+    assert groups == (FullAttention(16, "full"), SlidingWindow(4096, 16, pool="window_4096"))
+    nbytes = block_nbytes_of(model, 16)
+    few = blocks_that_fit(groups, nbytes, 10 * GIB, max_sequences=256, longest=8192)
+    assert few["full"] == few["window_4096"] == 10 * GIB // sum(nbytes.values())
+    many = blocks_that_fit(groups, nbytes, 10 * GIB, max_sequences=2, longest=8192)
+    assert many["window_4096"] == 2 * 2 * (4096 + 32) // 16
+    assert many["full"] == (10 * GIB - many["window_4096"] * nbytes["window_4096"]) // nbytes["full"]
+
+
+def test_a_state_stands_for_many_tokens() -> None:
+    model = read_model("jamba-v0.1")
+    nbytes = block_nbytes_of(model, 16)
+    blocks = blocks_that_fit(groups_of(model, 16), nbytes, 10 * GIB, max_sequences=4, longest=8192)
+    assert blocks["full"] // 64 == blocks["state"]
+    assert sum(blocks[pool] * nbytes[pool] for pool in blocks) <= 10 * GIB
+
+
+def test_windows_alone_take_what_they_need() -> None:
+    groups = (SlidingWindow(64, 16, pool="window"),)
+    assert blocks_that_fit(groups, {"window": 100}, 10**9, max_sequences=3, longest=99) == {"window": 2 * 3 * 96 // 16}
+    assert blocks_that_fit(groups, {"window": 100}, 10**9, max_sequences=3, longest=800) == {"window": 800 // 16 + 2}
+
+
+def test_states_are_kept_far_apart() -> None:
+    groups = groups_of(read_model("jamba-v0.1"), 48)
+    assert [group for group in groups if isinstance(group, RecurrentState)] == [RecurrentState(1056, pool="state")]
+
+
+def test_a_swapped_block_counts_for_the_bytes_it_has() -> None:
+    groups = (FullAttention(16, "full"), SlidingWindow(64, 16, pool="window"), RecurrentState(1024, pool="state"))
+    nbytes = {"full": 3000, "window": 1000, "state": 777}
+    config = ServingConfig(100, groups=groups, block_nbytes=nbytes)
+    assert config.tokens_per_block == {"full": 12.0, "window": 4.0, "state": 0.0}
+    assert ServingConfig(100, 16).tokens_per_block == {"device": 16.0}

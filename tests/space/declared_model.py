@@ -1,0 +1,121 @@
+"""Content that comes from elsewhere: when it may be declared computed, and what counts as computed."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.space.memory_model import Place
+from tests.space.sequence_model import GroupRule, ModelSequence
+from tests.space.step_model import StepModel
+
+__all__ = ["DeclaredModel", "Refusal"]
+
+
+class Refusal(NamedTuple):
+    """Whether an operation is refused: for sure, or perhaps, where it depends on which of several rows computes."""
+
+    is_sure: bool
+    is_possible: bool
+
+
+class DeclaredModel(StepModel):
+    """What declaring sequences computed, and asking what is computed, must answer and do."""
+
+    def declaring_refusal(self, batch: list[ModelSequence]) -> Refusal:
+        """Tell whether declaring sequences computed must, or may, be refused."""
+        moved = [sequence for sequence in batch if self.places(sequence) & self._written_by_moves()]
+        if (self.is_recurrent and self.in_flight) or moved:
+            return Refusal(is_sure=True, is_possible=True)
+        held = set().union(*(self.places(sequence) for sequence in batch))
+        others = [sequence for sequence in self.running if sequence not in batch]
+        if any(places & held for other in others for places in self._computed_in_flight(other)):
+            return Refusal(is_sure=True, is_possible=True)
+        read = {move.source for move in self.open_moves}
+        surely = [self._from(sequence, sequence.sure_from) & read for sequence in batch]
+        surely += [self._from(sequence, sequence.sure_from) & held for sequence in others]
+        perhaps = [self._from(sequence, self._first_owed(sequence)) & read for sequence in batch]
+        perhaps += [self._from(sequence, self._first_owed(sequence)) & held for sequence in others]
+        return Refusal(is_sure=any(surely), is_possible=any(perhaps))
+
+    def _written_by_moves(self) -> set[Place]:
+        """Blocks that a plan, open or in flight, copies or swaps something into."""
+        return self.open_written | {move.target for step in self.in_flight for move in step.moves}
+
+    def _computed_in_flight(self, sequence: ModelSequence) -> Iterator[set[Place]]:
+        """Blocks from where a step in flight computes a sequence on, unless the content came from elsewhere since."""
+        for step in self.in_flight:
+            if step.plan.step_id not in sequence.marked_steps:
+                for row, start, _ in step.ranges:
+                    if step.views[row].sequence is sequence:
+                        yield self._blocks_from(sequence, start)
+
+    @staticmethod
+    def _first_owed(sequence: ModelSequence) -> int:
+        """First position that the open plan may have to compute for a sequence."""
+        return sequence.num_planned if sequence.is_planned else 0
+
+    def _from(self, sequence: ModelSequence, start: int) -> set[Place]:
+        """Blocks of a sequence from a position on, if there is any token left to compute."""
+        return self._blocks_from(sequence, start) if start < len(sequence.tokens) else set()
+
+    def _blocks_from(self, sequence: ModelSequence, start: int) -> set[Place]:
+        return {
+            (self.label(group, sequence), block)
+            for group, table in zip(self.groups, sequence.tables, strict=True)
+            for block in table[start // group.block_size :]
+            if block
+        }
+
+    def marked_computed(self, batch: list[ModelSequence]) -> None:
+        """Somebody wrote sequences' keys and values, up to their last token, and said so."""
+        self.new_blocks.filled(batch)
+        for sequence in batch:
+            for group, table in zip(self.groups, sequence.tables, strict=True):
+                self.device.put(group, table, sequence.prefixes, group.present(table, len(sequence.tokens)))
+            sequence.num_planned = sequence.sure_from = len(sequence.tokens)
+            sequence.is_planned = True
+            sequence.marked_steps |= {step.plan.step_id for step in self.in_flight}
+            sequence.era += 1
+            self.follow_changes(sequence, sequence.num_accepted)
+        self.seen["declared"] += 1
+
+    def forgot_cache(self) -> None:
+        """The prefix cache was reset: nothing known before may ever hit."""
+        self.generation += 1
+        assert all(pool.num_named == pool.num_cached == 0 for pool in self.space.statistics().pools)
+
+    def check_computed(self, sequence: ModelSequence) -> None:
+        """Blocks said to be computed are, unless a swap still to run brings them; all are when nothing is left."""
+        awaited = {place for step in self.planned for place in step.touched} | self.open_written
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            told = self.space.computed_block_ids(sequence.row, group.index)
+            assert told == table[: len(told)]
+            for index, block in enumerate(told):
+                if block and (group.pool, block) not in awaited:
+                    start, stop = index * group.block_size, (index + 1) * group.block_size
+                    self.device.require(group, table, sequence.prefixes, group.written(start, stop))
+            is_computed = sequence.is_planned and sequence.num_planned == len(sequence.tokens)
+            if is_computed and not self.in_flight and self._is_alone(group, sequence):
+                assert len(told) == len(sequence.tokens) // group.block_size
+
+    def _is_alone(self, group: GroupRule, sequence: ModelSequence) -> bool:
+        """Whether no other sequence holds a block of this one, so that nobody else has to compute for it."""
+        return all(
+            not block or self.holders(group, sequence, index) == 1
+            for index, block in enumerate(sequence.tables[group.index])
+        )
+
+    def check_findable(self) -> None:
+        """With nothing left to compute, every full block that a running sequence holds is found by its prefix.
+
+        Of mixes with full attention alone: windows and states shed what a hit would need. Sequences of before the last
+        reset are never found. A sequence that fills ``max_tokens`` leaves no room for a token to ask with.
+        """
+        assert not self.in_flight
+        for sequence in self.running:
+            num_tokens = sequence.num_accepted
+            if sequence.generation == self.generation and num_tokens < self.config.max_tokens:
+                hit = self.space.match([*sequence.tokens[:num_tokens], 0], keys=sequence.keys)
+                full = min(num_tokens // group.block_size * group.block_size for group in self.groups)
+                if len(self.groups) == 1:
+                    assert hit.num_tokens >= full, f"row {sequence.row} holds {full} tokens that cannot be found"
+                self.seen["findable"] += full > 0

@@ -1,0 +1,219 @@
+"""Sequences that begin, grow, are rolled back, fork and end: exact block counts, and who may write which block."""
+
+from collections import Counter
+from collections.abc import Sequence as AbstractSequence
+
+from pagedkv import RequestKeys
+from pagedkv.errors import PagedKVError, SharedPrefixError, TruncationError
+from pagedkv.plan import Shortage
+from tests.space.live_model import LiveModel, num_holders
+from tests.space.memory_model import Move
+from tests.space.sequence_model import GroupRule, ModelSequence
+
+__all__ = ["GrowthModel"]
+
+
+class GrowthModel(LiveModel):
+    """What admitting, appending, truncating, forking and freeing must answer and do."""
+
+    # Admission
+
+    def prompt_blocks(self, num_tokens: int, num_lookahead: int) -> dict[str, int]:
+        """Blocks of a sequence by pool, hits not counted."""
+        needed = dict.fromkeys(self.config.pool_names, 0)
+        for group in self.groups:
+            needed[group.pool] += group.num_blocks(num_tokens, num_lookahead)
+        return needed
+
+    def check_hit(self, num_tokens: int, num_hit_tokens: int) -> None:
+        """A hit leaves the last token to be computed, and ends at a block boundary of every group."""
+        assert 0 <= num_hit_tokens < num_tokens
+        assert all(num_hit_tokens % group.block_size == 0 for group in self.groups) or num_hit_tokens == 0
+        assert self.config.prefix_caching or num_hit_tokens == 0
+
+    def require_admission_shortage(
+        self, shortage: Shortage, num_tokens: int, num_lookahead: int, num_hit_tokens: int
+    ) -> None:
+        """Assert that a prompt was refused for a real shortage, and nothing changed."""
+        self.seen["shortage"] += 1
+        most = self.prompt_blocks(num_tokens, num_lookahead)[shortage.pool]
+        saved = sum(num_hit_tokens // group.block_size for group in self.groups if group.pool == shortage.pool)
+        assert most - saved <= shortage.num_needed <= most
+        assert shortage.num_free == self.num_free(shortage.pool) < shortage.num_needed
+        self.require_unchanged()
+
+    def allocated(
+        self, row: int, tokens: list[int], keys: RequestKeys, num_lookahead: int, num_hit_tokens: int
+    ) -> None:
+        """A prompt was given a row and blocks."""
+        assert row not in self.sequences
+        root = self.prefixes.root(keys, self.generation)
+        sequence = ModelSequence(
+            row, keys, root, num_planned=num_hit_tokens, sure_from=num_hit_tokens, is_sharer=num_hit_tokens > 0
+        )
+        sequence.generation = self.generation
+        sequence.extend(self.prefixes, tokens)
+        sequence.tables = self.read_tables(row)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            assert len(table) == group.num_blocks(len(tokens), num_lookahead)
+            num_hits = num_hit_tokens // group.block_size
+            assert all(table[index] for index in group.indices(group.kept(num_hit_tokens)))
+            assert len(set(table[num_hits:])) == len(table) - num_hits
+            for block in table[num_hits:]:
+                self.hand_out(group.pool, block)
+        self.sequences[row] = sequence
+        self.seen["allocation"] += 1
+        self.seen["hit"] += num_hit_tokens > 0
+
+    # Growth
+
+    def growth(
+        self,
+        batch: AbstractSequence[ModelSequence],
+        counts: list[int],
+        num_lookahead: int,
+        among: AbstractSequence[ModelSequence] | None = None,
+    ) -> dict[str, int]:
+        """Blocks by pool that appending takes: new ones, and one for each copy on write.
+
+        ``among``: the sequences that may share blocks with the batch; all live ones when None.
+        """
+        sharers = list(self.sequences.values()) if among is None else among
+        needed = dict.fromkeys(self.config.pool_names, 0)
+        for group in self.groups:
+            left: Counter[int] = Counter()
+            for sequence, count in zip(batch, counts, strict=True):
+                num_tokens = len(sequence.tokens)
+                table = sequence.tables[group.index]
+                needed[group.pool] += max(0, group.num_blocks(num_tokens + count, num_lookahead) - len(table))
+                index = num_tokens // group.block_size
+                is_into_block = count + group.num_reserved(num_lookahead) > 0 and num_tokens % group.block_size > 0
+                if is_into_block and num_holders(sharers, group, sequence, index) - left[table[index]] > 1:
+                    left[table[index]] += 1
+                    needed[group.pool] += 1
+        return needed
+
+    def appended(
+        self, batch: AbstractSequence[ModelSequence], tokens: list[list[int]], num_lookahead: int, num_draft: int
+    ) -> list[Move]:
+        """Tokens were appended to rows; returns the copies on write."""
+        needed = self.growth(batch, [len(new) for new in tokens], num_lookahead)
+        num_full = self._num_full_accepted(batch)
+        copied: list[Move] = []
+        num_taken = dict.fromkeys(needed, 0)
+        for sequence, new in zip(batch, tokens, strict=True):
+            before, sequence.tables = sequence.tables, self.read_tables(sequence.row)
+            for group, old, table in zip(self.groups, before, sequence.tables, strict=True):
+                num_slots = group.num_blocks(len(sequence.tokens) + len(new), num_lookahead)
+                assert len(table) == max(len(old), num_slots)
+                num_written = len(new) + group.num_reserved(num_lookahead)
+                copy = self._copied_block(group, sequence, old, table, num_written)
+                fresh = table[len(old) :] if copy is None else [copy[1], *table[len(old) :]]
+                for block in fresh:
+                    self.hand_out(group.pool, block)
+                num_taken[group.pool] += len(fresh)
+                if copy is not None:
+                    copied.append(Move("copy", (group.pool, self._origin(group.pool, copy[0])), (group.pool, copy[1])))
+                    self.open_moves.append(copied[-1])
+            sequence.extend(self.prefixes, new, num_draft)
+        assert num_taken == needed
+        self._require_own_tails(batch, tokens, num_lookahead)
+        if num_full == self._num_full_accepted(batch):
+            self._require_no_new_names()
+        self.seen["copy on write"] += len(copied) > 0
+        return copied
+
+    def _origin(self, pool: str, block: int) -> int:
+        """Where the content of a block is before the open plan's copies."""
+        copies = {move.target: move.source[1] for move in self.open_moves if move.kind == "copy"}
+        return copies.get((pool, block), block)
+
+    def _num_full_accepted(self, batch: AbstractSequence[ModelSequence]) -> list[int]:
+        """Full blocks of accepted tokens: only these may be published."""
+        return [sequence.num_accepted // group.block_size for sequence in batch for group in self.groups]
+
+    def _require_no_new_names(self) -> None:
+        """Drafts and partly filled blocks are not findable."""
+        for before, now in zip(self.statistics.pools, self.space.statistics().pools, strict=True):
+            assert now.num_named <= before.num_named, "something was published that is not accepted or not full"
+
+    @staticmethod
+    def _copied_block(
+        group: GroupRule, sequence: ModelSequence, old: list[int], table: list[int], num_written: int
+    ) -> tuple[int, int] | None:
+        """The only entry that growing may replace is the partly filled block, by a copy to write or reserve in."""
+        changed = [index for index, (left, right) in enumerate(zip(old, table, strict=False)) if left != right]
+        if not changed:
+            return None
+        assert num_written
+        assert len(sequence.tokens) % group.block_size
+        assert changed == [len(sequence.tokens) // group.block_size]
+        return old[changed[0]], table[changed[0]]
+
+    def _require_own_tails(
+        self, batch: AbstractSequence[ModelSequence], tokens: list[list[int]], num_lookahead: int
+    ) -> None:
+        """Nobody else holds a block that appended tokens go into, or in which slots were reserved."""
+        for sequence, new in zip(batch, tokens, strict=True):
+            for group in self.groups:
+                start, end = len(sequence.tokens) - len(new), len(sequence.tokens) + group.num_reserved(num_lookahead)
+                for index in group.indices(range(start, end)):
+                    assert self.holders(group, sequence, index) == 1, "two rows may write one block"
+
+    def truncation_errors(self, sequence: ModelSequence, length: int) -> set[type[PagedKVError]]:
+        """Errors for which rolling back to a length may be refused; none when it must succeed."""
+        num_tokens = len(sequence.tokens)
+        if not 1 <= length <= num_tokens:
+            return {TruncationError}
+        errors: set[type[PagedKVError]] = set()
+        if length == num_tokens:
+            return errors
+        for group in self.groups:
+            table = sequence.tables[group.index]
+            for index in range(length // group.block_size, group.num_blocks(num_tokens)):
+                if table[index] and self.holders(group, sequence, index) > 1:
+                    errors.add(SharedPrefixError)
+            if self._is_gone(group, sequence, length):
+                errors.add(TruncationError)
+        return errors
+
+    @staticmethod
+    def _is_gone(group: GroupRule, sequence: ModelSequence, length: int) -> bool:
+        """Whether a group has released a remaining block, at or after the first one that computing ``length`` reads."""
+        table = sequence.tables[group.index]
+        if not group.is_state:
+            return not all(table[group.first_kept(length) // group.block_size : group.num_blocks(length)])
+        is_checkpoint = length % group.block_size == 0 and bool(table[length // group.block_size - 1])
+        return length < sequence.num_planned and not is_checkpoint
+
+    def truncated(self, sequence: ModelSequence, length: int) -> None:
+        """A row was rolled back."""
+        self.seen["truncate"] += length < len(sequence.tokens)
+        kept = [table[: group.num_blocks(length)] for group, table in zip(self.groups, sequence.tables, strict=True)]
+        sequence.tables = self.read_tables(sequence.row)
+        assert sequence.tables == kept
+        sequence.cut(length)
+
+    # Sharing
+
+    def forked(self, parent: ModelSequence, rows: list[int]) -> None:
+        """Children were made: they hold exactly the parent's blocks with content."""
+        assert len(set(rows)) == len(rows)
+        num_tokens = len(parent.tokens)
+        for row in rows:
+            assert row not in self.sequences
+            child = ModelSequence(row, parent.keys, parent.root, list(parent.tokens), list(parent.prefixes))
+            child.is_sharer, child.generation = True, parent.generation
+            child.num_accepted = parent.num_accepted
+            child.num_planned, child.is_planned = parent.num_planned, parent.is_planned
+            child.sure_from = num_tokens
+            child.tables = self.read_tables(row)
+            for group, table, mine in zip(self.groups, parent.tables, child.tables, strict=True):
+                assert mine == table[: group.num_blocks(num_tokens)]
+            self.sequences[row] = child
+        self.seen["fork"] += 1
+
+    def freed(self, rows: list[int]) -> None:
+        """Rows were given up."""
+        for row in rows:
+            del self.sequences[row]

@@ -1,0 +1,232 @@
+"""What holds of a block space at any time: its live sequences, its counts, and who owns which block.
+
+The ground that the models of the operations stand on. Which physical block is taken is the space's to decide: the
+model only insists that a block handed out is nobody's, that no step in flight touches it, and (through
+:mod:`tests.space.memory_model`) that memory ends up right.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pagedkv import BlockSpace, PoolStatistics, SpaceConfig, SpaceStatistics
+from pagedkv.events import CacheEventKind
+from pagedkv.plan import Shortage
+from tests.space.memory_model import Device, Move, Place, Step, host
+from tests.space.new_blocks_model import NewBlocksModel
+from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Status
+from tests.space.waiting_model import WaitingModel
+
+__all__ = ["LiveModel", "num_holders"]
+
+
+class LiveModel:
+    """The expected state of one block space.
+
+    Attributes:
+        sequences: live sequences by row.
+        ran: steps that the device has run and that are not acknowledged; planned: steps still to run. In order.
+        open_moves: what the open step's plan will copy or swap.
+        statistics: the space's, after the last operation.
+        seen: how often interesting things happened.
+    """
+
+    def __init__(self, config: SpaceConfig, space: BlockSpace, seen: Counter[str]) -> None:
+        """Expect an empty space."""
+        self.config = config
+        self.space = space
+        self.seen = seen
+        self.groups = [
+            GroupRule(index, spec, caching=config.prefix_caching, max_tokens=config.max_tokens)
+            for index, spec in enumerate(config.groups)
+        ]
+        blocks = config.blocks_by_pool()
+        self.host_pools = {pool: count for pool, count in config.host_blocks_by_pool().items() if count}
+        labelled = blocks | {host(pool): count for pool, count in self.host_pools.items()}
+        self.num_usable = {label: count - 1 for label, count in labelled.items()}
+        self.device = Device(self.groups, labelled)
+        self.new_blocks = NewBlocksModel(self.groups)
+        self.prefixes = Prefixes()
+        self.generation = 0
+        self.sequences: dict[int, ModelSequence] = {}
+        self.ran: list[Step] = []
+        self.planned: list[Step] = []
+        self.num_plans = 0
+        self.open_moves: list[Move] = []
+        self.in_use: dict[str, set[int]] = {label: set() for label in labelled}
+        self.named: dict[str, dict[tuple[int, int], bytes]] = {pool: {} for pool in blocks}
+        self.waiting = WaitingModel(self.in_use)
+        self.statistics = space.statistics()
+
+    # Looking
+
+    @property
+    def open_touched(self) -> set[Place]:
+        """Blocks that the open step's plan will copy or swap."""
+        return {place for move in self.open_moves for place in (move.source, move.target)}
+
+    @property
+    def open_written(self) -> set[Place]:
+        """Blocks that the open step's plan will copy or swap something into."""
+        return {move.target for move in self.open_moves}
+
+    @property
+    def num_settled(self) -> int:
+        """The last step of which no earlier one, nor it, is in flight."""
+        return self.in_flight[0].plan.step_id - 1 if self.in_flight else self.num_plans
+
+    @property
+    def in_flight(self) -> list[Step]:
+        """Steps that are planned and not acknowledged, oldest first."""
+        return self.ran + self.planned
+
+    @property
+    def running(self) -> list[ModelSequence]:
+        """Sequences that can grow, oldest first."""
+        return [sequence for sequence in self.sequences.values() if sequence.status is Status.RUNNING]
+
+    @property
+    def swapped(self) -> list[ModelSequence]:
+        """Sequences in the host pools, oldest first."""
+        return [sequence for sequence in self.sequences.values() if sequence.status is Status.SWAPPED]
+
+    @property
+    def num_vacant(self) -> int:
+        """Rows that no sequence has."""
+        return self.config.max_sequences - len(self.sequences)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a group keeps a state."""
+        return any(group.is_state for group in self.groups)
+
+    def pool_statistics(self, label: str) -> PoolStatistics:
+        """The last snapshot of one pool."""
+        for pool in self.statistics.pools:
+            if pool.name == label:
+                return pool
+        return next(pool for pool in self.statistics.host_pools if host(pool.name) == label)
+
+    def num_free(self, label: str) -> int:
+        """Blocks that could be handed out after the last operation."""
+        return self.pool_statistics(label).num_free
+
+    def kept_free(self, pool: str) -> int:
+        """Blocks that the watermark holds back, unless the pool serves nobody."""
+        usable = self.num_usable[pool]
+        return 0 if self.num_free(pool) == usable else int(self.config.watermark * usable)
+
+    def read_tables(self, row: int) -> list[list[int]]:
+        """Ask the space for a row's block ids."""
+        return [self.space.block_ids(row, group.index) for group in self.groups]
+
+    def label(self, group: GroupRule, sequence: ModelSequence) -> str:
+        """Label of the pool in which a sequence's blocks of a group are."""
+        return host(group.pool) if sequence.on_host else group.pool
+
+    def places(self, sequence: ModelSequence) -> set[Place]:
+        """Every block that a sequence holds."""
+        return {
+            (self.label(group, sequence), block)
+            for group, table in zip(self.groups, sequence.tables, strict=True)
+            for block in table
+            if block
+        }
+
+    def holders(self, group: GroupRule, sequence: ModelSequence, index: int) -> int:
+        """How many sequences hold the block that is logical block ``index`` of this one."""
+        return num_holders(self.sequences.values(), group, sequence, index)
+
+    # What holds after every operation
+
+    def check(self) -> None:
+        """Compare the space with the model as far as counts go, and let it audit itself."""
+        self.space.check()
+        self.in_use = {label: set() for label in self.in_use}
+        for sequence in self.sequences.values():
+            for label, block in self.places(sequence):
+                self.in_use[label].add(block)
+        held = {sequence: self.places(sequence) for sequence in self.sequences.values()}
+        self.waiting.follow(held, self.open_touched, self.num_plans + 1)
+        self.statistics = self.space.statistics()
+        self._check_statistics(self.statistics)
+        self.seen["eviction"] += any(pool.num_evictions for pool in self.statistics.pools)
+        if self.config.events:
+            self._follow_events()
+
+    def _check_statistics(self, statistics: SpaceStatistics) -> None:
+        assert statistics.num_running == len(self.running)
+        assert statistics.num_swapped == len(self.swapped)
+        assert statistics.num_tokens == sum(len(sequence.tokens) for sequence in self.running)
+        assert statistics.num_steps_in_flight == len(self.in_flight)
+        for pool in statistics.pools:
+            self._check_pool(pool, pool.name)
+        for pool in statistics.host_pools:
+            self._check_pool(pool, host(pool.name))
+
+    def _check_pool(self, pool: PoolStatistics, label: str) -> None:
+        assert pool.num_blocks == self.num_usable[label]
+        assert pool.num_in_use == len(self.in_use[label]), f"{label}: blocks in use are not those of the tables"
+        assert pool.num_free + pool.num_deferred + pool.num_in_use == pool.num_blocks
+        assert pool.num_cached <= min(pool.num_free, pool.num_named)
+        waiting = self.waiting.blocks(label, self.num_settled)
+        assert pool.num_deferred == len(waiting), (
+            f"{label}: {pool.num_deferred} blocks wait for a step, but these have reason to: {sorted(waiting)}"
+        )
+
+    def _follow_events(self) -> None:
+        """Whoever follows the events knows exactly which names there are."""
+        for events in self.space.drain_events():
+            names = self.named[events.pool]
+            told = zip(events.kinds.tolist(), events.groups.tolist(), events.block_ids.tolist(), strict=True)
+            for digest, (kind, group, block) in zip(events.digests, told, strict=True):
+                if kind == CacheEventKind.CLEARED:
+                    names.clear()
+                elif kind == CacheEventKind.STORED:
+                    assert (group, digest.tobytes()) not in {(key[0], name) for key, name in names.items()}
+                    names[group, block] = digest.tobytes()
+                else:
+                    assert names.pop((group, block)) == digest.tobytes()
+            assert len(names) == self.pool_statistics(events.pool).num_named
+
+    def require_unchanged(self) -> None:
+        """Assert that nothing has changed since the last operation."""
+        assert self.space.statistics() == self.statistics, "a question, a shortage or an error changed the counts"
+        for row, sequence in self.sequences.items():
+            assert self.read_tables(row) == sequence.tables, f"a question, a shortage or an error changed row {row}"
+
+    def require_shortage(self, shortage: Shortage, needed: dict[str, int]) -> None:
+        """Assert that a shortage is real, says what is needed, and changed nothing."""
+        self.seen["shortage"] += 1
+        assert shortage.num_needed == needed[shortage.pool]
+        assert shortage.num_free == self.num_free(shortage.pool) < shortage.num_needed
+        self.require_unchanged()
+
+    def require_moving_shortage(self, shortage: Shortage, most: dict[str, int]) -> None:
+        """The same for a swap, of which what the other side holds already takes no new block."""
+        self.seen["shortage"] += 1
+        assert shortage.num_free == self.num_free(shortage.pool) < shortage.num_needed <= most[shortage.pool]
+        self.require_unchanged()
+
+    def hand_out(self, label: str, block: int) -> None:
+        """A block was taken from the free ones: it is nobody's, and what it held is gone."""
+        assert 0 < block <= self.num_usable[label]
+        assert block not in self.in_use[label], f"{label}: block {block} was handed out while in use"
+        assert (label, block) not in self.open_touched, f"{label}: block {block} was handed out, the open plan moves it"
+        for step in self.in_flight:
+            assert (label, block) not in step.touched, (
+                f"{label}: block {block} was handed out, a step in flight uses it"
+            )
+        self.in_use[label].add(block)
+        self.waiting.handed_out((label, block))
+        self.device.forget((label, block))
+        self.new_blocks.open.add((label, block))
+
+
+def num_holders(sequences: Iterable[ModelSequence], group: GroupRule, sequence: ModelSequence, index: int) -> int:
+    """How many of some sequences hold the block that is logical block ``index`` of one of them."""
+    block = sequence.tables[group.index][index]
+    return sum(
+        index < len(other.tables[group.index]) and other.tables[group.index][index] == block
+        for other in sequences
+        if other.on_host == sequence.on_host
+    )

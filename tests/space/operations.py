@@ -1,0 +1,321 @@
+"""The operations of a block space, each carried out on space and model together.
+
+Questions are asked before each action and must agree with it; what must be refused is tried and must change nothing.
+Which operations with which arguments is for the machines to draw (:mod:`tests.space.space_machine`,
+:mod:`tests.space.tangled_machine`); what an operation must do is the model's to say. A failure shows the operations
+that led to it, and rows, tables and plans as the model has them (:mod:`tests.space.description`).
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+
+from pagedkv import AllocStatus, BlockSpace, PrefixHit, RequestKeys, Shortage
+from pagedkv.errors import SequenceError, StepError, TooManySequencesError
+from pagedkv.keys import NO_KEYS
+from tests.space.description import describe
+from tests.space.mixes import Mix
+from tests.space.sequence_model import ModelSequence
+from tests.space.space_model import SpaceModel
+
+__all__ = ["MOST_LOOKAHEAD", "Digests", "Prompt", "Sabotage", "SpaceOperations"]
+
+Digests: TypeAlias = npt.NDArray[np.uint8]
+Prompt: TypeAlias = tuple[tuple[int, ...], RequestKeys]
+Sabotage: TypeAlias = Callable[[BlockSpace], None]
+
+MOST_LOOKAHEAD: Final = 4
+
+
+class SpaceOperations(RuleBasedStateMachine):
+    """Drives one space of a group mix.
+
+    Args:
+        mix: the groups.
+        seen: counts rules and interesting events over all runs.
+        sabotage: breaks the space, for negative controls.
+    """
+
+    def __init__(self, mix: Mix, seen: Counter[str], sabotage: Sabotage | None = None) -> None:
+        """Prepare; the space is built by the first rule."""
+        super().__init__()
+        self.mix = mix
+        self.seen = seen
+        self.sabotage = sabotage
+        self.num_steps = -1  # building the space is no step
+        self.is_forged = False  # whether digests were brought that are not the prompt's
+        self.history: list[str] = []
+        self.answers: dict[Prompt, PrefixHit] = {}
+
+    def build_space(self, size: int) -> None:
+        """Build the space and expect it to be empty."""
+        config = self.mix.config(size)
+        self.space = BlockSpace(config)
+        self.model = SpaceModel(config, self.space, self.seen)
+        self._note(f"{config}")
+        if self.sabotage:
+            self.sabotage(self.space)
+
+    @invariant()
+    def check(self) -> None:
+        """All counts agree and the space's own audit passes, after every rule."""
+        self.model.check()
+        self.num_steps += 1
+        self.seen["steps"] += self.num_steps > 0
+
+    def teardown(self) -> None:
+        """Let every run end with everything computed, read back, given up and free again; or describe its failure."""
+        error = sys.exception()
+        if not hasattr(self, "model"):
+            return
+        if error is None:
+            try:
+                self._finish()
+            except AssertionError as failure:
+                failure.add_note(describe(self.model, self.history))
+                raise
+        elif isinstance(error, (Exception, pytest.fail.Exception)):
+            error.add_note(describe(self.model, self.history))
+
+    def _finish(self) -> None:
+        self.settle()
+        rows = list(self.model.sequences)
+        self.space.free(rows)
+        self.model.freed(rows)
+        self.model.check()
+        for pool in (*self.model.statistics.pools, *self.model.statistics.host_pools):
+            assert pool.num_free == pool.num_blocks, f"{pool.name}: blocks leaked"
+
+    def _note(self, operation: str) -> None:
+        self.history.append(operation)
+
+    def _answered(self, answer: object) -> None:
+        self.history[-1] += f" -> {answer}"
+
+    # Admission
+
+    def allocate_prompt(self, prompt: Prompt, num_lookahead: int = 0, digests: Digests | None = None) -> None:
+        """Admit a prompt."""
+        space, model = self.space, self.model
+        tokens, keys = list(prompt[0]), prompt[1]
+        self._note(f"allocate {tokens}, {keys}, {num_lookahead} lookahead" if keys != NO_KEYS else f"allocate {tokens}")
+        question = space.match(tokens, keys=keys, digests=digests)
+        hit = question.num_tokens
+        model.check_hit(len(tokens), hit)
+        status = space.can_allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=question)
+        assert status is space.can_allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead)
+        earlier = self.answers.get(prompt, question)  # perhaps of long ago
+        most = model.prompt_blocks(len(tokens), num_lookahead)
+        is_possible = all(count <= model.num_usable[pool] for pool, count in most.items())
+        assert status is not AllocStatus.NEVER or not is_possible
+        assert status is not AllocStatus.LATER or is_possible
+        try:
+            answer = space.allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=earlier)
+        except TooManySequencesError:
+            assert model.num_vacant == 0
+            assert status is not AllocStatus.OK
+            model.require_unchanged()
+            return
+        self._answered(answer)
+        if isinstance(answer, Shortage):
+            assert status is not AllocStatus.OK
+            model.require_admission_shortage(answer, len(tokens), num_lookahead, hit)
+            return
+        assert answer.num_hit_tokens == hit
+        needed = {pool: model.num_free(pool) - space.num_free_blocks(pool) for pool in most}
+        is_ok = all(count <= model.num_free(pool) - model.kept_free(pool) for pool, count in needed.items())
+        assert (status is AllocStatus.OK) == is_ok or not is_possible  # possible only by hits in windows
+        model.allocated(answer.row, tokens, keys, num_lookahead, hit)
+
+    # Growth
+
+    def append_tokens(
+        self, batch: list[ModelSequence], appended: list[list[int]], num_lookahead: int = 0, num_draft: int = 0
+    ) -> None:
+        """Append tokens to rows, cut to what ``max_tokens`` leaves room for; the last ones perhaps drafts."""
+        space, model = self.space, self.model
+        room = [model.config.max_tokens - len(sequence.tokens) for sequence in batch]
+        num_lookahead = min(num_lookahead, *room)
+        appended = [new[: left - num_lookahead] for new, left in zip(appended, room, strict=True)]
+        counts = [len(new) for new in appended]
+        num_draft = min(num_draft, *counts) if self.mix.takes_drafts else 0
+        rows = [sequence.row for sequence in batch]
+        self._note(f"append to rows {rows} {appended}, {num_lookahead} lookahead, the last {num_draft} drafts")
+        needed = model.growth(batch, counts, num_lookahead)
+        fits = all(count <= model.num_free(pool) for pool, count in needed.items())
+        assert space.can_append(rows, counts, num_lookahead=num_lookahead) == fits
+        flat = [token for new in appended for token in new]
+        answer = space.append_with_copies(rows, flat, counts, num_lookahead=num_lookahead, num_draft=num_draft)
+        self._answered(answer)
+        assert isinstance(answer, Shortage) == (not fits)
+        if isinstance(answer, Shortage):
+            model.require_shortage(answer, needed)
+            return
+        copied = model.appended(batch, appended, num_lookahead, num_draft)
+        first = self.mix.groups[0].pool
+        told = [(move.source[1], move.target[1]) for move in copied if move.target[0] == first]
+        assert sorted(answer) == sorted(told)
+
+    def truncate_rows(self, batch: list[ModelSequence], lengths: list[int]) -> None:
+        """Roll rows back: rejected drafts, or what the space must refuse."""
+        errors = {
+            error
+            for sequence, length in zip(batch, lengths, strict=True)
+            for error in self.model.truncation_errors(sequence, length)
+        }
+        rows = [sequence.row for sequence in batch]
+        self._note(f"truncate rows {rows} to {lengths}")
+        if errors:
+            with pytest.raises(tuple(errors)) as caught:
+                self.space.truncate(rows, lengths)
+            self._answered(caught.value)
+            self.model.require_unchanged()
+            return
+        self.space.truncate(rows, lengths)
+        for sequence, length in zip(batch, lengths, strict=True):
+            self.model.truncated(sequence, length)
+
+    # Sharing
+
+    def fork_row(self, parent: ModelSequence, num_children: int) -> None:
+        """Fork a row into several."""
+        model = self.model
+        self._note(f"fork row {parent.row} into {num_children}")
+        is_uncomputed = model.is_recurrent and parent.num_planned < len(parent.tokens)
+        if is_uncomputed or num_children > model.num_vacant:
+            with pytest.raises(SequenceError if is_uncomputed else TooManySequencesError) as caught:
+                self.space.fork(parent.row, num_children)
+            self._answered(caught.value)
+            model.require_unchanged()
+            return
+        children = self.space.fork(parent.row, num_children).tolist()
+        self._answered(f"rows {children}")
+        model.forked(parent, children)
+
+    def free_rows(self, batch: list[ModelSequence]) -> None:
+        """Give sequences up, wherever they are."""
+        rows = [sequence.row for sequence in batch]
+        self._note(f"free rows {rows}")
+        self.space.free(rows)
+        self.model.freed(rows)
+
+    # Swapping
+
+    def swap_rows_out(self, batch: list[ModelSequence]) -> None:
+        """Move rows to the host pools."""
+        model = self.model
+        rows = [sequence.row for sequence in batch]
+        self._note(f"swap out rows {rows}")
+        needed = model.swap_out_needs(batch)
+        status = self.space.can_swap_out(rows)
+        fits = all(count <= model.num_free(label) for label, count in needed.items())
+        is_possible = all(count <= model.num_usable[label] for label, count in needed.items())
+        if not is_possible:
+            assert status is AllocStatus.NEVER
+        else:
+            assert status is not AllocStatus.NEVER
+            assert status is AllocStatus.OK or not fits or model.is_moved_into(batch)
+            assert status is AllocStatus.LATER or not model.is_moved_into(batch)
+        if model.is_moved_into(batch):
+            with pytest.raises(SequenceError) as caught:
+                self.space.swap_out(rows)
+            self._answered(caught.value)
+            model.require_unchanged()
+            return
+        answer = self.space.swap_out(rows)
+        self._answered(answer)
+        assert isinstance(answer, Shortage) == (status is not AllocStatus.OK)
+        if isinstance(answer, Shortage):
+            model.require_moving_shortage(answer, needed)
+        else:
+            model.swapped_over(batch, answer, to_host=True)
+
+    def swap_rows_in(self, batch: list[ModelSequence], counts: list[int], num_lookahead: int = 0) -> None:
+        """Move rows back to the device pools, asking for room for their next tokens."""
+        model = self.model
+        rows = [sequence.row for sequence in batch]
+        room = min(model.config.max_tokens - len(sequence.tokens) for sequence in batch)
+        num_lookahead = min(num_lookahead, room)
+        growing = [min(count, room - num_lookahead) for count in counts]
+        self._note(f"swap in rows {rows}, with room for {growing} tokens and {num_lookahead} lookahead")
+        needed, growth = model.swap_in_needs(batch), model.growth(batch, growing, num_lookahead, among=batch)
+        status = self.space.can_swap_in(rows, growing, num_lookahead=num_lookahead)
+        is_possible = all(count + growth[pool] <= model.num_usable[pool] for pool, count in needed.items())
+        assert (status is AllocStatus.NEVER) == (not is_possible)
+        answer = self.space.swap_in(rows)
+        self._answered(f"{status.name}, {answer}")
+        if isinstance(answer, Shortage):
+            assert status is not AllocStatus.OK
+            model.require_moving_shortage(answer, needed)
+            return
+        taken = {pool: model.num_free(pool) - self.space.num_free_blocks(pool) for pool in needed}
+        assert all(taken[pool] <= count for pool, count in needed.items())
+        is_ok = all(
+            count + growth[pool] <= model.num_free(pool) - model.kept_free(pool) for pool, count in taken.items()
+        )
+        assert (status is AllocStatus.OK) == (is_possible and is_ok)
+        model.swapped_over(batch, answer, to_host=False)
+        if status is AllocStatus.OK:
+            assert self.space.can_append(rows, growing, num_lookahead=num_lookahead)
+
+    # Steps
+
+    def plan_step(self) -> None:
+        """Close the open step; the device will run it later."""
+        self._note("plan the step")
+        plan = self.space.plan_step()
+        self._answered(f"step {plan.step_id}")
+        self.model.close_step(plan)
+
+    def run_step(self) -> None:
+        """Let the device run the next plan."""
+        self._note(f"the device runs step {self.model.planned[0].plan.step_id}")
+        self.model.run_step()
+
+    def acknowledge_step(self) -> None:
+        """Acknowledge the oldest step."""
+        step_id = self.model.ran[0].plan.step_id
+        self._note(f"acknowledge step {step_id}")
+        self.space.acknowledge(step_id)
+        self.model.acknowledged()
+
+    def settle(self) -> None:
+        """Plan, run and acknowledge all there is; what running rows hold can be found afterwards."""
+        self.plan_step()
+        while self.model.planned:
+            self.run_step()
+        while self.model.ran:
+            self.acknowledge_step()
+        if self.mix.finds_all_it_holds and not self.is_forged:
+            self.model.check_findable()
+
+    def abort_step(self, position: int, num_parts: int, *, garbage: bool) -> None:
+        """Let a step in flight fail, with any part of its work done, right or wrong."""
+        step_id = self.model.in_flight[position].plan.step_id
+        self._note(f"abort step {step_id} with {num_parts} parts of its plan carried out{', wrongly' * garbage}")
+        answer = self.space.abort(step_id)
+        self._answered(answer)
+        self.model.aborted(answer, position, num_parts, garbage=garbage)
+
+    def declare_computed(self, batch: list[ModelSequence]) -> None:
+        """Bring the content of rows from elsewhere; refused where a device could overwrite it, or others compute it."""
+        model = self.model
+        rows = [sequence.row for sequence in batch]
+        self._note(f"declare rows {rows} computed")
+        refusal = model.declaring_refusal(batch)
+        try:
+            self.space.mark_computed(rows)
+        except StepError as error:
+            self._answered(error)
+            assert refusal.is_possible, "declaring was refused for no reason"
+            model.require_unchanged()
+            self.seen["not declared"] += 1
+            return
+        assert not refusal.is_sure, "content was declared computed that a plan overwrites, or that another row computes"
+        model.marked_computed(batch)

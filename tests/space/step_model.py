@@ -1,0 +1,198 @@
+"""Steps: what a plan must say, what the device makes of it, and what acknowledging or aborting it changes."""
+
+from pagedkv.plan import AbortedSteps, StepPlan
+from tests.plan_packing import as_plain, pack, parts_of, pools_and_groups
+from tests.space.live_model import LiveModel
+from tests.space.memory_model import Place, Step, View, destinations, host, moves_of, sources
+from tests.space.sequence_model import GroupRule, ModelSequence, Status
+
+__all__ = ["StepModel"]
+
+
+class StepModel(LiveModel):
+    """What planning, running, acknowledging and aborting steps must answer and do."""
+
+    def close_step(self, plan: StepPlan) -> None:
+        """The open step was planned: it leaves no token of a running sequence uncomputed."""
+        self.num_plans += 1
+        assert plan.step_id == self.num_plans
+        restored = StepPlan.from_buffer(plan.buffer.tobytes())
+        assert as_plain(parts_of(restored)) == as_plain(parts_of(plan))
+        assert pack(parts_of(plan), *pools_and_groups(plan)) == plan.buffer.tobytes()
+        compute = plan.compute
+        ranges = list(zip(compute.rows.tolist(), compute.starts.tolist(), compute.ends.tolist(), strict=True))
+        assert len({row for row, _, _ in ranges}) == len(ranges), "a plan computes a row twice"
+        views = {
+            sequence.row: View(sequence, sequence.era, list(sequence.prefixes), list(map(list, sequence.tables)))
+            for sequence in self.running
+        }
+        for row, start, end in ranges:
+            assert 0 <= start < end == len(views[row].prefixes)
+        for sequence in self.running:
+            sequence.num_planned = sequence.sure_from = len(sequence.tokens)
+            sequence.is_planned = True
+        for row, _, _ in ranges:
+            views[row].sequence.last_step = plan.step_id
+        touched = self._touched(plan, views, ranges)
+        assert sorted(moves_of(plan)) == sorted(self.open_moves), "the moves of a plan are not those of its operations"
+        self.new_blocks.close(plan, self.running, self.open_written)
+        self.planned.append(Step(plan, views, ranges, frozenset(touched)))
+        self._require_covered(views)
+        self.open_moves.clear()
+        self.seen["several steps in flight"] += len(self.in_flight) > 1
+
+    def _touched(self, plan: StepPlan, views: dict[int, View], ranges: list[tuple[int, int, int]]) -> set[Place]:
+        """Blocks that the device may read or write for a plan."""
+        touched = {
+            *sources(plan.swaps_out),
+            *destinations(plan.swaps_in),
+            *sources(plan.copies),
+            *destinations(plan.copies),
+        }
+        touched |= {(host(pool), block) for pool, block in destinations(plan.swaps_out)}
+        touched |= {(host(pool), block) for pool, block in sources(plan.swaps_in)}
+        for row, start, end in ranges:
+            for group in self.groups:
+                table = views[row].tables[group.index]
+                for index in group.indices([*group.read(start, end), *group.written(start, end)]):
+                    touched.add((group.pool, table[index]))
+        return touched
+
+    def run_step(self) -> None:
+        """The device runs the next plan; afterwards every sequence that stayed as it was reads back right."""
+        step = self.planned.pop(0)
+        self.ran.append(step)
+        self.device.run(step)
+        for view in step.views.values():
+            is_alive = self.sequences.get(view.sequence.row) is view.sequence
+            if is_alive and view.sequence.era == view.era and view.sequence.status is Status.RUNNING:
+                self._require_held(view)
+
+    def _require_held(self, view: View) -> None:
+        """Whatever a sequence's blocks are to hold is in memory, and all that its next token will read.
+
+        Blocks that have given way to others since the plan was made, and that it does not touch, may be anybody's.
+        """
+        for group in self.groups:
+            table, now = view.tables[group.index], view.sequence.tables[group.index]
+            num_tokens = len(view.prefixes)
+            for position in {*group.kept(num_tokens), *group.present(table, num_tokens)}:
+                index, _ = group.slot(position)
+                if not table[index] or table[index] == now[index]:
+                    self.device.require(group, table, view.prefixes, [position])
+
+    def _require_covered(self, views: dict[int, View]) -> None:
+        """Every token of a running sequence is in memory, or a plan that has yet to run brings or computes it."""
+        moved = {move.target for step in self.planned for move in step.moves}
+        for group in self.groups:
+            computed = self._computed_slots(group)
+            for view in views.values():
+                table = view.tables[group.index]
+                for position in group.present(table, len(view.prefixes)):
+                    index, offset = group.slot(position)
+                    is_coming = (group.pool, table[index]) in moved or (table[index], offset) in computed
+                    assert is_coming or self.device.content(group, table[index], position) == (
+                        group.index,
+                        view.prefixes[position],
+                    ), f"row {view.sequence.row}, group {group.index}: nobody computes position {position}"
+
+    def _computed_slots(self, group: GroupRule) -> set[tuple[int, int]]:
+        """Block and offset of everything that plans still to run compute in a group."""
+        return {
+            (step.views[row].tables[group.index][index], offset)
+            for step in self.planned
+            for row, start, end in step.ranges
+            for index, offset in map(group.slot, group.written(start, end))
+        }
+
+    def acknowledged(self) -> None:
+        """The oldest step was acknowledged: windows slid, and duplicates gave way to equal content."""
+        step = self.ran.pop(0)
+        computed = {row: end for row, _, end in step.ranges}
+        for sequence in self.running:
+            view = step.views.get(sequence.row)
+            is_same = view is not None and view.sequence is sequence and sequence.row in computed
+            query = min(computed[sequence.row], sequence.num_accepted) if is_same else self._waited(sequence)
+            self.follow_changes(sequence, query)
+            if view is not None and is_same and view.era == sequence.era:
+                self._require_slid(sequence, min(computed[sequence.row], sequence.num_accepted))
+
+    def _waited(self, sequence: ModelSequence) -> int:
+        """Up to where a sequence is computed that no step in flight computes: others may have done it for it."""
+        is_in_flight = any(step.views[row].sequence is sequence for step in self.in_flight for row, _, _ in step.ranges)
+        return 0 if is_in_flight else min(sequence.num_planned, sequence.num_accepted)
+
+    def follow_changes(self, sequence: ModelSequence, query: int) -> None:
+        """Entries became null where computing ``query`` does not read, or another block of the same content."""
+        before, sequence.tables = sequence.tables, self.read_tables(sequence.row)
+        if before == sequence.tables:
+            return
+        for group, old, table in zip(self.groups, before, sequence.tables, strict=True):
+            assert len(table) == len(old)
+            for index, (left, right) in enumerate(zip(old, table, strict=True)):
+                if left == right:
+                    continue
+                positions = range(index * group.block_size, (index + 1) * group.block_size)
+                if right:
+                    self.seen["merge"] += 1
+                    written = group.written(positions.start, positions.stop)
+                    self.device.require(group, table, sequence.prefixes, written)
+                else:
+                    self.seen["slide"] += 1
+                    assert not set(positions) & set(group.kept(query)), "a window has slid too far"
+                    assert positions.stop <= query, "a window has slid beyond what is computed"
+
+    def _require_slid(self, sequence: ModelSequence, query: int) -> None:
+        """Blocks wholly below what computing ``query`` reads have been given back, sinks apart."""
+        for group in self.groups:
+            num_sink_blocks = -(-group.num_sink_tokens // group.block_size)
+            table = sequence.tables[group.index]
+            stale = range(num_sink_blocks, group.first_kept(query) // group.block_size)
+            assert not any(table[index] for index in stale), "blocks below the window are still held"
+
+    def aborted(self, answer: AbortedSteps, position: int, num_parts: int, *, garbage: bool) -> None:
+        """Steps failed from ``in_flight[position]`` on; of those not run some parts happened, maybe as garbage.
+
+        The device takes steps in order: nothing of them happened while one before them has yet to run.
+        """
+        steps = self.in_flight[position:]
+        for step in steps if position <= len(self.ran) else ():
+            if step in self.planned:
+                self.device.fail(step, num_parts, garbage=garbage)
+        self.ran = self.ran[:position]
+        self.planned = self.planned[: max(0, position - len(self.ran))]
+        assert answer.step_ids == tuple(step.plan.step_id for step in steps)
+        assert not set(answer.rewound_rows) & set(answer.lost_rows)
+        spoilt = {place for step in steps for place in step.touched} | self.open_touched
+        self._rewind(answer, steps)
+        for sequence in self.running:
+            sequence.is_planned = False  # what a row leaves uncomputed may fall to whoever shares it
+        self._lose(answer, spoilt)
+        self.new_blocks.aborted(steps, self.running, self.open_written)
+        self.seen["abort"] += 1
+
+    def _rewind(self, answer: AbortedSteps, steps: list[Step]) -> None:
+        for step in steps:
+            for row, start, _ in step.ranges:
+                sequence = step.views[row].sequence
+                is_marked = step.plan.step_id in sequence.marked_steps
+                if self.sequences.get(row) is sequence and not sequence.is_lost and not is_marked:
+                    assert row in {*answer.rewound_rows, *answer.lost_rows}, (
+                        "an aborted row is neither rewound nor lost"
+                    )
+                    sequence.num_planned = min(sequence.num_planned, start)
+                    sequence.sure_from = min(sequence.sure_from, start)
+        for row in answer.rewound_rows:
+            assert not self.sequences[row].is_lost
+            self.sequences[row].era += 1
+
+    def _lose(self, answer: AbortedSteps, spoilt: set[Place]) -> None:
+        """Only rows are lost that hold a block which an aborted step works on, or that once shared another's."""
+        for row in answer.lost_rows:
+            sequence = self.sequences[row]
+            assert not sequence.is_lost
+            is_concerned = sequence.is_sharer or self.places(sequence) & spoilt
+            assert is_concerned, f"row {row} was declared lost, but nothing it holds was aborted"
+            sequence.status = Status.LOST
+            sequence.era += 1
+            self.seen["lost"] += 1

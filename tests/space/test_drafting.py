@@ -1,0 +1,126 @@
+"""Prompts that end in guesses, and tokens for one row without counts."""
+
+import numpy as np
+import pytest
+
+from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, Shortage, SlidingWindow, hash_request_tokens
+from pagedkv.errors import ConfigurationError, PagedKVError, TokenError
+from tests.space.spaces import cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
+
+
+def allocate_drafts(space: BlockSpace, length: int, num_draft: int, num_lookahead: int = 0) -> Allocation:
+    allocation = space.allocate(tokens(length), num_draft=num_draft, num_lookahead=num_lookahead)
+    assert isinstance(allocation, Allocation)
+    space.check()
+    return allocation
+
+
+@pytest.mark.parametrize(
+    "groups", [(FullAttention(4),), (FullAttention(4), SlidingWindow(6, 4))], ids=["full", "hybrid"]
+)
+def test_guesses_of_a_prompt_are_computed_and_published_when_accepted(
+    groups: tuple[FullAttention | SlidingWindow, ...],
+) -> None:
+    space = new_space(*groups)
+    row = allocate_drafts(space, 12, num_draft=5).row
+    plan = run_step(space)
+    assert (plan.compute.starts.tolist(), plan.compute.ends.tolist()) == ([0], [12])
+    assert hit(space, tokens(13)) == 4
+    space.truncate(row, [8])
+    assert (space.num_tokens(row), hit(space, tokens(13))) == (8, 8)
+    space.check()
+
+
+def test_guesses_are_all_accepted_by_the_next_append() -> None:
+    space = new_space()
+    row = allocate_drafts(space, 12, num_draft=5).row
+    run_step(space)
+    space.append(row, [12])
+    assert hit(space, tokens(13)) == 12
+    space.check()
+
+
+def test_a_hit_ends_before_the_last_certain_token() -> None:
+    """Its logits judge the first guess, so it must be computed, though its block is cached."""
+    space = new_space()
+    cache(space, tokens(16))
+    assert allocate_drafts(space, 14, num_draft=2).num_hit_tokens == 8
+    assert allocate_drafts(space, 14, num_draft=1).num_hit_tokens == 12
+    assert allocate_drafts(space, 14, num_draft=6).num_hit_tokens == 4
+
+
+def test_an_earlier_match_of_the_whole_prompt_is_taken() -> None:
+    space = new_space()
+    cache(space, tokens(8))
+    prompt = tokens(14)
+    answer = space.match(prompt)
+    assert space.allocate(prompt, num_draft=3, match=answer) == Allocation(0, 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_lookahead", [0, 3])
+def test_guesses_take_the_blocks_of_their_slots_or_nothing(num_lookahead: int) -> None:
+    num_blocks = -(-(10 + num_lookahead) // 4)
+    space = new_space(num_blocks=1 + num_blocks)
+    row = allocate_drafts(space, 10, num_draft=4, num_lookahead=num_lookahead).row
+    assert len(space.block_ids(row)) == num_blocks
+    space = new_space(num_blocks=num_blocks)
+    with unchanged(space):
+        answer = space.allocate(tokens(10), num_draft=4, num_lookahead=num_lookahead)
+    assert answer == Shortage("device", num_blocks, num_blocks - 1)
+
+
+def test_digests_are_those_of_the_certain_tokens() -> None:
+    space = new_space()
+    digests = np.frombuffer(b"".join(hash_request_tokens(range(8), 4)), np.uint8).reshape(2, 32)
+    space.allocate(tokens(12), num_draft=4, digests=digests)
+    named = only_pool(space).prefix_index.named_blocks()
+    assert len(named) == 2
+
+
+REFUSED: dict[str, tuple[dict[str, int], type[PagedKVError], str]] = {
+    "all are guesses": ({"num_draft": 9}, TokenError, "num_draft = 9 leaves none of 9 tokens certain"),
+    "more than all": ({"num_draft": 10}, TokenError, "num_draft = 10 leaves none of 9 tokens certain"),
+    "negative": ({"num_draft": -1}, ConfigurationError, "num_draft must be at least 0, got -1"),
+    "a fraction": ({"num_draft": 1.0}, ConfigurationError, "num_draft must be an integer"),  # type: ignore[dict-item]
+    "for several": ({"num_draft": 1, "num_sequences": 2}, ConfigurationError, "fork first, then append drafts to each"),
+    "too long": ({"num_draft": 2, "num_lookahead": 992}, TokenError, "exceed max_tokens = 1000"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_guesses_that_cannot_be_are_refused(arguments: dict[str, int], error: type[PagedKVError], message: str) -> None:
+    space = new_space()
+    with unchanged(space), pytest.raises(error, match=message):
+        space.allocate(tokens(9), **arguments)  # type: ignore[arg-type]
+
+
+def test_guesses_for_a_recurrent_state_are_refused() -> None:
+    space = new_space(RecurrentState(4, pool="device"))
+    with unchanged(space), pytest.raises(TokenError, match="recurrent state: it cannot be rolled back"):
+        space.allocate(tokens(9), num_draft=1)
+
+
+@pytest.mark.parametrize("row_type", [int, np.int32])
+def test_all_tokens_are_one_rows(row_type: type) -> None:
+    space = new_space()
+    row = row_type(prefill(space, tokens(5)))
+    assert space.append(row, tokens(6, first=5)) is None
+    assert space.append(row, tokens(2, first=11), num_draft=1) is None
+    assert space.append_with_copies(row, [13]) == []
+    assert space.append(row, [], num_lookahead=9) is None
+    assert (space.num_tokens(row), len(space.block_ids(row))) == (14, 6)
+    assert hit(space, tokens(15)) == 12
+    space.check()
+
+
+def test_tokens_for_a_batch_are_one_each_also_if_it_has_one_row() -> None:
+    """A batch that shrinks to one row does not change what its tokens mean."""
+    space = new_space()
+    rows = [prefill(space, tokens(5)), prefill(space, tokens(5, first=100))]
+    assert space.append(rows, [1, 2]) is None
+    message = "the counts add up to 1, but 2 token ids were given"
+    for batch in ([rows[0]], np.array(rows[:1]), np.array(rows[:1], np.int32)):
+        with unchanged(space), pytest.raises(TokenError, match=message):
+            space.append(batch, [1, 2])
+    with unchanged(space), pytest.raises(TokenError, match="the counts add up to 2, but 3 token ids were given"):
+        space.append(rows, [1, 2, 3])

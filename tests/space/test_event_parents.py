@@ -1,0 +1,86 @@
+"""Events of stored blocks name their parents, from the chain of the row that stored them."""
+
+import numpy as np
+import pytest
+
+from pagedkv import (
+    ROOT_DIGEST,
+    Allocation,
+    BlockSpace,
+    CacheEventKind,
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+    hash_block_tokens,
+    hash_request_tokens,
+)
+from tests.space.spaces import allocate, cache, new_space, only_pool, prefill, run_step, tokens
+
+
+def stored(space: BlockSpace) -> list[tuple[bytes, bytes]]:
+    """Digests and parents of what was stored since the last call."""
+    (events,) = space.drain_events()
+    return [
+        (digest.tobytes(), parent.tobytes())
+        for kind, digest, parent in zip(events.kinds, events.digests, events.parent_digests, strict=True)
+        if kind == CacheEventKind.STORED
+    ]
+
+
+def test_a_parent_that_was_evicted_is_still_named() -> None:
+    """The window has left the first block, and others have taken it: the row's chain knows it."""
+    space = new_space(SlidingWindow(1, 4), num_blocks=4, events=True)
+    row = prefill(space, tokens(4))
+    cache(space, tokens(12, first=100))
+    stored(space)
+    space.append(row, tokens(4, first=4))
+    first, second = hash_request_tokens(range(8), 4)
+    assert stored(space) == [(second, first)]
+
+
+def test_a_first_block_has_no_parent() -> None:
+    space = new_space(events=True)
+    allocate(space, tokens(8))
+    first, second = hash_request_tokens(range(8), 4)
+    assert stored(space) == [(first, bytes(32)), (second, first)]
+
+
+MIXES: dict[str, tuple[GroupSpec, ...]] = {
+    "full": (FullAttention(4),),
+    "window": (SlidingWindow(1, 4),),
+    "chunks": (ChunkedLocal(8, 4),),
+    "window and chunks": (SlidingWindow(6, 4), ChunkedLocal(8, 4)),
+    "full and state": (FullAttention(4), RecurrentState(4, pool="device")),
+}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize("seed", range(3))
+def test_every_stored_block_is_the_child_of_the_parent_that_is_told(groups: tuple[GroupSpec, ...], seed: int) -> None:
+    """Recomputed from the parent's digest and the block's tokens, right after it was stored."""
+    rng = np.random.default_rng(seed)
+    space = new_space(*groups, num_blocks=30, max_sequences=5, max_tokens=60, events=True)
+    pool, rows, num_stored = only_pool(space), list[int](), 0
+    for _ in range(120):
+        if len(rows) < 4:
+            answer = space.allocate(tokens(int(rng.integers(1, 30)), first=int(rng.choice([0, 100]))))
+            rows += [answer.row] if isinstance(answer, Allocation) else []
+        for row in rows:
+            if space.num_tokens(row) < 50:
+                space.append(row, rng.integers(2, size=int(rng.integers(0, 6))))
+        if rows and rng.random() < 0.3:
+            space.free(rows.pop(int(rng.integers(len(rows)))))
+        for digest, parent in stored(space):
+            block = next(
+                (block for group in range(len(groups)) if (block := pool.prefix_index.find(group, digest))), None
+            )
+            if block is not None:  # else it was evicted since
+                parents = ROOT_DIGEST if parent == bytes(32) else parent
+                assert hash_block_tokens(parents, pool.arrays.tokens[block, :4]) == digest
+                num_stored += 1
+        run_step(space)
+    space.check()
+    assert num_stored > 20

@@ -1,0 +1,196 @@
+"""Who computes what several rows wait for, when one of them leaves the open step (docs/decisions/0005-steps.md)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pagedkv import BlockSpace, ChunkedLocal, FullAttention, SlidingWindow
+from tests.space.spaces import acknowledge, allocate, cache, held, hit, new_space, prefill, run_step, tokens
+
+Leave = Callable[[BlockSpace, int], object]
+
+
+def free(space: BlockSpace, row: int) -> None:
+    space.free(row)
+
+
+def swap_out(space: BlockSpace, row: int) -> None:
+    assert space.swap_out(row)
+
+
+LEAVES = pytest.mark.parametrize("leave", [free, swap_out])
+
+
+def computed(space: BlockSpace) -> dict[int, tuple[int, int]]:
+    """Run the open step; tell what it computed, by row."""
+    compute = run_step(space).compute
+    ranges = zip(compute.starts.tolist(), compute.ends.tolist(), strict=True)
+    return dict(zip(compute.rows.tolist(), ranges, strict=True))
+
+
+@pytest.mark.interpreted
+@LEAVES
+def test_promise_09_every_pending_block_finds_an_heir_that_holds_it(leave: Leave) -> None:
+    """The row that shares the last block of the one that leaves does not hold the earlier ones, which a fork does."""
+    space = new_space(num_host_blocks=20)
+    s = allocate(space, tokens(8))
+    a = allocate(space, [0])
+    run_step(space)
+    space.append(a, tokens(11, first=1), [11])
+    (b,) = space.fork(a)
+    space.free(s)
+    c = allocate(space, tokens(13))
+    assert space.block_ids(c)[:2] != space.block_ids(b)[:2]
+    assert space.block_ids(c)[2] == space.block_ids(b)[2]
+    leave(space, a)
+    space.check()
+    ranges = computed(space)
+    assert ranges[int(b)] == (1, 12), "nobody but the fork holds the first two blocks"
+    assert ranges[c][1] == 13
+    assert space.computed_block_ids(int(b)) == space.block_ids(int(b))
+
+
+@pytest.mark.interpreted
+@LEAVES
+def test_promise_09_an_heir_starts_where_it_shares(leave: Leave) -> None:
+    """A hit at a chunk's end holds that chunk alone, so its row cannot compute the chunks before."""
+    space = new_space(ChunkedLocal(8, block_size=4), num_host_blocks=20)
+    first, second = allocate(space, tokens(21)), allocate(space, tokens(21))
+    assert held(space, second)[0] == space.block_ids(first)[4]
+    leave(space, first)
+    space.check()
+    assert computed(space)[second] == (16, 21)
+
+
+def test_promise_09_what_nobody_can_compute_any_more_is_unnamed() -> None:
+    """Only the row that leaves held the first chunks: with it goes their content, named or not."""
+    space = new_space(ChunkedLocal(8, block_size=4))
+    first, _ = allocate(space, tokens(21)), allocate(space, tokens(21))
+    space.free(first)
+    run_step(space)
+    assert hit(space, tokens(15)) == 0
+    assert hit(space, tokens(22)) == 20
+
+
+@pytest.mark.interpreted
+def test_promise_09_blocks_of_one_row_may_need_several_heirs() -> None:
+    """Two groups: the one who hits in a window holds less of the window than of the full group."""
+    space = new_space(FullAttention(4), SlidingWindow(4, block_size=2))
+    a = allocate(space, tokens(20))
+    b = allocate(space, tokens(13))
+    c = allocate(space, tokens(9))
+    space.free(a)
+    space.check()
+    ranges = computed(space)
+    assert ranges[b] == (0, 13)
+    assert ranges[c][1] == 9
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_09_rows_that_leave_together_are_no_heirs() -> None:
+    space = new_space()
+    rows = [allocate(space, tokens(9)) for _ in range(4)]
+    space.free([rows[0], rows[2]])
+    space.check()
+    ranges = computed(space)
+    assert min(start for start, _ in ranges.values()) == 0
+    assert set(ranges) == {rows[1], rows[3]}
+
+
+def test_promise_09_a_swapped_out_heir_computes_what_it_waited_for() -> None:
+    """Whoever takes over and is swapped out in the same step computes all of it after swapping in."""
+    space = new_space(num_host_blocks=20)
+    a, b = allocate(space, tokens(9)), allocate(space, tokens(9))
+    assert space.swap_out(a)
+    assert space.swap_out(b)
+    run_step(space)
+    assert space.swap_in(b)
+    assert computed(space)[b] == (0, 9)
+    space.check()
+
+
+def test_promise_12_a_block_waits_for_the_last_step_of_each_row_that_dropped_it() -> None:
+    """A row of step 2 drops a shared block first, then one of step 1: the block waits for step 2."""
+    space = new_space()
+    a = prefill(space, tokens(9))
+    (b,) = space.fork(a)
+    shared = space.block_ids(a)[0]
+    space.append(int(b), [7])
+    first = space.plan_step()
+    space.append(a, [8])
+    second = space.plan_step()
+    space.free(a)
+    space.free(int(b))
+    space.reset_prefix_cache()
+    acknowledge(space, first)
+    assert space._state.groups[0].pool.block(shared).place == "deferred"
+    acknowledge(space, second)
+    assert space._state.groups[0].pool.block(shared).place == "free"
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_12_a_due_block_is_freed_although_one_before_it_waits_longer() -> None:
+    """A block held for the open step was released before one that a step in flight holds."""
+    space = new_space(num_host_blocks=20)
+    a, b = allocate(space, tokens(5)), allocate(space, tokens(5, first=50))
+    plan = space.plan_step()
+    assert space.swap_out(a)
+    space.free(b)
+    acknowledge(space, plan)
+    assert space.num_deferred_blocks() == 2, "those of a, which the open plan copies"
+    assert hit(space, tokens(5, first=50)) == 4
+    allocate(space, tokens(6))
+    space.check()
+
+
+def test_promise_12_a_row_that_is_in_no_step_in_flight_waits_for_none() -> None:
+    space = new_space()
+    idle = prefill(space, tokens(8))
+    allocate(space, tokens(8, first=50))
+    plan = space.plan_step()
+    space.free(idle)
+    assert space.num_deferred_blocks() == 0
+    acknowledge(space, plan)
+    cache(space, tokens(3, first=90))
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_07_what_a_live_row_holds_is_found_when_the_carrier_is_gone() -> None:
+    """The first block is a duplicate of one whose row leaves; the second was published as the child of that one."""
+    space = new_space(FullAttention(2))
+    a, b = allocate(space, [0]), allocate(space, [0, 0])
+    space.append(a, [0, 0, 2], [3])
+    space.free(b)
+    run_step(space)
+    assert hit(space, [0, 0, 0, 2, 7]) == 4
+    space.check()
+
+
+def test_promise_07_a_duplicate_takes_the_name_of_a_carrier_that_was_evicted() -> None:
+    """While a step computes it, a duplicate cannot be merged; its carrier is freed and evicted meanwhile."""
+    space = new_space(num_blocks=9)
+    first = prefill(space, tokens(8))
+    second = allocate(space, tokens(5))
+    space.append(second, [5, 6, 7], [3])
+    plan = space.plan_step()
+    space.free(first)
+    allocate(space, tokens(24, first=500)[: 4 * space.num_free_blocks()])
+    acknowledge(space, plan)
+    run_step(space)
+    assert hit(space, tokens(9)) == 8
+    space.check()
+
+
+def test_promise_07_forks_of_an_orphan_are_found_as_well() -> None:
+    space = new_space(FullAttention(2))
+    a, b = allocate(space, [0]), allocate(space, [0, 0])
+    space.append(a, [0])
+    (c,) = space.fork(a).tolist()
+    space.append(c, [0, 2], [2])
+    space.free(b)
+    run_step(space)
+    assert hit(space, [0, 0, 0, 2, 7]) == 4
+    space.check()

@@ -1,0 +1,146 @@
+"""An exception in the middle of an operation: either nothing has changed, or the space says that it is broken."""
+
+import copy
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import pagedkv
+from pagedkv import BlockSpace, FullAttention, RecurrentState, RequestKeys, SlidingWindow
+from pagedkv.errors import InterruptedSpaceError
+from tests.space.spaces import allocate, new_space, prefill, same_numbers, tokens
+
+SOURCES: Final = str(Path(pagedkv.__file__).parent)
+MOST_LINES_AFTER_THE_LAST_CHANGE: Final = 3
+GROUPS: Final = FullAttention(4), SlidingWindow(6, 2), RecurrentState(8)
+
+
+class Interruption(BaseException):
+    """Comes from outside, as KeyboardInterrupt and MemoryError do."""
+
+
+@contextmanager
+def interrupted_at(line: int) -> Iterator[None]:
+    """Raise at the n-th line of pagedkv that runs inside."""
+    num_lines = [0]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:  # noqa: ANN401 - as sys.settrace has it
+        if not frame.f_code.co_filename.startswith(SOURCES):
+            return None
+        if event == "line":
+            num_lines[0] += 1
+            if num_lines[0] == line:
+                raise Interruption
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def space_in_use() -> BlockSpace:
+    """Rows 0 and 1 share a prompt and are computed, 2 waits for row 3, 4 is swapped out; one step is in flight."""
+    space = new_space(*GROUPS[:2], num_host_blocks=40, events=True)
+    first = prefill(space, tokens(9))
+    space.fork(first)
+    swapped = prefill(space, tokens(7, first=50))
+    space.swap_out(swapped)
+    space.acknowledge(space.plan_step().step_id)
+    allocate(space, tokens(9, first=100))
+    space.plan_step()
+    allocate(space, tokens(9, first=200))
+    allocate(space, tokens(9, first=200))
+    return space
+
+
+OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
+    "allocate": lambda space: space.allocate(tokens(11), keys=RequestKeys(salt=b"x")),
+    "allocate with a hit": lambda space: space.allocate(tokens(11), num_lookahead=3),
+    "append with a copy": lambda space: space.append([0, 1], [5, 6]),
+    "append a chunk": lambda space: space.append([0], tokens(9), [9], num_draft=2, num_lookahead=2),
+    "truncate": lambda space: space.truncate([3], [7]),
+    "fork": lambda space: space.fork(0, 2),
+    "fork while pending": lambda space: space.fork(4, 2),
+    "free": lambda space: space.free([0, 3]),
+    "free what others wait for": lambda space: space.free([4]),
+    "swap out": lambda space: space.swap_out([0, 1]),
+    "swap in": lambda space: space.swap_in([2]),
+    "plan": lambda space: space.plan_step(),
+    "acknowledge": lambda space: space.acknowledge(space._ledger.in_flight[0].plan.step_id),
+    "abort": lambda space: space.abort(space._ledger.in_flight[0].plan.step_id),
+    "mark computed": lambda space: space.mark_computed([0, 1]),
+    "reset": lambda space: space.reset_prefix_cache(),
+    "weights": lambda space: space.set_weights_epoch("b"),
+    "drain": lambda space: space.drain_events(),
+    "questions": lambda space: (
+        space.match(tokens(11)),
+        space.can_allocate(tokens(11)),
+        space.can_append([0]),
+        space.can_swap_out([0]),
+        space.can_swap_in([2]),
+        space.block_ids(0),
+        space.statistics(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_interruption_at_any_line_leaves_all_as_it_was_or_is_told(name: str) -> None:
+    """Lines of compiled loops do not show: nothing from outside can stop a loop in the middle.
+
+    After its last change an operation counts as done, although its caller does not get the answer.
+    """
+    start = space_in_use()
+    done = copy.deepcopy(start)
+    OPERATIONS[name](done)
+    done.check()
+    outcomes = Counter[str]()
+    for line in count(1):
+        space = copy.deepcopy(start)
+        try:
+            with interrupted_at(line):
+                OPERATIONS[name](space)
+        except Interruption:
+            outcomes[outcome(space, start, done)] += 1
+        else:
+            break
+    assert outcomes["unchanged"] > 0
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE or name == "questions"
+    assert (outcomes["told"] > 0) == (name != "questions")
+
+
+def outcome(space: BlockSpace, start: BlockSpace, done: BlockSpace) -> str:
+    """Tell how an interrupted operation left a space."""
+    try:
+        space.statistics()
+    except InterruptedSpaceError:
+        with pytest.raises(InterruptedSpaceError, match="build a new space"):
+            space.free([0])
+        return "told"
+    space.check()
+    if same_numbers(space, start):
+        return "unchanged"
+    assert same_numbers(space, done), "neither as it was, nor done, nor told"
+    return "done"
+
+
+def test_an_interrupted_plan_does_not_lose_copies_silently() -> None:
+    space = new_space()
+    row = prefill(space, tokens(6))
+    (child,) = space.fork(row).tolist()
+    space.append([child], np.array([7], np.int32))
+    with pytest.raises(Interruption), interrupted_at(20):
+        space.plan_step()
+    with pytest.raises(InterruptedSpaceError):
+        space.plan_step()

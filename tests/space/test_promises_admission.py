@@ -1,0 +1,136 @@
+"""What admission promises where groups differ (docs/design.md, Promises: 1, 15, 16), each by direct examples."""
+
+import pytest
+
+from pagedkv import AllocStatus, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.space.admission import Admission, peak_free_blocks_needed
+from tests.space.spaces import allocate, cache, held, hit, new_space, prefill, run_step, tokens
+
+OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER
+
+
+def prefill_in_chunks(space: BlockSpace, num_tokens: int, max_chunk: int) -> int:
+    """Serve a prompt in chunks, each step acknowledged before the next; return the most blocks held at a time."""
+    hits = space.match(tokens(num_tokens)).num_tokens
+    usable = space.num_free_blocks()
+    row = allocate(space, tokens(min(num_tokens, hits + max_chunk)))
+    most = usable - space.num_free_blocks()
+    run_step(space)
+    while (length := space.num_tokens(row)) < num_tokens:
+        chunk = tokens(min(max_chunk, num_tokens - length), first=length)
+        assert space.append(row, chunk, [len(chunk)]) is None
+        most = max(most, usable - space.num_free_blocks())
+        run_step(space)
+    return most
+
+
+@pytest.mark.interpreted
+def test_promise_01_never_means_never_where_windows_give_blocks_back() -> None:
+    space = new_space(SlidingWindow(8, block_size=16), num_blocks=20)
+    assert space.can_allocate(tokens(400)) is NEVER, "in one step it needs 25 blocks"
+    assert space.can_allocate(tokens(400), max_chunk=16) is OK
+    assert prefill_in_chunks(space, 400, 16) == 2
+
+
+MIXES: tuple[tuple[GroupSpec, ...], ...] = (
+    (FullAttention(4),),
+    (SlidingWindow(6, 4),),
+    (SlidingWindow(5, 2, num_sink_tokens=5),),
+    (FullAttention(4), SlidingWindow(7, 2)),
+    (ChunkedLocal(8, 4), FullAttention(4)),
+    (FullAttention(4), RecurrentState(8, pool="device")),
+)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("max_chunk", [1, 3, 8, 64])
+@pytest.mark.parametrize("groups", MIXES, ids=str)
+def test_promise_01_the_most_blocks_of_a_chunked_prefill_are_counted_exactly(
+    groups: tuple[GroupSpec, ...], max_chunk: int
+) -> None:
+    """With a pool of exactly as many blocks as it takes the answer is OK, with one less it is NEVER."""
+    for num_cached in (0, 17, 33):
+        num_tokens = 49
+        roomy = new_space(*groups, num_blocks=200)
+        most = prefill_in_chunks(roomy, num_tokens, max_chunk)
+        exact = new_space(*groups, num_blocks=most + 1)
+        assert exact.can_allocate(tokens(num_tokens), max_chunk=max_chunk) is OK
+        assert prefill_in_chunks(exact, num_tokens, max_chunk) == most
+        short = new_space(*groups, num_blocks=max(2, most))
+        assert short.can_allocate(tokens(num_tokens), max_chunk=max_chunk) is NEVER
+        if num_cached:
+            warm = new_space(*groups, num_blocks=200)
+            cache(warm, tokens(num_cached))
+            match = warm.match(tokens(num_tokens))
+            counted = peak_free_blocks_needed(warm._state, Admission(match._prompt, 0, 1, max_chunk), match)
+            assert prefill_in_chunks(warm, num_tokens, max_chunk) == counted["device"]
+
+
+@pytest.mark.interpreted
+def test_promise_15_where_a_chunk_begins_nothing_before_it_is_asked_for() -> None:
+    """The chunk before the hit's end is gone from the chunked group; the full group vouches for its tokens."""
+    space = new_space(
+        FullAttention(4), ChunkedLocal(8, block_size=4, pool="local"), num_blocks={"device": 50, "local": 8}
+    )
+    row = prefill(space, tokens(24))
+    assert held(space, row, group=1) == []
+    space.free(row)
+    cache(space, tokens(26, first=500))  # evicts the chunks, in a pool of 7
+    assert hit(space, tokens(26)) == 24
+    again = allocate(space, tokens(26))
+    assert space.block_ids(again, 1)[:6] == [0] * 6
+    run_step(space)
+    space.check()
+    space.append(again, tokens(8, first=26), [8])
+    run_step(space)
+    space.free(again)
+    assert hit(space, tokens(35)) == 32, "the digest chain went on behind the gap"
+    space.check()
+
+
+def test_promise_15_chunks_alone_must_show_what_was_computed() -> None:
+    """With chunked groups only, nothing else could tell that these tokens were ever seen."""
+    space = new_space(ChunkedLocal(8, block_size=4))
+    assert hit(space, tokens(25)) == 0
+
+
+@pytest.mark.interpreted
+def test_promise_16_a_hit_does_not_mix_pending_and_settled_blocks() -> None:
+    """The window lost what the full group still caches: to compute it for the window must not write that again."""
+    space = new_space(FullAttention(4), SlidingWindow(4, 2, pool="window"), num_blocks={"device": 60, "window": 20})
+    cache(space, tokens(16))
+    cached = [space.match(tokens(17)).num_tokens]
+    cache(space, tokens(37, first=500))
+    first, second = allocate(space, tokens(13)), allocate(space, tokens(13))
+    assert (cached, hit(space, tokens(17))) == ([16], 0)
+    assert not set(space.block_ids(first)[:3]) & set(space.block_ids(second)[:3]), "the cached ones carry the names"
+    space.free(first)
+    assert run_step(space).compute.starts.tolist() == [0]
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_14_sinks_are_held_although_the_window_has_moved_on() -> None:
+    space = new_space(SlidingWindow(5, block_size=4, num_sink_tokens=4))
+    row = prefill(space, tokens(8))
+    space.truncate(row, [7])
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_11_what_lies_beyond_the_length_need_not_be_there() -> None:
+    space = new_space(SlidingWindow(1, block_size=3, num_sink_tokens=2))
+    row = prefill(space, tokens(6))
+    space.truncate(row, [2])
+    assert space.num_tokens(row) == 2
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_14_a_fork_that_waited_slides_with_the_step_it_waited_for() -> None:
+    space = new_space(SlidingWindow(2, block_size=2))
+    parent = allocate(space, tokens(17))
+    (child,) = space.fork(parent).tolist()
+    run_step(space)
+    assert len(held(space, parent)) == len(held(space, child)) == 1
+    space.check()

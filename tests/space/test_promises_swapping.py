@@ -1,0 +1,124 @@
+"""Moves between device and host: twins, what steps in flight still use, and what a move makes undefined or certain."""
+
+import numpy as np
+import pytest
+
+from pagedkv import Allocation, AllocStatus, BlockSpace, Shortage
+from pagedkv.errors import StepError
+from tests.space.spaces import acknowledge, allocate, new_space, only_pool, prefill, run_step, tokens, unchanged
+
+
+def swapped_in(space: BlockSpace, length: int) -> int:
+    """A computed row that the open plan brings back from the host."""
+    row = prefill(space, tokens(length))
+    assert space.swap_out(row)
+    run_step(space)
+    space.reset_prefix_cache()
+    assert space.swap_in(row)
+    return row
+
+
+@pytest.mark.interpreted
+def test_promise_13_what_a_step_is_still_to_compute_is_no_twin() -> None:
+    """Should that step fail, the row that was swapped in keeps its content."""
+    space = new_space(num_blocks=5, num_host_blocks=4)
+    row = prefill(space, tokens(9))
+    assert space.swap_out(row)
+    run_step(space)
+    space.free(prefill(space, tokens(16, first=50)))
+    other = allocate(space, tokens(4))
+    assert space.swap_in(row)
+    assert space.block_ids(row)[0] != space.block_ids(other)[0]
+    space.check()
+
+
+def test_promise_13_a_twin_by_a_forged_digest_in_another_chain_is_none() -> None:
+    """The last blocks have equal tokens and one digest, but the blocks before them differ."""
+    space = new_space(num_host_blocks=20)
+    host_blocks = []
+    for prompt, names in (([1] * 4 + [9] * 4, (1, 9)), ([2] * 4, (2,)), ([2] * 4 + [9] * 4, (2, 9))):
+        digests = np.repeat(np.array(names, np.uint8)[:, None], 32, axis=1)
+        allocation = space.allocate([*prompt, 0], digests=digests)
+        assert isinstance(allocation, Allocation)
+        run_step(space)
+        assert space.swap_out(allocation.row)
+        run_step(space)
+        host_blocks.append(space.block_ids(allocation.row))
+    first, head, second = host_blocks
+    assert second[0] == head[0]
+    assert second[1] != first[1]
+
+
+@pytest.mark.interpreted
+def test_promise_13_a_free_twin_of_two_blocks_is_counted_once() -> None:
+    """Duplicates that were swapped out before they were merged: one block on the device is the twin of both."""
+    space = new_space(num_blocks=3, num_host_blocks=3)
+    rows = [allocate(space, [0]) for _ in range(2)]
+    space.append(rows, [1, 2, 3, 1, 2, 3], [3, 3])
+    plan = space.plan_step()
+    assert space.swap_out(rows)
+    acknowledge(space, plan)
+    run_step(space)
+    prefill(space, tokens(3, first=50))
+    assert space.num_free_blocks() == space.num_cached_blocks() == 1
+    assert space.can_swap_in(rows, [0, 0]) is AllocStatus.OK
+    assert space.swap_in(rows) == ()
+    assert space.block_ids(rows[0]) == space.block_ids(rows[1])
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_12_a_block_whose_twin_is_on_the_host_waits_for_the_steps_that_read_it() -> None:
+    """It is not moved, so no move holds it."""
+    space = new_space(num_host_blocks=10)
+    assert space.swap_out(prefill(space, tokens(5)))
+    run_step(space)
+    row = prefill(space, tokens(5))
+    space.append(row, [7])
+    plan = space.plan_step()
+    shared = space.block_ids(row)[0]
+    moves = space.swap_out(row)
+    assert not isinstance(moves, Shortage)
+    assert shared not in [block for move in moves for block in move.src_ids.tolist()]
+    assert only_pool(space).block(shared).place == "deferred"
+    acknowledge(space, plan)
+    assert only_pool(space).block(shared).place == "free"
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_09_a_copy_of_what_a_failed_plan_was_to_bring_is_lost() -> None:
+    """The open plan would copy what never came."""
+    space = new_space(num_host_blocks=10)
+    row = swapped_in(space, 3)
+    plan = space.plan_step()
+    (child,) = space.fork(row).tolist()
+    space.append(child, [3])
+    assert set(space.block_ids(child)).isdisjoint(space.block_ids(row))
+    assert space.abort(plan.step_id).lost_rows == (row, child)
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_09_what_a_plan_in_flight_brings_cannot_be_declared_computed() -> None:
+    space = new_space(num_host_blocks=10)
+    row = swapped_in(space, 6)
+    plan = space.plan_step()
+    with unchanged(space), pytest.raises(StepError, match="copies or swaps its block"):
+        space.mark_computed(row)
+    acknowledge(space, plan)
+    space.mark_computed(row)
+
+
+@pytest.mark.interpreted
+def test_promise_09_what_is_written_ahead_of_a_copy_cannot_be_declared_computed() -> None:
+    """The open plan copies the block first; its row has a new token in it."""
+    space = new_space()
+    row = prefill(space, tokens(6))
+    (child,) = space.fork(row).tolist()
+    space.append(child, [6])
+    space.append(row, [7])
+    with unchanged(space), pytest.raises(StepError, match="copies or swaps its block"):
+        space.mark_computed(row)
+    run_step(space)
+    space.mark_computed(row)

@@ -1,0 +1,42 @@
+"""Which blocks wait for a step before they are handed out again: those that it may still touch, and no others."""
+
+from tests.space.memory_model import Place
+from tests.space.sequence_model import ModelSequence
+
+__all__ = ["WaitingModel"]
+
+
+class WaitingModel:
+    """For each block that nobody holds, the step that it waits for.
+
+    A sequence that gives a block up may have it touched by the last step that computes the sequence; a move by the
+    plan that it is in. A block waits for the latest of all these, whoever gave it up last.
+    """
+
+    def __init__(self, in_use: dict[str, set[int]]) -> None:
+        """Expect nothing; ``in_use`` has a key for each pool."""
+        self._until: dict[str, dict[int, int]] = {label: {} for label in in_use}
+        self._held: dict[ModelSequence, set[Place]] = {}
+
+    def follow(self, held: dict[ModelSequence, set[Place]], moved: set[Place], open_step: int) -> None:
+        """See what sequences hold after an operation, and what the open plan moves."""
+        for sequence, places in self._held.items():
+            for place in places - held.get(sequence, set()):
+                self._wait(place, sequence.last_step)
+        for place in moved:
+            self._wait(place, open_step)
+        self._held = held
+
+    def handed_out(self, place: Place) -> None:
+        """A block begins a new life."""
+        label, block = place
+        self._until[label].pop(block, None)
+
+    def blocks(self, label: str, num_settled: int) -> set[int]:
+        """Blocks of a pool that nobody holds and that wait, when all steps up to ``num_settled`` are over."""
+        in_use = {block for places in self._held.values() for where, block in places if where == label}
+        return {block for block, step in self._until[label].items() if step > num_settled} - in_use
+
+    def _wait(self, place: Place, step: int) -> None:
+        label, block = place
+        self._until[label][block] = max(step, self._until[label].get(block, 0))
