@@ -2,13 +2,13 @@
 
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 import numba
 import numpy as np
 
 import pagedkv
+from benchmarks import repository
 
 __all__ = ["describe"]
 
@@ -23,7 +23,7 @@ def describe() -> dict[str, str]:
         "numpy": np.__version__,
         "numba": numba.__version__,
         "pagedkv": pagedkv.__version__,
-        "commit": _commit(),
+        "commit": repository.state(),
     }
 
 
@@ -34,17 +34,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
-
-
-def _commit() -> str:
-    root = Path(__file__).parent.parent
-    try:
-        told = [_git(root, "rev-parse", "--short", "HEAD"), "modified" if _git(root, "status", "--porcelain") else ""]
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return " ".join(filter(None, told))
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)  # noqa: S607 - whichever git the user has
-    return done.stdout.strip()

@@ -5,8 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Final
 
-__all__ = ["Timing", "timed"]
+__all__ = ["BAR_COMMIT", "Row", "Timing", "timed"]
+
+BAR_COMMIT: Final = "b7c260a"
+"""The commit that every ``Row.bar_ratio`` is a ratio to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,24 @@ class Timing:
     def divided_by(self, count: int) -> "Timing":
         """Time of one of ``count`` things that each run did."""
         return Timing(self.median_us / count, self.best_us / count, self.num_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured line.
+
+    Args:
+        operation: what was done; timing: how long; unit: of what ("call", "step", "block").
+        bar_us: the bar to meet, if any; naive_us: the object-a-block yardstick in the same run, if measured.
+        bar_ratio: the bar as a ratio to BAR_COMMIT, measured in one run on one machine, if any.
+    """
+
+    operation: str
+    timing: Timing
+    unit: str = "call"
+    bar_us: float | None = None
+    naive_us: float | None = None
+    bar_ratio: float | None = None
 
 
 def timed(

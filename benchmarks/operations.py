@@ -5,16 +5,16 @@ public calls, argument checks included.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.measure import Timing, timed
+from benchmarks.measure import Row, Timing, timed
 from benchmarks.naive import NaiveManager
+from benchmarks.peers import BUILT_IN_64_TURNS_BAR, FIRST_TOUCH_BARS
 from pagedkv import (
     BlockPool,
     BlockSpace,
-    BlockSpaceManager,
     FullAttention,
     GroupSpec,
     Shortage,
@@ -23,7 +23,6 @@ from pagedkv import (
     StepPlan,
     hash_request_tokens,
 )
-from pagedkv.core.blocks import Int32Array
 
 __all__ = ["OPERATIONS", "Row"]
 
@@ -33,27 +32,13 @@ PROMPT_SIZES = {"1k": 1024, "32k": 32_768, "128k": 131_072}
 FULL: tuple[GroupSpec, ...] = (FullAttention(BLOCK_SIZE),)
 HYBRID: tuple[GroupSpec, ...] = (FullAttention(BLOCK_SIZE), SlidingWindow(1024, BLOCK_SIZE))
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measured line.
-
-    Args:
-        operation: what was done; timing: how long; unit: of what ("call", "step", "block").
-        bar_us: the bar to meet, if any; naive_us: the object-a-block yardstick in the same run, if measured.
-    """
-
-    operation: str
-    timing: Timing
-    unit: str = "call"
-    bar_us: float | None = None
-    naive_us: float | None = None
+Int32Array = npt.NDArray[np.int32]
 
 
 def new_space(groups: tuple[GroupSpec, ...] = FULL, *, caching: bool = True) -> BlockSpace:
     """Build a space of the usual size."""
     config = SpaceConfig(groups, num_blocks=NUM_BLOCKS, max_sequences=1024, prefix_caching=caching)
-    return BlockSpaceManager(config).space
+    return BlockSpace(config)
 
 
 def prompt(num_tokens: int, seed: int = 0) -> Int32Array:
@@ -83,7 +68,7 @@ def batch_of(space: BlockSpace, lengths: list[int]) -> Int32Array:
 def decode_without_completion() -> Iterator[Row]:
     """One token for each sequence of a batch; no block is completed. Average over ten steps, then rolled back."""
     num_steps = 10
-    for num_rows, bar_us in ((1, 3.0), (256, None), (1024, 10.0)):
+    for num_rows, bar_us, bar_ratio in ((1, 3.0, None), (256, None, None), (1024, 10.0, 0.9)):
         space = new_space()
         rows = batch_of(space, [97] * num_rows)
         lengths = np.full(num_rows, 97)
@@ -98,7 +83,7 @@ def decode_without_completion() -> Iterator[Row]:
         space.check()
         name = "batch of one" if num_rows == 1 else f"{num_rows:,} sequences"
         operation = f"decode step, +1 token, {name}, no block completed"
-        yield Row(operation, timing.divided_by(num_steps), "step", bar_us)
+        yield Row(operation, timing.divided_by(num_steps), "step", bar_us, bar_ratio=bar_ratio)
 
 
 def decode_with_publication() -> Iterator[Row]:
@@ -109,7 +94,8 @@ def decode_with_publication() -> Iterator[Row]:
             timing = _decode_steps(groups, with_plan=with_plan)
             operation = f"decode step, 1,024 sequences, 1/16 of blocks published, {name}"
             if with_plan:
-                yield Row(f"{operation}; with plan and acknowledge", timing, "step")
+                bar_ratio = 0.95 if groups is FULL else None
+                yield Row(f"{operation}; with plan and acknowledge", timing, "step", bar_ratio=bar_ratio)
             else:
                 yield Row(operation, timing, "step", bar_us, naive_us if groups is FULL else None)
 
@@ -117,7 +103,9 @@ def decode_with_publication() -> Iterator[Row]:
 def _decode_steps(groups: tuple[GroupSpec, ...], *, with_plan: bool) -> Timing:
     space = new_space(groups)
     rows = batch_of(space, [96 + index % BLOCK_SIZE for index in range(1024)])
-    steps = [prompt(1024, seed) for seed in range(96)]
+    num_runs, num_warm_ups = 14, 2
+    num_steps = (num_runs + num_warm_ups) * BLOCK_SIZE
+    steps = [prompt(1024, seed) for seed in range(num_steps)]
     todo = iter(steps)
 
     def run_steps() -> None:
@@ -127,9 +115,9 @@ def _decode_steps(groups: tuple[GroupSpec, ...], *, with_plan: bool) -> Timing:
                 run_step(space)
 
     named_before = space.statistics().pools[0].num_named
-    whole = timed(run_steps, num_runs=4)
+    whole = timed(run_steps, num_runs=num_runs, num_warm_ups=num_warm_ups)
     named = space.statistics().pools[0].num_named - named_before
-    assert named == 1024 * 96 // BLOCK_SIZE * len(groups), f"{named} blocks were published"
+    assert named == 1024 * num_steps // BLOCK_SIZE * len(groups), f"{named} blocks were published"
     space.check()
     return whole.divided_by(BLOCK_SIZE)
 
@@ -236,7 +224,7 @@ def match_prompt() -> Iterator[Row]:
     longer = np.append(tokens, 1).astype(np.int32)
     assert space.match(longer).num_tokens == len(tokens)
     timing = timed(lambda: space.match(longer), num_runs=15)
-    yield Row("match 128k cached tokens, built in 64 turns", timing, "call", 150.0)
+    yield Row("match 128k cached tokens, built in 64 turns", timing, "call", 150.0, bar_ratio=BUILT_IN_64_TURNS_BAR)
 
 
 def _match_first_touch(size: str, num_tokens: int, *, cold: bool) -> Row:
@@ -257,7 +245,8 @@ def _match_first_touch(size: str, num_tokens: int, *, cold: bool) -> Row:
     assert set(results) == {num_tokens // BLOCK_SIZE * BLOCK_SIZE}
     if cold:
         return Row(f"match {size} cached tokens, first touch, processor caches cold", timing)
-    return Row(f"match {size} cached tokens, first touch", timing, "call", 150.0 if size == "128k" else None)
+    bar_us = 150.0 if size == "128k" else None
+    return Row(f"match {size} cached tokens, first touch", timing, "call", bar_us, bar_ratio=FIRST_TOUCH_BARS[size])
 
 
 def shared_hit() -> Iterator[Row]:

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from pagedkv.replay import TokenizedRequest
-from pagedkv.replay.cost import find_gpu, kv_budget_nbytes, read_cost_model
-from pagedkv.replay.model import read_model
-from pagedkv.replay.serving import ServingConfig, VirtualServer
-from pagedkv.replay.serving.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.models import read_model
+from pagedkv.models.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.traces import TokenizedRequest
 
 BLOCK_SIZE: Final = 16
 MAX_SEQUENCES: Final = 256
@@ -76,13 +76,18 @@ def saving(kind: str, width: int) -> float:
     return 100 * float(result.sharing["mean_saving"])
 
 
+def savings() -> Iterator[tuple[str, float, float]]:
+    """Yield for each row of the table what it is about, the published saving and the one here, in percent."""
+    for (kind, width), published in PUBLISHED.items():
+        yield f"{width} {'samples' if kind == 'num_samples' else 'beams'}", published, saving(kind, width)
+
+
 def main() -> None:
     """Print a table in Markdown."""
     console = Console()
     console.print("| | published | here |\n|---|---|---|")
-    for (kind, width), published in PUBLISHED.items():
-        words = f"{width} {'samples' if kind == 'num_samples' else 'beams'}"
-        console.print(f"| {words} | {published} % | {saving(kind, width):.1f} % |")
+    for name, published, here in savings():
+        console.print(f"| {name} | {published} % | {here:.1f} % |")
 
 
 if __name__ == "__main__":
