@@ -28,7 +28,6 @@ class NaiveTable:
 class Duplicate:
     """A block whose content ``carrier`` is named for, with both blocks' lives."""
 
-    table: NaiveTable
     index: int
     block: int
     life: int
@@ -90,7 +89,7 @@ class NaiveSpace:
             carrier = self.device.carrier(self.content(table, index), block, table.parent_life)
             if carrier != block:
                 lives = self.device.life[block], self.device.life[carrier]
-                self.duplicates.append(Duplicate(table, index, block, lives[0], carrier, lives[1]))
+                self.duplicates.append(Duplicate(index, block, lives[0], carrier, lives[1]))
             table.num_published = index + 1
             table.parent_life = self.device.life[carrier]
 
@@ -300,28 +299,26 @@ class NaiveSpace:
             self._publish(table)
 
     def _is_still_there(self, duplicate: Duplicate) -> bool:
-        blocks, block = duplicate.table.blocks, duplicate.block
-        return (
-            duplicate.table in self.running
-            and duplicate.index < len(blocks)
-            and blocks[duplicate.index] == block
-            and self.device.life[block] == duplicate.life
-            and block not in self.device.names
-        )
+        block = duplicate.block
+        return self.device.life[block] == duplicate.life and block not in self.device.names
 
     def _merge(self, duplicate: Duplicate, orphans: list[NaiveTable]) -> None:
         """Let all who hold a duplicate hold its carrier; where that is gone, let the duplicate be named."""
-        table, index, block, carrier = duplicate.table, duplicate.index, duplicate.block, duplicate.carrier
+        index, block, carrier = duplicate.index, duplicate.block, duplicate.carrier
+        holders = [table for table in self.running if table.blocks[index : index + 1] == [block]]
         if carrier in self.device.names and self.device.life[carrier] == duplicate.carrier_life:
-            for holder in self.running:
-                if holder.blocks[index : index + 1] == [block]:
-                    self.device.share(carrier)
-                    holder.blocks[index] = carrier
-                    self.device.give_back(block)
+            for holder in holders:
+                self.device.share(carrier)
+                holder.blocks[index] = carrier
+                self.device.give_back(block)
             return
+        for holder in holders:
+            self._unpublish_from(holder, index)
+        orphans.extend(holder for holder in holders if holder not in orphans)
+
+    def _unpublish_from(self, table: NaiveTable, index: int) -> None:
         while index > 0 and table.blocks[index - 1] not in self.device.names:
             index -= 1
         if index < table.num_published:
             table.num_published = index
             table.parent_life = self.device.life[table.blocks[index - 1]] if index else ROOT_LIFE
-        orphans.append(table)

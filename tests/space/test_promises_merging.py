@@ -47,6 +47,18 @@ def test_promise_07_merging_leaves_rows_on_the_host_alone() -> None:
     space.check()
 
 
+@pytest.mark.interpreted
+def test_promise_07_forks_of_a_row_that_has_left_are_merged() -> None:
+    """They hold the duplicate that it published."""
+    space = new_space()
+    carrier, row = with_duplicate(space)
+    (child,) = space.fork(row)
+    space.free(row)
+    run_step(space)
+    assert space.block_ids(child)[0] == space.block_ids(carrier)[0]
+    space.check()
+
+
 def test_promise_09_what_a_failed_step_was_to_merge_is_merged_later() -> None:
     """The row was declared computed, so it is not rewound, and does not publish its block again."""
     space = new_space()

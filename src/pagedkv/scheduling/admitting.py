@@ -74,14 +74,14 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
 
 def _admission_status(state: SchedulerState, request: Request) -> AllocStatus:
     """Tell whether a prompt fits, and beside it what was promised."""
-    tokens, keys, num_sequences = request.known_token_ids, request.keys, request.num_sequences
-    status = state.space.can_allocate(tokens, keys=keys, num_sequences=num_sequences)
+    tokens, keys = request.known_token_ids, request.keys
+    status = state.space.can_allocate(tokens, keys=keys, num_sequences=request.num_sequences)
     num_slots = num_promised_slots(state, request) if status is AllocStatus.OK else 0
     if not num_slots:
         return status
     if len(tokens) + num_slots > state.space.config.max_tokens:
         return AllocStatus.LATER
-    beside = state.space.can_allocate(tokens, keys=keys, num_sequences=num_sequences, num_lookahead=num_slots)
+    beside = state.space.can_allocate(tokens, keys=keys, num_lookahead=num_slots)  # the slots of all its sequences
     return AllocStatus.OK if beside is AllocStatus.OK else AllocStatus.LATER
 
 

@@ -52,7 +52,7 @@ class SpaceLoops:
         self.seat = specialize(seat, pool, group, rows, 0, ids, ids, 0)
         self.digest_new_blocks = specialize(digest_new_blocks, pool, group, rows, ids, words, extra_keys)
         self.count_unpublished = specialize(count_unpublished, group, rows, ids)
-        self.publish_new_blocks = specialize(publish_new_blocks, pool, group, rows, ids, ids, pairs, ids, words)
+        self.publish_new_blocks = specialize(publish_new_blocks, pool, group, rows, ids, pairs, ids, words)
         self.first_unfit_row = specialize(first_unfit_row, rows, ids, 0, 0)
         self.first_unfit_growth = specialize(first_unfit_growth, rows, ids, ids, 0, 0, 0, ids)
         self.count_growth = specialize(count_growth, pool, group, rows, ids, ids, 0, ids)

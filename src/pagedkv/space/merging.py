@@ -26,7 +26,7 @@ def merge(state: SpaceState, ledger: StepLedger, duplicates: list[list[Int32Arra
             continue
         found = np.concatenate(parts)
         num_before = int(republishing.max())
-        num_waiting = merge_duplicates(*group.view, state.serials, found, republishing, num_before)
+        num_waiting = merge_duplicates(*group.view, found, republishing, num_before)
         if num_waiting:
             ledger.duplicates[group.index].append(found[:num_waiting])
     if republishing.any():

@@ -32,7 +32,7 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     for group in state.groups:
         num_blocks = state.loops.count_unpublished(group.arrays, state.rows, batch)
         found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
-        num_found = state.loops.publish_new_blocks(*group.view, batch, state.serials, found, *ends[group.lane])
+        num_found = state.loops.publish_new_blocks(*group.view, batch, found, *ends[group.lane])
         if num_found:
             ledger.duplicates[group.index].append(found[:num_found])
 

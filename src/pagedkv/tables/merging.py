@@ -3,8 +3,8 @@
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import release, reuse
-from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PENDING_STEP, SETTLED_STEP, PoolArrays
-from pagedkv.tables.publishing import BLOCK, BLOCK_LIFE, CARRIER, CARRIER_LIFE, INDEX, NUM_DUPLICATE_FIELDS, ROW, SERIAL
+from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
+from pagedkv.tables.publishing import BLOCK, BLOCK_LIFE, CARRIER, CARRIER_LIFE, INDEX, NUM_DUPLICATE_FIELDS
 from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, NUM_PUBLISHED, RUNNING, STATUS, GroupArrays, note_change
 from pagedkv.tables.truncating import rewind_tail
 
@@ -16,7 +16,6 @@ def merge_duplicates(
     pool: PoolArrays,
     group: GroupArrays,
     rows: Int32Array,
-    serials: Int32Array,
     duplicates: Int32Array,
     republishing: Int32Array,
     num_before: int,
@@ -34,14 +33,9 @@ def merge_duplicates(
     num_waiting = 0
     for place in range(len(duplicates)):
         entry = duplicates[place]
-        row, index, block, carrier = entry[ROW], entry[INDEX], entry[BLOCK], entry[CARRIER]
-        if (
-            serials[row] != entry[SERIAL]
-            or rows[row, STATUS] != RUNNING
-            or group.table[row, index] != block
-            or pool.records[block, LIFE] != entry[BLOCK_LIFE]
-            or pool.records[block, NAME]
-        ):
+        index, block, carrier = entry[INDEX], entry[BLOCK], entry[CARRIER]
+        is_held = pool.records[block, REF_COUNT] > 0 and pool.records[block, LIFE] == entry[BLOCK_LIFE]
+        if not is_held or pool.records[block, NAME]:
             continue
         if not pool.records[carrier, NAME] or pool.records[carrier, LIFE] != entry[CARRIER_LIFE]:
             unpublish_everywhere(pool, group, rows, index, block, republishing, num_before + place + 1)

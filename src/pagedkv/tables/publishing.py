@@ -28,16 +28,14 @@ from pagedkv.tables.rows import (
 
 __all__ = ["NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks"]
 
-# Fields of a duplicate. Lives and the serial are noted, since blocks may have other content, and the row another
-# sequence, by the time it is merged (merging.py).
-ROW: Final = 0
-SERIAL: Final = 1
-INDEX: Final = 2  # logical block
-BLOCK: Final = 3
-BLOCK_LIFE: Final = 4
-CARRIER: Final = 5
-CARRIER_LIFE: Final = 6
-NUM_DUPLICATE_FIELDS: Final = 7
+# Fields of a duplicate. Lives are noted, since blocks may have other content by the time it is merged (merging.py). The
+# row is not: it may be gone by then, and forks of it hold the block.
+INDEX: Final = 0  # logical block
+BLOCK: Final = 1
+BLOCK_LIFE: Final = 2
+CARRIER: Final = 3
+CARRIER_LIFE: Final = 4
+NUM_DUPLICATE_FIELDS: Final = 5
 
 
 @inlined
@@ -86,7 +84,6 @@ def publish_new_blocks(
     group: GroupArrays,
     rows: Int32Array,
     batch: Int32Array,
-    serials: Int32Array,
     duplicates: Int32Array,
     digested: Int32Array,
     chains: Uint32Array,
@@ -96,7 +93,6 @@ def publish_new_blocks(
     A duplicate is a live block whose content another block is named for.
 
     Args:
-        serials: int32 ``[max_sequences]``, which sequence each row serves.
         duplicates: int32 ``[count_unpublished(...), NUM_DUPLICATE_FIELDS]``.
         digested: int32 ``[max_sequences]``, how many blocks of each row were digested before those of now.
         chains: uint32 ``[max_sequences, 8]``, the digest of the last of these; both are read where events are on only.
@@ -126,8 +122,6 @@ def publish_new_blocks(
             record[at + TAIL_LIFE] = pool.records[carrier, LIFE]
             if carrier != block:
                 entry = duplicates[num_duplicates]
-                entry[ROW] = row
-                entry[SERIAL] = serials[row]
                 entry[INDEX] = index
                 entry[BLOCK] = block
                 entry[BLOCK_LIFE] = pool.records[block, LIFE]
