@@ -1,9 +1,10 @@
 """Hypothesis profiles. No deadline: the first call of a loop compiles it, which takes seconds, once.
 
-`make test` draws the same examples everywhere and every time; `make test-long` draws new ones.
+`make test` draws the same examples everywhere and every time; `make test-long` draws new ones. Whoever wants to see a
+failure at once, as it was drawn: `pytest --hypothesis-profile unshrunk`.
 """
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "pagedkv",
@@ -13,4 +14,5 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],  # compiling; long runs of a machine
 )
 settings.register_profile("long", settings.get_profile("pagedkv"), derandomize=False)
+settings.register_profile("unshrunk", settings.get_profile("pagedkv"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("pagedkv")

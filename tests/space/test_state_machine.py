@@ -26,12 +26,20 @@ TANGLED_RUNS = 250
 MET_IN_TANGLES = frozenset({"fork", "truncate", "copy on write", "declared", "not declared", "lost", "abort"})
 
 
-def drive(mix: Mix, runs: int, profile: str = "pagedkv") -> Counter[str]:
+def profile_of(name: str | None) -> settings:
+    """Give a profile of Hypothesis; without a name, that of this session."""
+    if name is not None:
+        return settings.get_profile(name)
+    assert settings.default is not None
+    return settings.default
+
+
+def drive(mix: Mix, runs: int, profile: str | None = None) -> Counter[str]:
     """Run a mix's machine so many times; return what was met."""
     seen: Counter[str] = Counter()
     run_state_machine_as_test(
         machine_of(mix, seen),
-        settings=settings(settings.get_profile(profile), max_examples=runs, stateful_step_count=RULES_A_RUN),
+        settings=settings(profile_of(profile), max_examples=runs, stateful_step_count=RULES_A_RUN),
     )
     return seen
 
@@ -43,12 +51,12 @@ def test_any_order_of_operations_leaves_tables_and_memory_right(mix: Mix) -> Non
     assert {what for what in mix.expected if not seen[what]} == set(), "the machine did not meet everything it should"
 
 
-def tangle(mix: Mix, runs: int, profile: str = "pagedkv") -> Counter[str]:
+def tangle(mix: Mix, runs: int, profile: str | None = None) -> Counter[str]:
     """Run a mix's machine of tangled rows so many times; return what was met."""
     seen: Counter[str] = Counter()
     run_state_machine_as_test(
         tangled_machine_of(mix, seen),
-        settings=settings(settings.get_profile(profile), max_examples=runs, stateful_step_count=TANGLES_A_RUN),
+        settings=settings(profile_of(profile), max_examples=runs, stateful_step_count=TANGLES_A_RUN),
     )
     return seen
 
