@@ -1,6 +1,7 @@
 """A plan's buffer written down plainly, word by word: what the compiled loops must produce, and plans for tests."""
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ class Parts:
     table_writes: tuple[TableWrites, ...]
     compute: TokenRanges
     new_blocks: tuple[NewBlocks, ...]
+    compute_outside: Mapping[int, TokenRanges]
 
 
 def parts_of(plan: StepPlan) -> Parts:
@@ -35,6 +37,8 @@ def as_plain(value: Any) -> Any:  # noqa: ANN401 - parts of a plan, or anything 
         return value.tolist()
     if isinstance(value, tuple):
         return [as_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: as_plain(item) for key, item in value.items()}
     if is_dataclass(value):
         return {item.name: as_plain(getattr(value, item.name)) for item in fields(value)}
     return value
@@ -59,6 +63,7 @@ def pack(plan: Parts, pool_names: tuple[str, ...], num_groups: int) -> bytes:
         parts += [(5, group, runs), (6, group, [run.block_ids.tolist() if run else []])]
     parts.append((7, 0, [plan.compute.rows.tolist(), plan.compute.starts.tolist(), plan.compute.ends.tolist()]))
     parts += [(8, owner, [new.get(name, [])]) for owner, name in enumerate(pool_names)]
+    parts += [(9, group, [ranges.starts.tolist()]) for group, ranges in sorted(plan.compute_outside.items())]
     directory: list[int] = []
     body: list[int] = []
     first = 8 + 4 * len(parts)

@@ -46,6 +46,7 @@ def plans(draw: st.DrawFn) -> tuple[Parts, tuple[str, ...], int]:
             writes.append(TableWrites(group, rows, starts, counts, int32(ids)))
     rows, starts, lengths = columns(draw, int32s, st.integers(0, 2**30), st.integers(1, 2**30))
     new = [NewBlocks(name, *columns(draw, int32s)) for name in names]
+    outside = draw(st.sets(st.integers(0, num_groups - 1), max_size=num_groups - 1))
     return (
         Parts(
             draw(st.integers(0, 2**63 - 1)),
@@ -55,6 +56,7 @@ def plans(draw: st.DrawFn) -> tuple[Parts, tuple[str, ...], int]:
             tuple(writes),
             TokenRanges(rows, starts, starts + lengths),
             tuple(part for part in new if len(part.block_ids)),
+            {group: TokenRanges(rows, starts // 2, starts + lengths) for group in outside},
         ),
         names,
         num_groups,

@@ -8,7 +8,8 @@ in this order, each complete before the next::
     3. copies       device block -> device block    (no block is both a source and a destination)
     4. table_writes into the device's copy of the block tables
     5. compute      the forward pass writes positions [start, end) of each row into its slots; rows that share
-                    a block may write the same keys and values to it twice (a fork before its prompt ran)
+                    a block may write the same keys and values to it twice (a fork before its prompt ran); groups
+                    that stay out of prefix caching begin elsewhere, see :meth:`StepPlan.compute_in`
 
 Before them all, an engine that must not read stale memory zeroes ``new_blocks``, the blocks that this plan hands out
 without content.
@@ -18,14 +19,15 @@ run, the engine says ``acknowledge(k)``; blocks that the plan touches are not ha
 
 A plan is one contiguous buffer of int32 words, ``plan.buffer``, and its arrays are views of it::
 
-    | header | directory of the parts | pool names | moves | table writes | compute | new blocks |
+    | header | directory of the parts | pool names | moves | table writes | compute | new blocks | starts outside |
 
 It goes to a GPU or to other processes as it is, and :meth:`StepPlan.from_buffer` restores the plan there without
 copying; :mod:`pagedkv.plan_buffer` draws every word.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
@@ -37,6 +39,7 @@ from pagedkv.plan_buffer import (
     ENTRIES,
     NEW_BLOCKS,
     RUNS,
+    STARTS,
     SWAPS_IN,
     SWAPS_OUT,
     Buffer,
@@ -211,6 +214,7 @@ class _Parts:
     table_writes: tuple[TableWrites, ...]
     compute: TokenRanges
     new_blocks: tuple[NewBlocks, ...]
+    compute_outside: Mapping[int, TokenRanges]
 
 
 @final
@@ -275,6 +279,22 @@ class StepPlan:
         """Positions of the forward pass."""
         return self._parts().compute
 
+    def compute_in(self, group: int) -> TokenRanges:
+        """Positions to be written in one group: those of :attr:`compute`, and of the same rows.
+
+        A group that stays out of prefix caching begins each range somewhere else: earlier where the others hit, and
+        at its end, perhaps, where there is nothing for it to do.
+
+        Args:
+            group: index of the group; one that the plan does not know has the ranges of all.
+        """
+        return self.compute_outside.get(group, self.compute)
+
+    @property
+    def compute_outside(self) -> Mapping[int, TokenRanges]:
+        """The same for each group that stays out of prefix caching, by its index."""
+        return self._parts().compute_outside
+
     @property
     def new_blocks(self) -> tuple[NewBlocks, ...]:
         """Blocks handed out without content, one entry a pool that has any."""
@@ -309,9 +329,12 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
     moves: dict[int, list[BlockMoves]] = {SWAPS_OUT: [], SWAPS_IN: [], COPIES: []}
     table_writes: list[TableWrites] = []
     new_blocks: list[NewBlocks] = []
+    outside: dict[int, TokenRanges] = {}
     for kind, owner, offset, length in read_directory(words):
         if kind == COMPUTE:
             compute = TokenRanges(*_arrays(words, offset, length, 3))
+        elif kind == STARTS:
+            outside[owner] = TokenRanges(compute.rows, words[offset : offset + length], compute.ends)
         elif length == 0:
             continue
         elif kind == RUNS:
@@ -329,6 +352,7 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
         tuple(table_writes),
         compute,
         tuple(new_blocks),
+        MappingProxyType(outside),
     )
 
 

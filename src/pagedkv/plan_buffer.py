@@ -14,6 +14,7 @@ Owns where everything lies, and the proof that a buffer from elsewhere is one of
              ENTRIES       group g                  1  block_ids                 each group)
              COMPUTE       0                        3  rows, starts, ends
              NEW_BLOCKS    0 .. P-1                 1  block_ids
+             STARTS        group g                  1  starts    (a line for each group outside prefix caching)
       8 + 4 x NUM_PARTS
              the arrays, in the order of the directory, each filled up with zeros to a multiple of 4 words, so that
              each begins at a multiple of 16 bytes; a part without words has OFFSET 0
@@ -66,8 +67,9 @@ RUNS: Final = 5
 ENTRIES: Final = 6
 COMPUTE: Final = 7
 NEW_BLOCKS: Final = 8
+STARTS: Final = 9
 
-ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1)
+ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
 CURRENT_VERSION: Final = 1
 ALIGNMENT: Final = 4  # words: 16 bytes, what a GPU's thread loads at once
@@ -79,11 +81,17 @@ def padded(num_words: int) -> int:
     return -(-num_words // ALIGNMENT) * ALIGNMENT
 
 
-def _parts(num_pools: int, num_groups: int) -> list[tuple[int, int]]:
+def _num_fixed_parts(num_pools: int, num_groups: int) -> int:
+    """Count the parts of any plan, those of groups outside prefix caching aside."""
+    return 2 + 4 * num_pools + 2 * num_groups
+
+
+def _parts(num_pools: int, num_groups: int, outsiders: Sequence[int]) -> list[tuple[int, int]]:
     """Kind and owner of every part, in the order of the directory."""
     moves = [(kind, pool) for kind in (SWAPS_OUT, SWAPS_IN, COPIES) for pool in range(num_pools)]
     writes = [(kind, group) for group in range(num_groups) for kind in (RUNS, ENTRIES)]
-    return [(POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *((NEW_BLOCKS, pool) for pool in range(num_pools))]
+    new = [(NEW_BLOCKS, pool) for pool in range(num_pools)]
+    return [(POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, *((STARTS, group) for group in outsiders)]
 
 
 class PlanLayout:
@@ -95,10 +103,10 @@ class PlanLayout:
         template: header, directory and names, as words, before anything is added.
     """
 
-    def __init__(self, pool_names: Sequence[str], num_groups: int) -> None:
-        """Lay out the directory for these pools and so many groups."""
+    def __init__(self, pool_names: Sequence[str], num_groups: int, outsiders: Sequence[int] = ()) -> None:
+        """Lay out the directory for these pools and so many groups, and those of them outside prefix caching."""
         self.pool_names = tuple(pool_names)
-        parts = _parts(len(self.pool_names), num_groups)
+        parts = _parts(len(self.pool_names), num_groups, outsiders)
         self.lines = {part: line for line, part in enumerate(parts)}
         names = _names_as_words(self.pool_names)
         directory_end = HEADER_WORDS + LINE_WORDS * len(parts)
@@ -196,7 +204,8 @@ def _check_header(words: Int32Array) -> None:
     if step_high < 0 or num_pools < 1 or num_groups < num_pools:
         raise PlanError(f"no plan has {num_pools} pools, {num_groups} groups and a step of which {step_high} is a half")
     # Of small numbers only is the directory laid out: these come from elsewhere.
-    if num_parts * LINE_WORDS + HEADER_WORDS > len(words) or num_parts != 2 + 4 * num_pools + 2 * num_groups:
+    num_starts = num_parts - _num_fixed_parts(num_pools, num_groups)
+    if num_parts * LINE_WORDS + HEADER_WORDS > len(words) or not 0 <= num_starts < num_groups:
         raise PlanError(
             f"{num_parts} parts do not fit {len(words)} words with {num_pools} pools and {num_groups} groups"
         )
@@ -205,7 +214,11 @@ def _check_header(words: Int32Array) -> None:
 def _check_directory(words: Int32Array, directory: Directory) -> None:
     """Every part is of the kind and owner that its line says, and begins where the one before it ends."""
     end = HEADER_WORDS + LINE_WORDS * len(directory)
-    expected = _parts(int(words[NUM_POOLS]), int(words[NUM_GROUPS]))
+    num_pools, num_groups = int(words[NUM_POOLS]), int(words[NUM_GROUPS])
+    outsiders = [owner for _, owner, _, _ in directory[_num_fixed_parts(num_pools, num_groups) :]]
+    if outsiders != sorted(set(outsiders) & set(range(num_groups))):
+        raise PlanError(f"the directory names groups {outsiders} as outside prefix caching, of {num_groups} groups")
+    expected = _parts(num_pools, num_groups, outsiders)
     for (kind, owner, offset, length), part in zip(directory, expected, strict=True):
         if (kind, owner) != part:
             raise PlanError(f"the directory names part {kind} of {owner} where part {part[0]} of {part[1]} belongs")
@@ -234,6 +247,22 @@ def _check_values(words: Int32Array, directory: Directory) -> None:
             if not (starts < ends).all():
                 place = int((starts >= ends).argmax())
                 raise PlanError(f"range {place} begins at {starts[place]} and ends at {ends[place]}")
+    _check_starts(words, directory)
+
+
+def _check_starts(words: Int32Array, directory: Directory) -> None:
+    """A group outside prefix caching begins each range somewhere, and not beyond its end."""
+    _, _, compute, num_ranges = next(line for line in directory if line[KIND] == COMPUTE)
+    ends = words[compute + 2 * padded(num_ranges) :][:num_ranges]
+    for kind, owner, offset, length in directory:
+        if kind != STARTS:
+            continue
+        if length != num_ranges:
+            raise PlanError(f"group {owner} has {length} starts, but {num_ranges} ranges are computed")
+        starts = words[offset : offset + length]
+        if (starts > ends).any():
+            place = int((starts > ends).argmax())
+            raise PlanError(f"range {place} begins at {starts[place]} in group {owner}, and ends at {ends[place]}")
 
 
 def _check_runs(group: int, counts: Int32Array, num_entries: int) -> None:

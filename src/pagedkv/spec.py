@@ -65,11 +65,17 @@ def _check_count(spec: object, name: str, *, least: int = 1) -> None:
     object.__setattr__(spec, name, as_count(getattr(spec, name), name, least=least))
 
 
+def _check_flag(spec: object, name: str) -> None:
+    given = getattr(spec, name)
+    _require(isinstance(given, bool), f"{name} must be True or False, got {given!r}")
+
+
 def _check_group(spec: object, *counts: str) -> None:
     for name in counts:
         _check_count(spec, name, least=0 if name == "num_sink_tokens" else 1)
     pool = getattr(spec, "pool", None)
     _require(isinstance(pool, str), f"pool must be a name, got {pool!r}")
+    _check_flag(spec, "prefix_caching")
 
 
 def _short_repr(spec: "GroupSpec | SpaceConfig") -> str:
@@ -85,10 +91,15 @@ class FullAttention:
     Args:
         block_size: tokens a block.
         pool: name of the block pool the group draws from; groups may share one.
+        prefix_caching: False keeps the group out of prefix caching, as any other: its blocks are never named or hit,
+            and no hit waits for it. After a hit the sequence's first tokens are to be computed in this group alone
+            (:meth:`StepPlan.compute_in <pagedkv.StepPlan.compute_in>`), as one can whose layers are a model of their
+            own: that of the drafts, say.
     """
 
     block_size: int = 16
     pool: str = DEFAULT_POOL
+    prefix_caching: bool = True
     kind: Literal["full"] = field(default="full", init=False)
 
     __repr__ = _short_repr
@@ -110,6 +121,7 @@ class SlidingWindow:
     block_size: int = 16
     num_sink_tokens: int = 0
     pool: str = DEFAULT_POOL
+    prefix_caching: bool = True
     kind: Literal["window"] = field(default="window", init=False)
 
     __repr__ = _short_repr
@@ -125,6 +137,7 @@ class ChunkedLocal:
     chunk_size: int
     block_size: int = 16
     pool: str = DEFAULT_POOL
+    prefix_caching: bool = True
     kind: Literal["chunk"] = field(default="chunk", init=False)
 
     __repr__ = _short_repr
@@ -148,6 +161,7 @@ class RecurrentState:
 
     checkpoint_interval: int
     pool: str = "state"
+    prefix_caching: bool = True
     kind: Literal["recurrent"] = field(default="recurrent", init=False)
 
     __repr__ = _short_repr
@@ -204,8 +218,11 @@ class SpaceConfig:
         _check_count(self, "max_tokens")
         _check_count(self, "max_events")
         for name in ("prefix_caching", "events"):
-            given = getattr(self, name)
-            _require(isinstance(given, bool), f"{name} must be True or False, got {given!r}")
+            _check_flag(self, name)
+        _require(
+            not self.prefix_caching or any(group.prefix_caching for group in self.groups),
+            "every group stays out of prefix caching: leave one in, or set prefix_caching=False for the space",
+        )
         is_fraction = isinstance(self.watermark, int | float) and 0 <= self.watermark < 1
         _require(is_fraction, f"watermark must be in [0, 1), got {self.watermark!r}")
         _require(isinstance(self.weights_epoch, str), f"weights_epoch must be text, got {self.weights_epoch!r}")

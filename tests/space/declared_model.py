@@ -30,10 +30,10 @@ class DeclaredModel(StepModel):
         if any(places & held for other in others for places in self._computed_in_flight(other)):
             return Refusal(is_sure=True, is_possible=True)
         read = {move.source for move in self.open_moves}
-        surely = [self._from(sequence, sequence.sure_from) & read for sequence in batch]
-        surely += [self._from(sequence, sequence.sure_from) & held for sequence in others]
-        perhaps = [self._from(sequence, self._first_owed(sequence)) & read for sequence in batch]
-        perhaps += [self._from(sequence, self._first_owed(sequence)) & held for sequence in others]
+        surely = [self._surely_owed(sequence) & read for sequence in batch]
+        surely += [self._surely_owed(sequence) & held for sequence in others]
+        perhaps = [self._perhaps_owed(sequence) & read for sequence in batch]
+        perhaps += [self._perhaps_owed(sequence) & held for sequence in others]
         return Refusal(is_sure=any(surely), is_possible=any(perhaps))
 
     def _written_by_moves(self) -> set[Place]:
@@ -44,26 +44,28 @@ class DeclaredModel(StepModel):
         """Blocks from where a step in flight computes a sequence on, unless the content came from elsewhere since."""
         for step in self.in_flight:
             if step.plan.step_id not in sequence.marked_steps:
-                for row, start, _ in step.ranges:
-                    if step.views[row].sequence is sequence:
-                        yield self._blocks_from(sequence, start)
+                for group in self.groups:
+                    for row, start, end in step.ranges_in(group):
+                        if step.views[row].sequence is sequence and start < end:
+                            yield self._blocks_from(sequence, group, start)
 
-    @staticmethod
-    def _first_owed(sequence: ModelSequence) -> int:
-        """First position that the open plan may have to compute for a sequence."""
-        return sequence.num_planned if sequence.is_planned else 0
+    def _surely_owed(self, sequence: ModelSequence) -> set[Place]:
+        """Blocks that the open plan has to compute for a sequence."""
+        return set().union(*(self._from(sequence, group, sequence.sure_in(group)) for group in self.groups))
 
-    def _from(self, sequence: ModelSequence, start: int) -> set[Place]:
-        """Blocks of a sequence from a position on, if there is any token left to compute."""
-        return self._blocks_from(sequence, start) if start < len(sequence.tokens) else set()
+    def _perhaps_owed(self, sequence: ModelSequence) -> set[Place]:
+        """Blocks that the open plan may have to compute for a sequence."""
+        is_planned = sequence.is_planned
+        starts = {group: sequence.planned_in(group) if is_planned else 0 for group in self.groups}
+        return set().union(*(self._from(sequence, group, start) for group, start in starts.items()))
 
-    def _blocks_from(self, sequence: ModelSequence, start: int) -> set[Place]:
-        return {
-            (self.label(group, sequence), block)
-            for group, table in zip(self.groups, sequence.tables, strict=True)
-            for block in table[start // group.block_size :]
-            if block
-        }
+    def _from(self, sequence: ModelSequence, group: GroupRule, start: int) -> set[Place]:
+        """Blocks of a sequence in a group from a position on, if there is any token left to compute."""
+        return self._blocks_from(sequence, group, start) if start < len(sequence.tokens) else set()
+
+    def _blocks_from(self, sequence: ModelSequence, group: GroupRule, start: int) -> set[Place]:
+        table = sequence.tables[group.index]
+        return {(self.label(group, sequence), block) for block in table[start // group.block_size :] if block}
 
     def marked_computed(self, batch: list[ModelSequence]) -> None:
         """Somebody wrote sequences' keys and values, up to their last token, and said so."""
@@ -71,7 +73,7 @@ class DeclaredModel(StepModel):
         for sequence in batch:
             for group, table in zip(self.groups, sequence.tables, strict=True):
                 self.device.put(group, table, sequence.prefixes, group.present(table, len(sequence.tokens)))
-            sequence.num_planned = sequence.sure_from = len(sequence.tokens)
+            sequence.plan_all()
             sequence.is_planned = True
             sequence.marked_steps |= {step.plan.step_id for step in self.in_flight}
             sequence.era += 1
@@ -93,7 +95,7 @@ class DeclaredModel(StepModel):
                 if block and (group.pool, block) not in awaited:
                     start, stop = index * group.block_size, (index + 1) * group.block_size
                     self.device.require(group, table, sequence.prefixes, group.written(start, stop))
-            is_computed = sequence.is_planned and sequence.num_planned == len(sequence.tokens)
+            is_computed = sequence.is_planned and sequence.planned_in(group) == len(sequence.tokens)
             if is_computed and not self.in_flight and self._is_alone(group, sequence):
                 assert len(told) == len(sequence.tokens) // group.block_size
 
@@ -115,7 +117,8 @@ class DeclaredModel(StepModel):
             num_tokens = sequence.num_accepted
             if sequence.generation == self.generation and num_tokens < self.config.max_tokens:
                 hit = self.space.match([*sequence.tokens[:num_tokens], 0], keys=sequence.keys)
-                full = min(num_tokens // group.block_size * group.block_size for group in self.groups)
-                if len(self.groups) == 1:
+                inside = [group for group in self.groups if not group.stays_out]
+                full = min(num_tokens // group.block_size * group.block_size for group in inside)
+                if len(inside) == 1:
                     assert hit.num_tokens >= full, f"row {sequence.row} holds {full} tokens that cannot be found"
                 self.seen["findable"] += full > 0

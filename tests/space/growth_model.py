@@ -28,7 +28,8 @@ class GrowthModel(LiveModel):
     def check_hit(self, num_tokens: int, num_hit_tokens: int) -> None:
         """A hit leaves the last token to be computed, and ends at a block boundary of every group."""
         assert 0 <= num_hit_tokens < num_tokens
-        assert all(num_hit_tokens % group.block_size == 0 for group in self.groups) or num_hit_tokens == 0
+        inside = [group for group in self.groups if not group.stays_out]
+        assert all(num_hit_tokens % group.block_size == 0 for group in inside) or num_hit_tokens == 0
         assert self.config.prefix_caching or num_hit_tokens == 0
 
     def require_admission_shortage(
@@ -37,7 +38,8 @@ class GrowthModel(LiveModel):
         """Assert that a prompt was refused for a real shortage, and nothing changed."""
         self.seen["shortage"] += 1
         most = self.prompt_blocks(num_tokens, num_lookahead)[shortage.pool]
-        saved = sum(num_hit_tokens // group.block_size for group in self.groups if group.pool == shortage.pool)
+        inside = [group for group in self.groups if group.pool == shortage.pool and not group.stays_out]
+        saved = sum(num_hit_tokens // group.block_size for group in inside)
         assert most - saved <= shortage.num_needed <= most
         assert shortage.num_free == self.num_free(shortage.pool) < shortage.num_needed
         self.require_unchanged()
@@ -56,7 +58,7 @@ class GrowthModel(LiveModel):
         sequence.tables = self.read_tables(row)
         for group, table in zip(self.groups, sequence.tables, strict=True):
             assert len(table) == group.num_blocks(len(tokens), num_lookahead)
-            num_hits = num_hit_tokens // group.block_size
+            num_hits = 0 if group.stays_out else num_hit_tokens // group.block_size
             assert all(table[index] for index in group.indices(group.kept(num_hit_tokens)))
             assert len(set(table[num_hits:])) == len(table) - num_hits
             for block in table[num_hits:]:
@@ -184,7 +186,12 @@ class GrowthModel(LiveModel):
         if not group.is_state:
             return not all(table[group.first_kept(length) // group.block_size : group.num_blocks(length)])
         is_checkpoint = length % group.block_size == 0 and bool(table[length // group.block_size - 1])
-        return length < sequence.num_planned and not is_checkpoint
+        return length < sequence.planned_in(group) and not is_checkpoint
+
+    def may_lag(self, sequence: ModelSequence, length: int) -> bool:
+        """Whether all that would remain may be hit, and a group outside prefix caching computes it only now."""
+        is_out = any(group.stays_out for group in self.groups)
+        return is_out and sequence.planned_outside < length <= sequence.num_planned
 
     def truncated(self, sequence: ModelSequence, length: int) -> None:
         """A row was rolled back."""
@@ -206,7 +213,8 @@ class GrowthModel(LiveModel):
             child.is_sharer, child.generation = True, parent.generation
             child.num_accepted = parent.num_accepted
             child.num_planned, child.is_planned = parent.num_planned, parent.is_planned
-            child.sure_from = num_tokens
+            child.planned_outside = parent.planned_outside
+            child.sure_from = child.sure_outside = num_tokens
             child.tables = self.read_tables(row)
             for group, table, mine in zip(self.groups, parent.tables, child.tables, strict=True):
                 assert mine == table[: group.num_blocks(num_tokens)]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 from pagedkv.plan import BlockMoves, StepPlan, TableWrites
 from tests.space.sequence_model import GroupRule, ModelSequence
 
-__all__ = ["UNDEFINED", "Device", "Move", "Place", "Step", "View", "host", "moves_of"]
+__all__ = ["UNDEFINED", "Device", "Move", "Place", "Step", "View", "host", "moves_of", "nonempty"]
 
 Content: TypeAlias = tuple[int, int]
 Place: TypeAlias = tuple[str, int]
@@ -63,18 +63,29 @@ class Step:
     Args:
         views: every running sequence, by row.
         ranges: ``(row, start, end)`` that the plan computes.
+        outside: the same for each group that stays out of prefix caching.
         touched: blocks that the device may read or write for it.
     """
 
     plan: StepPlan
     views: dict[int, View]
     ranges: list[tuple[int, int, int]]
+    outside: dict[int, list[tuple[int, int, int]]]
     touched: frozenset[Place]
+
+    def ranges_in(self, group: GroupRule) -> list[tuple[int, int, int]]:
+        """``(row, start, end)`` that the plan computes in a group."""
+        return self.outside.get(group.index, self.ranges)
 
     @property
     def moves(self) -> list[Move]:
         """What the plan copies and swaps."""
         return moves_of(self.plan)
+
+
+def nonempty(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Those of some ranges that have any position."""
+    return [(row, start, end) for row, start, end in ranges if start < end]
 
 
 def pairs(moves: BlockMoves) -> list[tuple[int, int]]:
@@ -222,8 +233,8 @@ class Device:
 
     def _require_tables(self, step: Step) -> None:
         """The device's tables agree with the space's wherever the forward pass looks."""
-        for row, start, end in step.ranges:
-            for group in self.groups:
+        for group in self.groups:
+            for row, start, end in nonempty(step.ranges_in(group)):
                 entries = self.tables[group.index].get(row, {})
                 table = step.views[row].tables[group.index]
                 for index in group.indices([*group.read(start, end), *group.written(start, end)]):
@@ -241,7 +252,7 @@ class Device:
         """
         written: dict[tuple[int, int], int] = {}
         blocks = self.memory[group.pool]
-        for row, start, end in step.ranges:
+        for row, start, end in nonempty(step.ranges_in(group)):
             view = step.views[row]
             for position in group.written(start, end):
                 index, offset = group.slot(position)
@@ -254,7 +265,7 @@ class Device:
 
     def _read(self, group: GroupRule, step: Step) -> None:
         """Every position that the rule lets this step's queries see holds the row's own prefix."""
-        for row, start, end in step.ranges:
+        for row, start, end in nonempty(step.ranges_in(group)):
             view = step.views[row]
             self.require(group, view.tables[group.index], view.prefixes, group.read(start, end))
 
@@ -262,10 +273,10 @@ class Device:
     def _require_one_owner(group: GroupRule, step: Step) -> None:
         """No row reads a state block that another row of the step writes."""
         writers: dict[int, int] = {}
-        for row, start, end in step.ranges:
+        for row, start, end in nonempty(step.ranges_in(group)):
             for index in group.indices(group.written(start, end)):
                 writers[step.views[row].tables[group.index][index]] = row
-        for row, start, end in step.ranges:
+        for row, start, end in nonempty(step.ranges_in(group)):
             for index in group.indices(group.read(start, end)):
                 block = step.views[row].tables[group.index][index]
                 assert writers.get(block, row) == row, f"state block {block}: row {row} reads what another row writes"

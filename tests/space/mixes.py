@@ -37,10 +37,9 @@ class Mix:
     @property
     def takes_digests(self) -> bool:
         """Whether callers may bring digests: all groups full attention of one block size."""
-        return (
-            all(isinstance(group, FullAttention) for group in self.groups)
-            and len({group.block_size for group in self.groups}) == 1
-        )
+        inside = [group for group in self.groups if group.prefix_caching]
+        is_full = all(isinstance(group, FullAttention) for group in inside)
+        return is_full and len({group.block_size for group in inside}) == 1
 
     @property
     def takes_drafts(self) -> bool:
@@ -50,7 +49,7 @@ class Mix:
     @property
     def finds_all_it_holds(self) -> bool:
         """Whether every full block of a sequence can be found: only where nothing but full attention is cached."""
-        return self.caching and all(isinstance(group, FullAttention) for group in self.groups)
+        return self.caching and all(isinstance(group, FullAttention) for group in self.groups if group.prefix_caching)
 
     @property
     def roomy(self) -> "Mix":
@@ -137,6 +136,25 @@ MIXES = (
         ),
         {"device": (40, 60), "state": (10, 16)},
         {"device": 30, "state": 6},
+        expected=CACHED | SWAPPING | {"slide"},
+    ),
+    Mix(
+        "full, others outside",
+        (
+            SlidingWindow(window=5, block_size=2, num_sink_tokens=1, prefix_caching=False),
+            FullAttention(3),
+            FullAttention(4, prefix_caching=False),
+        ),
+        {"device": (24, 60)},
+        {"device": 20},
+        expected=CACHED | SWAPPING | {"slide"},
+    ),
+    Mix(
+        "window, a state outside",
+        (RecurrentState(4, prefix_caching=False), SlidingWindow(window=5, block_size=2), ChunkedLocal(6, 2)),
+        {"state": (4, 8), "device": (20, 40)},
+        {"state": 5, "device": 14},
+        watermark=0.1,
         expected=CACHED | SWAPPING | {"slide"},
     ),
     Mix(

@@ -24,11 +24,11 @@ class NewBlocksModel:
     def filled(self, batch: list[ModelSequence]) -> None:
         """Somebody brought the content of all tokens of these sequences."""
         for sequence in batch:
-            self.open -= self._from(sequence, 0) - self._from(sequence, len(sequence.tokens))
+            self.open -= self._all(sequence) - self._behind(sequence, dict.fromkeys(self.groups, len(sequence.tokens)))
 
     def close(self, plan: StepPlan, running: Iterable[ModelSequence], written: set[Place]) -> None:
         """A plan names exactly the new blocks that running sequences hold and that no move of it fills."""
-        held = set().union(*(self._from(sequence, 0) for sequence in running))
+        held = set().union(*(self._all(sequence) for sequence in running))
         told = [(new.pool, block) for new in plan.new_blocks for block in new.block_ids.tolist()]
         assert len(set(told)) == len(told), "a new block is named twice"
         assert set(told) == (self.open & held) - written, "the new blocks of a plan are not those handed out empty"
@@ -40,13 +40,18 @@ class NewBlocksModel:
             (new.pool, block) for step in steps for new in step.plan.new_blocks for block in new.block_ids.tolist()
         }
         for sequence in running:
-            self.open |= (self._from(sequence, sequence.num_planned) & handed_out) - written
+            planned = {group: sequence.planned_in(group) for group in self.groups}
+            self.open |= (self._behind(sequence, planned) & handed_out) - written
 
-    def _from(self, sequence: ModelSequence, position: int) -> set[Place]:
-        """Blocks of a sequence that hold nothing before a position."""
+    def _all(self, sequence: ModelSequence) -> set[Place]:
+        return self._behind(sequence, dict.fromkeys(self.groups, 0))
+
+    @staticmethod
+    def _behind(sequence: ModelSequence, positions: dict[GroupRule, int]) -> set[Place]:
+        """Blocks of a sequence that hold nothing before a position of their group."""
         return {
             (group.pool, block)
-            for group, table in zip(self.groups, sequence.tables, strict=True)
-            for block in table[-(-position // group.block_size) :]
+            for group, position in positions.items()
+            for block in sequence.tables[group.index][-(-position // group.block_size) :]
             if block
         }

@@ -17,7 +17,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from pagedkv import AllocStatus, BlockSpace, PrefixHit, RequestKeys, Shortage
-from pagedkv.errors import SequenceError, StepError, TooManySequencesError
+from pagedkv.errors import SequenceError, StepError, TooManySequencesError, TruncationError
 from pagedkv.keys import NO_KEYS
 from tests.space.description import describe
 from tests.space.mixes import Mix
@@ -169,6 +169,9 @@ class SpaceOperations(RuleBasedStateMachine):
             for sequence, length in zip(batch, lengths, strict=True)
             for error in self.model.truncation_errors(sequence, length)
         }
+        may_lag = any(map(self.model.may_lag, batch, lengths))
+        if errors and may_lag:
+            errors.add(TruncationError)
         rows = [sequence.row for sequence in batch]
         self._note(f"truncate rows {rows} to {lengths}")
         if errors:
@@ -177,7 +180,13 @@ class SpaceOperations(RuleBasedStateMachine):
             self._answered(caught.value)
             self.model.require_unchanged()
             return
-        self.space.truncate(rows, lengths)
+        try:
+            self.space.truncate(rows, lengths)
+        except TruncationError as error:
+            self._answered(error)
+            assert may_lag, "rolling back was refused for no reason"
+            self.model.require_unchanged()
+            return
         for sequence, length in zip(batch, lengths, strict=True):
             self.model.truncated(sequence, length)
 

@@ -68,6 +68,7 @@ class ModelSequence:
         num_accepted: leading tokens that are no drafts.
         num_planned: leading tokens that a plan computes or has computed, or that were hit.
         sure_from: from here on it computes itself what is in no plan yet; others may compute what is before.
+        planned_outside, sure_outside: the same in groups that stay out of prefix caching, where nothing is hit.
         is_planned: whether a plan saw it whole; before, what it hit may fall to it to compute.
         marked_steps: steps in flight when somebody else brought its content: aborting these does not concern it.
         tables: its block ids, one list a group, as the space told them last.
@@ -86,6 +87,8 @@ class ModelSequence:
     num_accepted: int = 0
     num_planned: int = 0
     sure_from: int = 0
+    planned_outside: int = 0
+    sure_outside: int = 0
     is_planned: bool = False
     marked_steps: set[int] = field(default_factory=set)
     tables: list[list[int]] = field(default_factory=list)
@@ -118,6 +121,20 @@ class ModelSequence:
         self.num_accepted = length
         self.num_planned = min(self.num_planned, length)
         self.sure_from = min(self.sure_from, length)
+        self.planned_outside = min(self.planned_outside, length)
+        self.sure_outside = min(self.sure_outside, length)
+
+    def plan_all(self) -> None:
+        """Nothing is left that is in no plan."""
+        self.num_planned = self.sure_from = self.planned_outside = self.sure_outside = len(self.tokens)
+
+    def planned_in(self, group: "GroupRule") -> int:
+        """Leading tokens that a plan computes or has computed in a group, or that were hit there."""
+        return self.planned_outside if group.stays_out else self.num_planned
+
+    def sure_in(self, group: "GroupRule") -> int:
+        """From where on it computes itself, in a group, what is in no plan yet."""
+        return self.sure_outside if group.stays_out else self.sure_from
 
 
 class GroupRule:
@@ -126,6 +143,7 @@ class GroupRule:
     Attributes:
         index: position among the groups; pool: name of its pool.
         is_state: whether a block holds a state instead of one slot a token.
+        stays_out: whether prefix caching, which other groups have, leaves it aside.
         block_size: tokens a block. Without prefix caching one state block serves the whole sequence.
     """
 
@@ -135,7 +153,9 @@ class GroupRule:
         self.spec = spec
         self.pool = spec.pool
         self.is_state = isinstance(spec, RecurrentState)
-        self.block_size = max_tokens if self.is_state and not caching else spec.block_size
+        self.stays_out = caching and not spec.prefix_caching
+        is_one_state = self.is_state and not (caching and spec.prefix_caching)
+        self.block_size = max_tokens if is_one_state else spec.block_size
         self.slots_per_block = 1 if self.is_state else spec.block_size
         self.num_sink_tokens = spec.num_sink_tokens if isinstance(spec, SlidingWindow) else 0
 

@@ -110,7 +110,8 @@ class SpaceMachine(SpaceOperations):
         self.allocate_prompt(prompt, 0, self._digests(others if kind == "another's" else prompt[0], prompt[1], kind))
 
     def _digests(self, tokens: tuple[int, ...], keys: RequestKeys, kind: str) -> Digests:
-        digests = hash_request_tokens(list(tokens), self.mix.groups[0].block_size, keys, self.epoch)
+        block_size = next(group.block_size for group in self.mix.groups if group.prefix_caching)
+        digests = hash_request_tokens(list(tokens), block_size, keys, self.epoch)
         if kind == "zeros":
             digests = [bytes(32)] * len(digests)
         return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)

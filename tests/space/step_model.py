@@ -1,12 +1,19 @@
 """Steps: what a plan must say, what the device makes of it, and what acknowledging or aborting it changes."""
 
-from pagedkv.plan import AbortedSteps, StepPlan
+from dataclasses import replace
+
+from pagedkv.plan import AbortedSteps, StepPlan, TokenRanges
 from tests.plan_packing import as_plain, pack, parts_of, pools_and_groups
 from tests.space.live_model import LiveModel
-from tests.space.memory_model import Place, Step, View, destinations, host, moves_of, sources
+from tests.space.memory_model import Place, Step, View, destinations, host, moves_of, nonempty, sources
 from tests.space.sequence_model import GroupRule, ModelSequence, Status
 
 __all__ = ["StepModel"]
+
+
+def ranges_of(told: TokenRanges) -> list[tuple[int, int, int]]:
+    """``(row, start, end)`` of ranges of a plan."""
+    return list(zip(told.rows.tolist(), told.starts.tolist(), told.ends.tolist(), strict=True))
 
 
 class StepModel(LiveModel):
@@ -19,8 +26,8 @@ class StepModel(LiveModel):
         restored = StepPlan.from_buffer(plan.buffer.tobytes())
         assert as_plain(parts_of(restored)) == as_plain(parts_of(plan))
         assert pack(parts_of(plan), *pools_and_groups(plan)) == plan.buffer.tobytes()
-        compute = plan.compute
-        ranges = list(zip(compute.rows.tolist(), compute.starts.tolist(), compute.ends.tolist(), strict=True))
+        ranges = ranges_of(plan.compute)
+        outside = {group.index: ranges_of(plan.compute_in(group.index)) for group in self.groups if group.stays_out}
         assert len({row for row, _, _ in ranges}) == len(ranges), "a plan computes a row twice"
         views = {
             sequence.row: View(sequence, sequence.era, list(sequence.prefixes), list(map(list, sequence.tables)))
@@ -29,20 +36,25 @@ class StepModel(LiveModel):
         for row, start, end in ranges:
             assert 0 <= start < end == len(views[row].prefixes)
         for sequence in self.running:
-            sequence.num_planned = sequence.sure_from = len(sequence.tokens)
+            sequence.plan_all()
             sequence.is_planned = True
         for row, _, _ in ranges:
             views[row].sequence.last_step = plan.step_id
-        touched = self._touched(plan, views, ranges)
+        for told in outside.values():
+            assert [(row, end) for row, _, end in told] == [(row, end) for row, _, end in ranges]
+            assert all(0 <= start <= end for _, start, end in told)
+        step = Step(plan, views, ranges, outside, frozenset())
+        touched = self._touched(step)
         assert sorted(moves_of(plan)) == sorted(self.open_moves), "the moves of a plan are not those of its operations"
         self.new_blocks.close(plan, self.running, self.open_written)
-        self.planned.append(Step(plan, views, ranges, frozenset(touched)))
+        self.planned.append(replace(step, touched=frozenset(touched)))
         self._require_covered(views)
         self.open_moves.clear()
         self.seen["several steps in flight"] += len(self.in_flight) > 1
 
-    def _touched(self, plan: StepPlan, views: dict[int, View], ranges: list[tuple[int, int, int]]) -> set[Place]:
+    def _touched(self, step: Step) -> set[Place]:
         """Blocks that the device may read or write for a plan."""
+        plan = step.plan
         touched = {
             *sources(plan.swaps_out),
             *destinations(plan.swaps_in),
@@ -51,9 +63,9 @@ class StepModel(LiveModel):
         }
         touched |= {(host(pool), block) for pool, block in destinations(plan.swaps_out)}
         touched |= {(host(pool), block) for pool, block in sources(plan.swaps_in)}
-        for row, start, end in ranges:
-            for group in self.groups:
-                table = views[row].tables[group.index]
+        for group in self.groups:
+            for row, start, end in nonempty(step.ranges_in(group)):
+                table = step.views[row].tables[group.index]
                 for index in group.indices([*group.read(start, end), *group.written(start, end)]):
                     touched.add((group.pool, table[index]))
         return touched
@@ -101,7 +113,7 @@ class StepModel(LiveModel):
         return {
             (step.views[row].tables[group.index][index], offset)
             for step in self.planned
-            for row, start, end in step.ranges
+            for row, start, end in nonempty(step.ranges_in(group))
             for index, offset in map(group.slot, group.written(start, end))
         }
 
@@ -182,6 +194,10 @@ class StepModel(LiveModel):
                     )
                     sequence.num_planned = min(sequence.num_planned, start)
                     sequence.sure_from = min(sequence.sure_from, start)
+                    for ranges in step.outside.values():
+                        begin = next(begin for other, begin, _ in ranges if other == row)
+                        sequence.planned_outside = min(sequence.planned_outside, begin)
+                        sequence.sure_outside = min(sequence.sure_outside, begin)
         for row in answer.rewound_rows:
             assert not self.sequences[row].is_lost
             self.sequences[row].era += 1

@@ -53,7 +53,7 @@ class SwapModel(LiveModel):
             before, sequence.tables = sequence.tables, self.read_tables(sequence.row)
             for group, old, table in zip(self.groups, before, sequence.tables, strict=True):
                 assert len(table) == group.num_blocks(len(sequence.tokens))
-                num_full = sequence.num_planned // group.block_size
+                num_full = 0 if group.stays_out else sequence.num_planned // group.block_size
                 for index, (source, target) in enumerate(zip(old, table, strict=False)):
                     assert bool(source) == bool(target)
                     if source and (group.pool, source) not in told:

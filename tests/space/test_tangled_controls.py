@@ -34,7 +34,7 @@ def hand_over_from_the_first(state: SpaceState, row: int, leaving_mark: int) -> 
 
 
 def _hand_over_in_group(state: SpaceState, group: Group, row: int, leaving_mark: int) -> None:
-    start, num_tokens = int(state.rows[row, NUM_PLANNED]), int(state.rows[row, NUM_TOKENS])
+    start, num_tokens = int(state.rows[row, group.planned]), int(state.rows[row, NUM_TOKENS])
     records = group.pool.arrays.records
     for index in range((num_tokens - 1) // group.block_size, start // group.block_size - 1, -1):
         block = int(group.arrays.table[row, index])
@@ -44,7 +44,7 @@ def _hand_over_in_group(state: SpaceState, group: Group, row: int, leaving_mark:
         stays = (state.rows[:, STATUS] == RUNNING) & (state.rows[:, MARK] != leaving_mark)
         heirs = np.flatnonzero(stays & (group.arrays.table[:, index] == block))
         if len(heirs):
-            lower_start(state.rows, int(heirs[0]), start)
+            lower_start(group.arrays, state.rows, int(heirs[0]), start)
             return
         if records[block, NAME]:
             drop_name(group.pool.arrays, block)

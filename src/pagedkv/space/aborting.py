@@ -18,7 +18,7 @@ from pagedkv.pool.blocks import NAME
 from pagedkv.space.holding import undefined_tickets
 from pagedkv.space.planning import renew_new_blocks
 from pagedkv.space.publishing import publish
-from pagedkv.space.state import SpaceState
+from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.stepping import settle
 from pagedkv.space.steps import InFlightStep, StepLedger
 from pagedkv.spec import RecurrentState, Row, StepId
@@ -94,8 +94,9 @@ def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], a
         if on_host:
             _drop_names(state.host_pools[name], on_host)
         lost |= _holders(state, name, RUNNING, on_device) | _holders(state, name, SWAPPED, on_host)
-    if state.is_recurrent:
-        lost |= {row for row, start in _aborted_starts(state, aborted) if _is_mid_state(state, start)}
+    for group in state.groups:
+        if isinstance(group.spec, RecurrentState):  # it reads its state from the block that it also writes
+            lost |= {row for row, start in _aborted_starts(state, aborted, group) if start % group.block_size}
     return lost
 
 
@@ -124,27 +125,23 @@ def _holders(state: SpaceState, pool_name: str, status: int, block_ids: set[int]
     }
 
 
-def _aborted_starts(state: SpaceState, aborted: list[InFlightStep]) -> list[tuple[int, int]]:
-    """Rows that the aborted steps computed for and that still serve the same sequence, with their starts."""
+def _aborted_starts(state: SpaceState, aborted: list[InFlightStep], group: Group) -> list[tuple[int, int]]:
+    """Rows that the aborted steps computed for and that still serve the same sequence, with their starts in a group."""
     return [
         (row, start)
         for step in aborted
-        for row, start in step.live_starts(state.serials)
+        for row, start in step.live_starts(state.serials, group.index)
         if state.rows[row, STATUS] in {RUNNING, SWAPPED}
     ]
 
 
-def _is_mid_state(state: SpaceState, start: int) -> bool:
-    """Tell whether a range that begins there reads its recurrent state from the block it also writes."""
-    return any(start % group.block_size for group in state.groups if isinstance(group.spec, RecurrentState))
-
-
 def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int]) -> list[int]:
     rewound: dict[int, None] = {}
-    for row, start in _aborted_starts(state, aborted):
-        if row not in lost:
-            state.rows[row, NUM_PLANNED] = min(state.rows[row, NUM_PLANNED], start)
-            rewound[row] = None
+    for group in (state.cached_groups[0], *state.outsiders):
+        for row, start in _aborted_starts(state, aborted, group):
+            if row not in lost:
+                state.rows[row, group.planned] = min(state.rows[row, group.planned], start)
+                rewound[row] = None
     return list(rewound)
 
 

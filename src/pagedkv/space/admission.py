@@ -70,7 +70,8 @@ def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: Prefix
     for group in state.groups:
         blocks = NO_BLOCKS if hit is None else hit.block_ids[group.index]
         waiting = (group.pool.arrays.records[blocks, QUEUE] == FREE) & (blocks != NULL_BLOCK)
-        needed[group.pool.name] += _taken_by_chunks(group, num_tokens, num_lookahead, starts, waiting)
+        own_starts = np.append(0, starts[1:]) if group.stays_out else starts
+        needed[group.pool.name] += _taken_by_chunks(group, num_tokens, num_lookahead, own_starts, waiting)
         needed[group.pool.name][-1] += _num_fork_blocks(group, admission)
     return {name: int(by_chunk.max()) for name, by_chunk in needed.items()}
 
@@ -191,7 +192,7 @@ def _take_digests(state: SpaceState, row: int, prompt: Prompt) -> None:
     """Use the digests that the caller brought for the blocks that did not hit."""
     if len(prompt.digests) == 0:
         return
-    for group in state.groups:
+    for group in state.cached_groups:
         column = int(group.arrays.parameters[AT]) + NUM_DIGESTED
         first, stop = int(state.rows[row, column]), len(prompt.digests)
         group.pool.arrays.digests[group.arrays.table[row, first:stop]] = prompt.digests[first:]

@@ -187,7 +187,7 @@ def _check_pending(state: SpaceState, group: Group) -> None:
     is_covered = np.zeros(len(pending), np.bool_)
     running = np.flatnonzero(state.rows[:, STATUS] == RUNNING).tolist()
     for row in running:
-        start, end = int(state.rows[row, NUM_PLANNED]), int(state.rows[row, NUM_TOKENS])
+        start, end = int(state.rows[row, group.planned]), int(state.rows[row, NUM_TOKENS])
         needed = first_needed_token(kind, span, start) // group.block_size
         assert state.rows[row, at + FIRST_BLOCK] <= max(needed, num_sinks), (
             f"group {group.index}, row {row}: position {start} is next, but reads blocks below the first"
@@ -223,7 +223,9 @@ def _check_rows(state: SpaceState, group: Group) -> None:
         record = state.rows[row].tolist()
         mine = record[at:]
         where = f"group {group.index}, row {row}"
-        assert 0 <= record[NUM_PLANNED] <= record[NUM_TOKENS], f"{where}: planned beyond its tokens"
+        assert 0 <= record[group.planned] <= record[NUM_TOKENS], f"{where}: planned beyond its tokens"
+        is_waiting = record[group.planned] < record[NUM_TOKENS]
+        assert not is_waiting or record[NUM_PLANNED] < record[NUM_TOKENS], f"{where}: no plan would compute it"
         assert 0 <= record[NUM_ACCEPTED] <= record[NUM_TOKENS], f"{where}: accepted beyond its tokens"
         assert mine[NUM_BLOCKS] >= -(-record[NUM_TOKENS] // group.block_size), f"{where}: too few blocks"
         full = record[NUM_ACCEPTED] // group.block_size

@@ -37,7 +37,8 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
         ledger.take_out(is_taken)
     for group in state.groups:
         settle_blocks(*group.view, batch, state.relies_on)
-    declare_planned(state.rows, batch)
+    for column in {NUM_PLANNED, *(group.planned for group in state.outsiders)}:
+        declare_planned(state.rows, batch, column)
     state.relies_on[batch] = 0
     for group in state.groups:
         if not group.keeps_whole_prefix:
@@ -52,7 +53,7 @@ def _require_no_moves(state: SpaceState, ledger: StepLedger, batch: Int32Array) 
             continue
         for row in batch.tolist():
             table = group.arrays.table[row, : int(state.rows[row, group.arrays.parameters[AT] + NUM_BLOCKS])].tolist()
-            start = int(state.rows[row, NUM_PLANNED])
+            start = int(state.rows[row, group.planned])
             uncomputed = table[start // group.block_size :] if start < state.rows[row, NUM_TOKENS] else []
             if touched := written.intersection(table) | read.intersection(uncomputed):
                 raise StepError(
@@ -69,8 +70,8 @@ def _require_no_other_computes(state: SpaceState, ledger: StepLedger, batch: Int
     num_shared = sum(count_shared_unsettled(*group.view, batch, state.relies_on) for group in state.groups)
     if not num_shared:
         return
-    starts = dict(_unsettled_starts(state, ledger))
     for group in state.groups:
+        starts = dict(_unsettled_starts(state, ledger, group))
         for row in set(starts) - set(batch.tolist()):
             _require_no_common_block(state, group, batch, row, starts[row])
 
@@ -86,12 +87,12 @@ def _require_no_common_block(state: SpaceState, group: Group, batch: Int32Array,
         )
 
 
-def _unsettled_starts(state: SpaceState, ledger: StepLedger) -> Iterator[tuple[int, int]]:
-    """Rows that compute in the open step or in one in flight, with the first position; the earliest comes last."""
-    status, tokens, planned = (state.rows[:, column] for column in (STATUS, NUM_TOKENS, NUM_PLANNED))
+def _unsettled_starts(state: SpaceState, ledger: StepLedger, group: Group) -> Iterator[tuple[int, int]]:
+    """Rows that compute a group in the open step or in one in flight, from where on; the earliest comes last."""
+    status, tokens, planned = (state.rows[:, column] for column in (STATUS, NUM_TOKENS, group.planned))
     for row in np.flatnonzero((status == RUNNING) & (planned < tokens)).tolist():
         yield row, int(planned[row])
     for step in reversed(ledger.in_flight):
-        for row, start in step.live_starts(state.serials):
+        for row, start in step.live_starts(state.serials, group.index):
             if status[row] == RUNNING:
                 yield row, start

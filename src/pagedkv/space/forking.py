@@ -47,7 +47,8 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
     children = take_rows(state, num_children)
     for child in children:
         rows[child, [NUM_TOKENS, NUM_ACCEPTED, FROZEN]] = rows[parent, [NUM_TOKENS, NUM_ACCEPTED, FROZEN]]
-        rows[child, NUM_PLANNED] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
+        for column in {NUM_PLANNED, *(group.planned for group in state.outsiders)}:
+            rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
         state.relies_on[child] = state.relies_on[parent]
         if parent in state.media_keys:
             state.media_keys[int(child)] = state.media_keys[parent]

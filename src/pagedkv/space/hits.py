@@ -45,7 +45,7 @@ class PrefixHit:
     Attributes:
         num_tokens: leading tokens whose blocks every group can serve; at most ``len(prompt) - 1``.
         block_ids: for each group read-only int32 ``[num_tokens // block_size]``: the blocks that hit, 0 where the
-            group needs none (before its window).
+            group needs none (before its window). Empty for a group that stays out of prefix caching.
         num_free: for each group, how many of these blocks nobody uses now: taking them leaves fewer free blocks, too.
     """
 
@@ -125,7 +125,7 @@ class PrefixHit:
     def _require_same_content(self, tokens: Int32Array) -> None:
         """Compare the blocks with the tokens: the array that was asked about may hold others by now."""
         for group, blocks in zip(self._state.groups, self.block_ids, strict=True):
-            if group.keeps_whole_prefix:
+            if group.keeps_whole_prefix and not group.stays_out:
                 index = self._state.loops.first_other_block(group.pool.arrays, group.arrays, blocks, tokens)
                 if index >= 0:
                     start = index * group.block_size

@@ -26,7 +26,7 @@ def slot_mapping(state: SpaceState, ledger: StepLedger, plan: StepPlan, group: G
     if step is None or step.plan.step_id != plan.step_id:
         last = "none is in flight" if step is None else f"the last in flight is {step.plan.step_id}"
         raise StepError(f"slots of step {plan.step_id} cannot be told: {last}; ask right after plan_step")
-    compute = step.plan.compute
+    compute = step.plan.compute_in(group.index)
     slots = np.empty(compute.num_tokens, np.int64)
     place = write_slots(
         group.arrays,

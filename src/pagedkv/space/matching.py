@@ -55,12 +55,12 @@ def prepare_prompt(
 
 
 def _checked_digests(state: SpaceState, tokens: Int32Array, digests: npt.ArrayLike) -> Uint32Array:
-    if len(state.lanes) > 1 or not all(group.keeps_whole_prefix for group in state.groups):
+    if len(state.lanes) > 1 or not all(group.keeps_whole_prefix for group in state.cached_groups):
         raise ConfigurationError(
             "digests can be brought only where all groups are full attention of one block size: elsewhere a hit "
             "may rest on the digest alone, so pagedkv computes it"
         )
-    num_blocks = len(tokens) // state.groups[0].block_size
+    num_blocks = len(tokens) // state.cached_groups[0].block_size
     brought = as_array(digests, "digests")
     if brought.dtype != np.uint8 or brought.shape != (num_blocks, DIGEST_NBYTES):
         raise ConfigurationError(
@@ -101,14 +101,15 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
     if not state.config.prefix_caching:
         none = len(state.groups)
         return PrefixHit(state, prompt, 0, (NO_IDS,) * none, (0,) * none)
-    if not any(group.keeps_whole_prefix for group in state.groups):
+    if not any(group.keeps_whole_prefix for group in state.cached_groups):
         # Blocks before a window are gone, and later nothing is left to compare the prompt with but itself.
         prompt = prompt._replace(tokens=prompt.tokens.copy())
     block_ids = tuple(read_only(blocks) for blocks in _PrefixMatch(state, prompt).run())
     num_free = tuple(
         state.loops.count_free(group.pool.arrays, blocks) for group, blocks in zip(state.groups, block_ids, strict=True)
     )
-    return PrefixHit(state, prompt, len(block_ids[0]) * state.groups[0].block_size, block_ids, num_free)
+    first = state.cached_groups[0]
+    return PrefixHit(state, prompt, len(block_ids[first.index]) * first.block_size, block_ids, num_free)
 
 
 def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
@@ -162,7 +163,7 @@ class _PrefixMatch:
 
     def run(self) -> list[Int32Array]:
         limit = self._follow_chains(len(self._prompt.tokens) - 1)
-        if len(self._chains) == len(self._state.groups):
+        if len(self._chains) == len(self._state.cached_groups):
             chains = self._chains_up_to(limit)
             if self._has_settled_behind_pending(chains):
                 return self._chains_up_to(self._align(self._compute_from))
@@ -176,7 +177,7 @@ class _PrefixMatch:
             limit = self._compute_from  # the pending part cannot be held whole: do without it
 
     def _chains_up_to(self, limit: int) -> list[Int32Array]:
-        return [self._chains[group.index][: limit // group.block_size] for group in self._state.groups]
+        return [self._chains.get(group.index, NO_IDS)[: limit // group.block_size] for group in self._state.groups]
 
     def _has_settled_behind_pending(self, blocks: list[Int32Array]) -> bool:
         """Tell whether a settled block reaches beyond the first position that is still to be computed.
@@ -193,7 +194,7 @@ class _PrefixMatch:
 
     def _follow_chains(self, limit: int) -> int:
         """Follow the prompt where whole prefixes are kept; return the length that these groups can serve."""
-        groups = [group for group in self._state.groups if group.keeps_whole_prefix]
+        groups = [group for group in self._state.cached_groups if group.keeps_whole_prefix]
         for group in groups:
             found = np.empty(limit // group.block_size, np.int32)
             num_hits, num_settled, _ = self._state.loops.match_chain(
@@ -268,7 +269,7 @@ class _PrefixMatch:
                 return blocks
 
     def _looked_up_groups(self) -> list[Group]:
-        return [group for group in self._state.groups if group.index not in self._chains]
+        return [group for group in self._state.cached_groups if group.index not in self._chains]
 
     def _lookup(self, group: Group, digests: list[Uint32Array]) -> _Lookup:
         return (

@@ -40,7 +40,9 @@ def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
 def stop_relying(state: SpaceState, row: int) -> None:
     """Before ``row`` leaves the open step: what another row was to compute for it, it computes itself later."""
     if state.relies_on[row] >= state.open_step:
-        lower_start(state.rows, row, min(dependency_start(group.arrays, state.rows, row) for group in state.groups))
+        starts = [dependency_start(group.arrays, state.rows, row) for group in state.groups]
+        for group, start in zip(state.groups, starts, strict=True):
+            lower_start(group.arrays, state.rows, row, start)
 
 
 def leave_shared_blocks(state: SpaceState, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> None:
@@ -69,12 +71,12 @@ def _writers_of_pending_blocks(state: SpaceState, group: Group, batch: Int32Arra
 
 def _leave(state: SpaceState, group: Group, block: int, index: int, leaving: list[int]) -> None:
     """Settle who computes what is pending in a block: each leaving row in its copy, one staying row in it."""
-    rows = state.rows
+    rows, planned = state.rows, state.rows[:, group.planned]
     holds = (group.arrays.table[:, index] == block) & (rows[:, STATUS] == RUNNING)
     holders = np.flatnonzero(holds & (rows[:, NUM_TOKENS] > index * group.block_size))
-    start = max(index * group.block_size, int(rows[holders, NUM_PLANNED].min()))
+    start = max(index * group.block_size, int(planned[holders].min()))
     for row in leaving:
-        lower_start(rows, row, start)
+        lower_start(group.arrays, rows, row, start)
     staying = np.setdiff1d(holders, leaving)
-    if len(staying) and rows[staying, NUM_PLANNED].min() > start:
-        lower_start(rows, int(staying[0]), start)
+    if len(staying) and planned[staying].min() > start:
+        lower_start(group.arrays, rows, int(staying[0]), start)

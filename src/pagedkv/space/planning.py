@@ -10,6 +10,7 @@ from pagedkv.plan_buffer import (
     NEW_BLOCKS,
     NUM_WORDS,
     RUNS,
+    STARTS,
     SWAPS_IN,
     SWAPS_OUT,
     add_moves,
@@ -18,6 +19,7 @@ from pagedkv.plan_buffer import (
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.tables.aborting import renew_new
+from pagedkv.tables.planning import collect_starts
 from pagedkv.tables.rows import RUNNING, STATUS
 
 __all__ = ["plan_step", "renew_new_blocks"]
@@ -32,7 +34,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     if not ascends:
         touched.sort()
     moves = _open_moves(ledger) if ledger.has_moves else ()
-    num_words = 3 * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, _, pairs in moves)
+    num_words = (3 + len(state.outsiders)) * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, _, pairs in moves)
     writes = []
     for group, (num_runs, num_entries) in zip(state.groups, state.write_counts.tolist(), strict=True):
         if num_entries:
@@ -53,6 +55,8 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
             if group.pool is pool:
                 entries_line = layout.lines[ENTRIES, group.index]
                 loops.collect_new(pool.arrays, buffer, layout.lines[NEW_BLOCKS, index], entries_line)
+    for group in state.outsiders:
+        collect_starts(group.arrays, rows, buffer, layout.lines[STARTS, group.index], offset, num_ranges)
     words = read_only(buffer[: int(buffer[NUM_WORDS])])
     plan = StepPlan(step_id, words, layout.pool_names)
     computing = words[offset : offset + num_ranges]

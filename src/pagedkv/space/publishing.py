@@ -29,7 +29,7 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         state.loops.digest_new_blocks(*first.view, batch, chains, state.extra_keys.arrays)
         for group in lane[1:]:
             copy_new_digests(first.pool.arrays, first.arrays, *group.view, batch)
-    for group in state.groups:
+    for group in state.cached_groups:
         num_blocks = state.loops.count_unpublished(group.arrays, state.rows, batch)
         found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
         num_found = state.loops.publish_new_blocks(*group.view, batch, found, *ends[group.lane])
@@ -48,7 +48,7 @@ def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Arra
 def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
     """Note the extra keys of a row's blocks that are not digested yet."""
     _sweep_keys(state)
-    for group in state.groups:
+    for group in state.cached_groups:
         at = int(group.arrays.parameters[AT])
         first, stop = int(state.rows[row, at + NUM_DIGESTED]), int(state.rows[row, at + NUM_BLOCKS])
         encodings = keys_of_blocks(keys, state.weights_epoch, group.block_size, first, stop)

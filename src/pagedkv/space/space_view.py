@@ -27,7 +27,7 @@ from pagedkv.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.space.stored import StoredBlock, StoredBlocks
 from pagedkv.spec import SpaceConfig
-from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_PLANNED, NUM_TOKENS, OCCUPIED, RUNNING, STATUS, VACANT
+from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_TOKENS, OCCUPIED, RUNNING, STATUS, VACANT
 
 __all__ = ["SpaceView"]
 
@@ -174,7 +174,7 @@ class SpaceView:
         known = as_row(row)
         require_status(self._state, as_batch(known), RUNNING)
         owner = self._group(group)
-        entries = self._entries(known, group)[: int(self._state.rows[known, NUM_PLANNED]) // owner.block_size]
+        entries = self._entries(known, group)[: int(self._state.rows[known, owner.planned]) // owner.block_size]
         pending = owner.pool.arrays.records[entries, PENDING_STEP] > self._state.settled_step
         return cast("list[int]", entries[: int(np.argmax(pending)) if pending.any() else len(entries)].tolist())
 

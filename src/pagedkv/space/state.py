@@ -24,6 +24,8 @@ from pagedkv.tables.rows import (
     FULL,
     KIND,
     LAST_STEP,
+    NUM_PLANNED,
+    PLANNED,
     SPAN,
     GroupArrays,
     GroupView,
@@ -34,6 +36,7 @@ from pagedkv.tables.rules import first_needed_token
 
 __all__ = ["Group", "SpaceState"]
 
+NO_LANE: Final = -1
 STEPS_BEFORE_RENUMBERING: Final = 2**30
 
 
@@ -47,7 +50,8 @@ class Group:
         arrays: table and parameters.
         pool: where its blocks live.
         host_pool: where swapped-out blocks go, or None.
-        lane: index of the digest chain that it shares with groups of the same block size.
+        lane: index of the digest chain that it shares with groups of the same block size; of none if it stays out.
+        planned: the column of the rows that says how far the group is planned.
         block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
         keeps_whole_prefix: whether the rule never drops a block (full attention).
         view: what compiled loops over its rows take first: ``loop(*group.view, ...)``.
@@ -59,9 +63,15 @@ class Group:
     pool: BlockPool
     host_pool: BlockPool | None
     lane: int
+    planned: int
     block_size: int
     keeps_whole_prefix: bool
     view: GroupView
+
+    @property
+    def stays_out(self) -> bool:
+        """Whether the others have prefix caching, and this group does not."""
+        return self.planned != NUM_PLANNED
 
     def first_needed_token(self, query: int) -> int:
         """First position, sinks apart, that computing position ``query`` and all later ones still reads."""
@@ -87,7 +97,8 @@ class SpaceState:
         is_changing: set while an operation changes things: whoever finds it set comes after one that was interrupted.
         pools: device pools by name; host_pools: host pools by the same names.
         pool_counts: the counts of the device pools.
-        groups: the groups, in the configuration's order; lanes: the groups of each digest chain.
+        groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching;
+            outsiders: those. lanes: the groups of each digest chain.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, last first: the one vacated last is warm in the processor's caches.
@@ -125,6 +136,8 @@ class SpaceState:
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch = config.weights_epoch
         self.groups = self._new_groups()
+        self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
+        self.outsiders = tuple(group for group in self.groups if group.stays_out)
         is_one_chain = len(self.groups) == 1 and self.groups[0].keeps_whole_prefix and config.prefix_caching
         self.only_chain = self.groups[0] if is_one_chain else None
         self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
@@ -140,7 +153,7 @@ class SpaceState:
         self.start_scratch = np.empty(config.max_sequences, np.int32)
         self.row_scratch = np.empty(config.max_sequences, np.int32)
         self.touched_scratch = np.empty(config.max_sequences, np.int32)
-        self.plan_layout = PlanLayout(tuple(self.pools), len(self.groups))
+        self.plan_layout = PlanLayout(tuple(self.pools), len(self.groups), [group.index for group in self.outsiders])
         self.write_counts = np.zeros((len(self.groups), 2), np.int32)
         self.num_steps_before = 0
         self.num_batches = 0
@@ -165,15 +178,16 @@ class SpaceState:
         for index, spec in enumerate(config.groups):
             arrays = new_group_arrays(index, config)
             block_size, is_full = int(arrays.parameters[BLOCK_SIZE]), bool(arrays.parameters[KIND] == FULL)
-            lane = lane_of_size.setdefault(block_size, len(lane_of_size))
+            planned = int(arrays.parameters[PLANNED])
+            lane = lane_of_size.setdefault(block_size, len(lane_of_size)) if planned == NUM_PLANNED else NO_LANE
             pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
             view = GroupView(pool.arrays, arrays, self.rows)
-            groups.append(Group(index, spec, arrays, pool, host_pool, lane, block_size, is_full, view))
+            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view))
         return tuple(groups)
 
     def _lanes(self) -> tuple[tuple[Group, ...], ...]:
         num_lanes = 1 + max(group.lane for group in self.groups)
-        return tuple(tuple(group for group in self.groups if group.lane == lane) for lane in range(num_lanes))
+        return tuple(tuple(group for group in self.cached_groups if group.lane == lane) for lane in range(num_lanes))
 
     @property
     def all_pools(self) -> list[BlockPool]:

@@ -7,7 +7,7 @@ from pagedkv.space.merging import merge
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
 from pagedkv.spec import StepId
-from pagedkv.tables.rows import LAST_STEP, NUM_PLANNED, RUNNING, STATUS
+from pagedkv.tables.rows import LAST_STEP, RUNNING, STATUS
 from pagedkv.tables.sliding import slide
 
 __all__ = ["acknowledge", "settle"]
@@ -40,7 +40,7 @@ def _slide_windows(state: SpaceState, step: InFlightStep) -> None:
     for group in state.groups:
         if not group.keeps_whole_prefix:
             slide(*group.view, batch, computed)
-            slide(*group.view, waited, state.rows[waited, NUM_PLANNED])
+            slide(*group.view, waited, state.rows[waited, group.planned])
 
 
 def _rows_that_waited(state: SpaceState, step: InFlightStep) -> Int32Array:

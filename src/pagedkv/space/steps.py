@@ -40,10 +40,11 @@ class InFlightStep:
     ends: Int32Array
     duplicates: list[list[Int32Array]] = field(default_factory=list)
 
-    def live_starts(self, serials: Int32Array) -> list[tuple[int, int]]:
-        """Rows that it computes for and that still serve the same sequence, with their starts."""
+    def live_starts(self, serials: Int32Array, group: int) -> list[tuple[int, int]]:
+        """Rows that it computes for and that still serve the same sequence, with their starts in a group."""
         is_alive = serials[self.rows] == self.serials
-        return list(zip(self.rows[is_alive].tolist(), self.plan.compute.starts[is_alive].tolist(), strict=True))
+        starts = self.plan.compute_in(group).starts
+        return list(zip(self.rows[is_alive].tolist(), starts[is_alive].tolist(), strict=True))
 
 
 @dataclass(slots=True)

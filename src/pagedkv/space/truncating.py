@@ -8,7 +8,7 @@ from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.rows import FROZEN, NUM_TOKENS
-from pagedkv.tables.truncating import CONTENT_GONE, SHARED, STATE_ADVANCED, obstacle, rewind_chains
+from pagedkv.tables.truncating import CONTENT_GONE, HIT_UNCOMPUTED, SHARED, STATE_ADVANCED, obstacle, rewind_chains
 
 __all__ = ["truncate"]
 
@@ -52,6 +52,10 @@ def _refuse(group: Group, what: str, length: int, holders: str, code: int) -> No
         raise TruncationError(
             f"{what}: group {group.index} has released what position {length} reads; free it and allocate again"
         )
+    if code == HIT_UNCOMPUTED:
+        raise TruncationError(
+            f"{what}: the other groups hit as much, and group {group.index} is still to compute it; plan the step first"
+        )
     assert code == STATE_ADVANCED
     raise TruncationError(
         f"{what}: the recurrent state of group {group.index} is past that and {length} is no checkpoint "
@@ -62,6 +66,8 @@ def _refuse(group: Group, what: str, length: int, holders: str, code: int) -> No
 def _shrink(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> bool:
     """Let every group give back what is beyond the lengths; tell whether a full block waits for its digest."""
     any_full = False
+    for group in state.outsiders:
+        state.loops.shrink(*group.view, batch, lengths, state.row_scratch)
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         num_rewound = 0
         for group in lane:  # all of them have digested the same blocks

@@ -3,7 +3,7 @@
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NEW, NULL_BLOCK, OPEN_STEP, PENDING_STEP, QUEUE, PoolArrays
-from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED, GroupArrays, touch
+from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_BLOCKS, NUM_PUBLISHED, PLANNED, GroupArrays, touch
 from pagedkv.tables.truncating import rewind_tail
 
 __all__ = ["renew_new", "renew_pending"]
@@ -16,7 +16,7 @@ def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: i
     What was computed before ``step``, the first that was aborted, is computed, even if the row was to do it twice.
     """
     at = group.parameters[AT]
-    first = rows[row, NUM_PLANNED] // group.parameters[BLOCK_SIZE]
+    first = rows[row, group.parameters[PLANNED]] // group.parameters[BLOCK_SIZE]
     for index in range(first, rows[row, at + NUM_BLOCKS]):
         block = group.table[row, index]
         if block != NULL_BLOCK and pool.records[block, PENDING_STEP] >= step:
@@ -34,7 +34,7 @@ def renew_new(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
     ``is_concerned[block]`` is 1 for those blocks.
     """
     block_size = group.parameters[BLOCK_SIZE]
-    first = (rows[row, NUM_PLANNED] + block_size - 1) // block_size
+    first = (rows[row, group.parameters[PLANNED]] + block_size - 1) // block_size
     for index in range(first, rows[row, group.parameters[AT] + NUM_BLOCKS]):
         block = group.table[row, index]
         if block != NULL_BLOCK and is_concerned[block]:

@@ -8,7 +8,7 @@ blocks that are settled.
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import IN_USE, NEW, NULL_BLOCK, PENDING_STEP, QUEUE, REF_COUNT, SETTLED_STEP, PoolArrays
-from pagedkv.tables.rows import AT, BLOCK_SIZE, FIRST_BLOCK, NUM_PLANNED, NUM_TOKENS, GroupArrays, blocks_for
+from pagedkv.tables.rows import AT, BLOCK_SIZE, FIRST_BLOCK, NUM_TOKENS, GroupArrays, blocks_for
 
 __all__ = ["count_shared_unsettled", "declare_planned", "settle_blocks"]
 
@@ -50,7 +50,7 @@ def settle_blocks(
 
 
 @compiled
-def declare_planned(rows: Int32Array, batch: Int32Array) -> None:
-    """Note that nothing of a batch of rows is left to be planned."""
+def declare_planned(rows: Int32Array, batch: Int32Array, planned: int) -> None:
+    """Note in a column of a batch of rows that nothing is left to be planned."""
     for row in batch:
-        rows[row, NUM_PLANNED] = rows[row, NUM_TOKENS]
+        rows[row, planned] = rows[row, NUM_TOKENS]

@@ -6,6 +6,7 @@ from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT, PoolArrays
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
+    CACHING,
     FIRST_BLOCK,
     NUM_BLOCKS,
     NUM_DIGESTED,
@@ -33,7 +34,9 @@ def fork_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int
     for child in children:
         for index in range(num_blocks):
             group.table[child, index] = group.table[parent, index]
-        for column in (FIRST_BLOCK, NUM_DIGESTED, NUM_PUBLISHED, TAIL, TAIL_LIFE):
-            rows[child, at + column] = rows[parent, at + column]
+        rows[child, at + FIRST_BLOCK] = rows[parent, at + FIRST_BLOCK]
+        if group.parameters[CACHING]:
+            for column in (NUM_DIGESTED, NUM_PUBLISHED, TAIL, TAIL_LIFE):
+                rows[child, at + column] = rows[parent, at + column]
         rows[child, at + NUM_BLOCKS] = num_blocks
         note_change(rows, child, at, 0, num_blocks)

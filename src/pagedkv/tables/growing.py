@@ -156,7 +156,7 @@ def grow(
             rows[row, NUM_TOKENS] = end
             rows[row, NUM_ACCEPTED] = end - num_draft
             touch(rows, row)
-    return num_copies, any_full
+    return num_copies, any_full & caching
 
 
 @compiled

@@ -2,7 +2,7 @@
 
 Tokens that no step was planned for yet may lie in shared blocks: after a fork before the prompt ran, or after a prefix
 hit on a prompt of the same step. Every such block is *pending* for the open step, and one running row that holds it
-must compute it: the positions from the row's ``NUM_PLANNED`` on cover it. When that row leaves (freed, swapped out, or
+must compute it: the positions from where the row is planned on cover it. When that row leaves (freed, swapped out, or
 copied away on write), the work falls to others that hold the block, block by block from the last to the first, since
 whoever holds one need not hold the one before::
 
@@ -26,6 +26,7 @@ from pagedkv.tables.rows import (
     NUM_BLOCKS,
     NUM_PLANNED,
     NUM_TOKENS,
+    PLANNED,
     RUNNING,
     STATUS,
     GroupArrays,
@@ -37,10 +38,16 @@ __all__ = ["collect_pending_writers", "dependency_start", "hand_over_blocks", "l
 
 
 @compiled
-def lower_start(rows: Int32Array, row: int, position: int) -> None:
-    """Let a row compute from ``position`` on, at the latest."""
-    if rows[row, NUM_PLANNED] > position:
-        rows[row, NUM_PLANNED] = position
+def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -> None:
+    """Let a row compute from ``position`` on, at the latest, in one group.
+
+    That is in all groups, but for those that stay out of prefix caching. Who computes there computes at least its last
+    token in the others too: no plan has a row that computes nothing.
+    """
+    column = group.parameters[PLANNED]
+    if rows[row, column] > position:
+        rows[row, column] = position
+        rows[row, NUM_PLANNED] = min(rows[row, NUM_PLANNED], rows[row, NUM_TOKENS] - 1)
         touch(rows, row)
 
 
@@ -52,7 +59,7 @@ def hand_over_blocks(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row
     """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
-    start = rows[row, NUM_PLANNED]
+    start = rows[row, group.parameters[PLANNED]]
     heir = -1
     for index in range(blocks_for(rows[row, NUM_TOKENS], block_size) - 1, start // block_size - 1, -1):
         block = group.table[row, index]
@@ -62,7 +69,7 @@ def hand_over_blocks(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row
         if heir < 0 or index >= rows[heir, at + NUM_BLOCKS] or group.table[heir, index] != block:
             heir = find_heir(group, rows, block, index, leaving_mark)
         if heir >= 0:
-            lower_start(rows, heir, max(start, index * block_size))
+            lower_start(group, rows, heir, max(start, index * block_size))
         elif pool.records[block, NAME]:
             drop_name(pool, block)
 
@@ -71,6 +78,7 @@ def hand_over_blocks(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row
 def find_heir(group: GroupArrays, rows: Int32Array, block: int, index: int, leaving_mark: int) -> int:
     """Name the running row, not marked as leaving, that computes from earliest of those that hold a block; or -1."""
     at = group.parameters[AT]
+    planned = group.parameters[PLANNED]
     heir = -1
     for row in range(len(rows)):
         if (
@@ -78,7 +86,7 @@ def find_heir(group: GroupArrays, rows: Int32Array, block: int, index: int, leav
             and rows[row, MARK] != leaving_mark
             and index < rows[row, at + NUM_BLOCKS]
             and group.table[row, index] == block
-            and (heir < 0 or rows[row, NUM_PLANNED] < rows[heir, NUM_PLANNED])
+            and (heir < 0 or rows[row, planned] < rows[heir, planned])
         ):
             heir = row
     return heir
@@ -91,17 +99,18 @@ def dependency_start(group: GroupArrays, rows: Int32Array, row: int) -> int:
     The row's number of tokens, when it waits for nobody.
     """
     at = group.parameters[AT]
+    planned = group.parameters[PLANNED]
     block_size = group.parameters[BLOCK_SIZE]
     start = rows[row, NUM_TOKENS]
     num_blocks = blocks_for(rows[row, NUM_TOKENS], block_size)
     for other in range(len(rows)):
-        if other == row or rows[other, STATUS] != RUNNING or rows[other, NUM_PLANNED] >= rows[other, NUM_TOKENS]:
+        if other == row or rows[other, STATUS] != RUNNING or rows[other, planned] >= rows[other, NUM_TOKENS]:
             continue
         stop = min(num_blocks, rows[other, at + NUM_BLOCKS])
-        for index in range(rows[other, NUM_PLANNED] // block_size, stop):
+        for index in range(rows[other, planned] // block_size, stop):
             block = group.table[row, index]
             if block != NULL_BLOCK and block == group.table[other, index]:
-                start = min(start, max(rows[other, NUM_PLANNED], index * block_size))
+                start = min(start, max(rows[other, planned], index * block_size))
                 break
     return int(start)
 

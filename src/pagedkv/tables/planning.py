@@ -16,13 +16,14 @@ from pagedkv.tables.rows import (
     NUM_PER_GROUP,
     NUM_PLANNED,
     NUM_TOKENS,
+    PLANNED,
     RUNNING,
     STATUS,
     TOUCHED,
     GroupArrays,
 )
 
-__all__ = ["collect_new", "collect_ranges", "collect_touched", "collect_writes"]
+__all__ = ["collect_new", "collect_ranges", "collect_starts", "collect_touched", "collect_writes"]
 
 
 @inlined
@@ -111,6 +112,22 @@ def collect_ranges(
             place += 1
             index += 1
     return offset
+
+
+@compiled
+def collect_starts(
+    group: GroupArrays, rows: Int32Array, buffer: Int32Array, line: int, ranges: int, num_ranges: int
+) -> None:
+    """Write where a group that stays out of prefix caching begins each range, and note that it is planned.
+
+    ``ranges`` is where :func:`collect_ranges` has put the rows.
+    """
+    planned = group.parameters[PLANNED]
+    offset = place_part(buffer, line, 1, num_ranges)
+    for place in range(num_ranges):
+        row = buffer[ranges + place]
+        buffer[offset + place] = rows[row, planned]
+        rows[row, planned] = rows[row, NUM_TOKENS]
 
 
 @compiled

@@ -8,6 +8,9 @@ Owns the layout. With one group a row's record is one cache line::
 ``NUM_PLANNED`` are computed or on their way in a planned step, by this sequence or, in shared blocks, by
 another one. Compiled loops take the group's first column (``at``) among the group's parameters.
 
+A group that stays out of prefix caching has no digests and no tail; a column of its own says how far it is planned
+instead, since a hit spares it nothing. Which column tells that of a group is its parameter ``PLANNED``.
+
 Rows that have something for the open plan are linked through ``TOUCHED``, so that a plan costs what changed: 0 says
 "not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, its beginning and its end::
 
@@ -53,6 +56,7 @@ FIRST_BLOCK: Final = 1  # blocks below it are null, but for the sinks
 NUM_DIGESTED: Final = 2  # leading full blocks whose digest is known
 NUM_PUBLISHED: Final = 3  # leading full blocks that were offered to the prefix index
 TAIL: Final = 4  # the named block that carries the last published content, and its life then
+PLANNED_HERE: Final = 4  # in place of the tail, where a group stays out of prefix caching that the others have
 TAIL_LIFE: Final = 5
 DIRTY_FROM: Final = 6  # table entries changed since the last plan
 DIRTY_TO: Final = 7
@@ -76,7 +80,8 @@ NUM_SINK_BLOCKS: Final = 5
 CACHING: Final = 6
 SHARES_IN_STEP: Final = 7  # blocks that the open step still computes may hit
 ENDS_HITS: Final = 8  # a hit needs the block before its end, even where the rule reads nothing before it
-NUM_PARAMETERS: Final = 9
+PLANNED: Final = 9  # the column that says how far the group is planned: NUM_PLANNED, or one of its own
+NUM_PARAMETERS: Final = 10
 
 # Values of KIND.
 FULL: Final = 0
@@ -138,7 +143,8 @@ def rule_of(spec: GroupSpec) -> tuple[int, int]:
 
 def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     """Make the empty table and the parameters of one group of a configuration."""
-    spec, max_tokens, caching = config.groups[index], config.max_tokens, config.prefix_caching
+    spec, max_tokens = config.groups[index], config.max_tokens
+    caching = config.prefix_caching and spec.prefix_caching
     kind, span = rule_of(spec)
     is_one_state = kind == RECURRENT and not caching  # no checkpoints: one state block serves the whole sequence
     block_size = max_tokens if is_one_state else spec.block_size
@@ -153,7 +159,11 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     parameters[CACHING] = caching
     # One kernel would read and write a recurrent state at once, and nobody could inherit its computation.
     parameters[SHARES_IN_STEP] = not any(isinstance(other, RecurrentState) for other in config.groups)
-    parameters[ENDS_HITS] = kind != CHUNK or all(isinstance(other, ChunkedLocal) for other in config.groups)
+    others = [other for other in config.groups if other.prefix_caching]
+    parameters[ENDS_HITS] = kind != CHUNK or all(isinstance(other, ChunkedLocal) for other in others)
+    parameters[PLANNED] = NUM_PLANNED
+    if config.prefix_caching and not caching:
+        parameters[PLANNED] = parameters[AT] + PLANNED_HERE
     width = -(-max_tokens // block_size)
     # One spare cache line a row: with a stride of a power of two all rows would share a few cache sets.
     stride = -(-width // CACHE_LINE_ENTRIES) * CACHE_LINE_ENTRIES + CACHE_LINE_ENTRIES

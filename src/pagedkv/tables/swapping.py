@@ -34,6 +34,7 @@ from pagedkv.tables.publishing import publish_block
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
+    CACHING,
     DIRTY_FROM,
     DIRTY_TO,
     FROZEN,
@@ -46,6 +47,7 @@ from pagedkv.tables.rows import (
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_TOKENS,
+    PLANNED,
     TAIL,
     TAIL_LIFE,
     GroupArrays,
@@ -238,10 +240,12 @@ def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32A
     block_size = group.parameters[BLOCK_SIZE]
     for row in batch:
         record = rows[row]
-        for index in range(record[NUM_PLANNED] // block_size, record[at + NUM_BLOCKS]):
-            if group.table[row, index] != NULL_BLOCK and record[NUM_PLANNED] < record[NUM_TOKENS]:
+        planned = record[group.parameters[PLANNED]]
+        for index in range(planned // block_size, record[at + NUM_BLOCKS]):
+            if group.table[row, index] != NULL_BLOCK and planned < record[NUM_TOKENS]:
                 pool.records[group.table[row, index], PENDING_STEP] = pool.counts[OPEN_STEP]
-        record[at + NUM_PUBLISHED] = 0
-        record[at + TAIL] = NULL_BLOCK
-        record[at + TAIL_LIFE] = 0
+        if group.parameters[CACHING]:
+            record[at + NUM_PUBLISHED] = 0
+            record[at + TAIL] = NULL_BLOCK
+            record[at + TAIL_LIFE] = 0
         note_change(rows, row, at, 0, record[at + NUM_BLOCKS])

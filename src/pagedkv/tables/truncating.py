@@ -25,6 +25,7 @@ from pagedkv.tables.rows import (
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_TOKENS,
+    PLANNED,
     RECURRENT,
     SPAN,
     TAIL,
@@ -36,6 +37,7 @@ from pagedkv.tables.rules import first_needed_token
 
 __all__ = [
     "CONTENT_GONE",
+    "HIT_UNCOMPUTED",
     "SHARED",
     "STATE_ADVANCED",
     "accept",
@@ -49,6 +51,7 @@ __all__ = [
 SHARED: Final = 1
 CONTENT_GONE: Final = 2
 STATE_ADVANCED: Final = 3
+HIT_UNCOMPUTED: Final = 4
 
 
 @compiled
@@ -78,12 +81,15 @@ def obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, l
         block = group.table[row, index]
         if block != NULL_BLOCK and pool.records[block, REF_COUNT] > 1:
             return SHARED
-    query = min(length, record[NUM_PLANNED])
+    planned = record[group.parameters[PLANNED]]
+    if planned < length <= record[NUM_PLANNED]:
+        return HIT_UNCOMPUTED
+    query = min(length, planned)
     first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
     for index in range(first_token // block_size, min(record[at + FIRST_BLOCK], blocks_for(length, block_size))):
         if group.table[row, index] == NULL_BLOCK:  # else it is a sink's
             return CONTENT_GONE
-    if group.parameters[KIND] == RECURRENT and length < record[NUM_PLANNED] and length % block_size != 0:
+    if group.parameters[KIND] == RECURRENT and length < planned and length % block_size != 0:
         return STATE_ADVANCED
     return 0
 
@@ -142,6 +148,7 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
 def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> None:
     """Forget what a row's blocks hold from ``length`` on; a named block that will be overwritten loses its name."""
     at = group.parameters[AT]
+    planned = group.parameters[PLANNED]
     record = rows[row]
     num_full = length // group.parameters[BLOCK_SIZE]
     if length % group.parameters[BLOCK_SIZE] != 0:
@@ -149,8 +156,10 @@ def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
         if pool.records[partial, NAME]:
             drop_name(pool, partial)
         pool.records[partial, LIFE] += 1
-        if record[NUM_PLANNED] >= length and pool.records[partial, PENDING_STEP] == pool.counts[OPEN_STEP]:
+        if record[planned] >= length and pool.records[partial, PENDING_STEP] == pool.counts[OPEN_STEP]:
             pool.records[partial, PENDING_STEP] = record[LAST_STEP]  # what the open step was to write is gone
+    if planned != NUM_PLANNED:
+        record[planned] = min(record[planned], length)
     record[at + NUM_DIGESTED] = min(record[at + NUM_DIGESTED], num_full)
     if record[at + NUM_PUBLISHED] > num_full:
         record[at + NUM_PUBLISHED] = num_full
