@@ -26,11 +26,11 @@ run: $(STAMP) ## generate the conversation workload and replay it, then a record
 
 # The same tests see compiled loops first, then those marked `interpreted` see them as plain Python.
 test: $(STAMP) ## all tests but the long ones: compiled, then the interpreted subset
-	$(BIN)/pytest -n auto --maxprocesses 8
-	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -n auto --maxprocesses 8 -m "interpreted and not long"
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "interpreted and not long"
 
 test-long: $(STAMP) ## the tests marked long
-	$(BIN)/pytest -n auto --maxprocesses 8 -m long
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m long
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check

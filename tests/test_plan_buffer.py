@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv import FullAttention, SlidingWindow, StepPlan
+from pagedkv import Allocation, BlockSpace, FullAttention, SlidingWindow, SpaceConfig, StepPlan
 from pagedkv.errors import PlanError
 from pagedkv.plan import BlockMoves, NewBlocks, TableWrites, TokenRanges
 from tests.plan_packing import Parts, as_plain, pack, parts_of
@@ -221,3 +221,20 @@ def test_no_changed_word_leads_outside_of_the_buffer(word: int, value: int) -> N
     assert len(writes.block_ids) == writes.counts.sum() == 2
     assert len(plan.compute.rows) == len(plan.compute.starts) == len(plan.compute.ends) == 1
     assert len(plan.new_blocks[0].block_ids) == 2
+
+
+def test_moves_stand_in_the_order_of_the_pools_whichever_was_copied_in_first() -> None:
+    """The first fork writes into a block that is full in the first pool, and partly filled in the second."""
+    groups = (FullAttention(2, pool="first"), FullAttention(4, pool="second"))
+    space = BlockSpace(SpaceConfig(groups, num_blocks={"first": 50, "second": 50}, max_sequences=4, max_tokens=100))
+    rows = []
+    for length in (2, 3):
+        allocation = space.allocate(range(length))
+        assert isinstance(allocation, Allocation)
+        rows.append(allocation.row)
+    children = [int(space.fork(row)[0]) for row in rows]
+    space.append(children[0], [9])  # copies in the second pool alone
+    space.append(children[1], [9])  # ... and in both
+    plan = space.plan_step()
+    assert [moves.pool for moves in plan.copies] == ["first", "second"]
+    assert StepPlan.from_buffer(plan.buffer.tobytes()) == plan

@@ -248,12 +248,15 @@ class Device:
         """Write what the forward pass computes.
 
         Two rows may write one slot of a block that they share only if they write the same keys and values, as happens
-        when both have to compute these tokens for the sake of another block. No two rows advance one state.
+        when both have to compute these tokens for the sake of another block. No two rows advance one state. Who has
+        declared a row computed since answers for it: a step that fails does not spoil what stands there.
         """
         written: dict[tuple[int, int], int] = {}
         blocks = self.memory[group.pool]
         for row, start, end in nonempty(step.ranges_in(group)):
             view = step.views[row]
+            if garbage and step.plan.step_id in view.sequence.marked_steps:
+                continue
             for position in group.written(start, end):
                 index, offset = group.slot(position)
                 slot = view.tables[group.index][index], offset

@@ -124,3 +124,20 @@ def test_promise_08_a_forged_digest_does_not_merge_blocks_of_different_keys() ->
     mine, yours = (space.block_ids(row) for row in rows)
     assert set(mine).isdisjoint(yours)
     space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_07_what_follows_a_duplicate_after_a_rollback_is_found_behind_its_carrier() -> None:
+    """A row goes on behind a block that is still a duplicate, with content of which others hold a block already."""
+    space = new_space()
+    carrier, row = with_duplicate(space)
+    space.append(carrier, [6, 7], [2])
+    space.append(row, [50], [1])
+    plan = space.plan_step()
+    space.truncate(row, [4])
+    space.append(row, [4, 5, 6, 7], [4])
+    acknowledge(space, plan)
+    run_step(space)
+    assert hit(space, tokens(9)) == 8
+    assert space.block_ids(row) == space.block_ids(carrier)
+    space.check()

@@ -114,6 +114,8 @@ def _deferred_blocks(pool: BlockPool) -> list[int]:
     deferred = []
     for step in range(NUM_DEFERRED_LISTS):
         waiting = blocks_of_list(records, deferred_sentinel(records, step), int(counts[NUM_DEFERRED]))
+        if not waiting:
+            continue
         holds = records[waiting, HOLD_STEP]
         assert (holds > counts[SETTLED_STEP]).all(), f"{pool.name}: a deferred block is due"
         assert (holds % NUM_DEFERRED_LISTS == step).all(), f"{pool.name}: a block waits in another step's list"

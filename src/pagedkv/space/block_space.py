@@ -362,6 +362,8 @@ class BlockSpace(SpaceView):
         """State that all tokens of these rows are computed, outside any plan; windows slide accordingly.
 
         Rows that share blocks which the open step, or one in flight, computes for one of them are to be named together.
+        Where a step in flight computes a row too, the caller answers for what that step writes there: the same, or
+        nothing, even if it fails.
 
         Raises:
             StepError: a group is a recurrent state and steps are in flight, which may still advance it; or a row that

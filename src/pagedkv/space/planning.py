@@ -1,5 +1,7 @@
 """Closing the open step into a plan: how large its buffer is, then each part written straight into it."""
 
+from operator import itemgetter
+
 import numpy as np
 
 from pagedkv.plan import StepPlan
@@ -13,6 +15,7 @@ from pagedkv.plan_buffer import (
     STARTS,
     SWAPS_IN,
     SWAPS_OUT,
+    PlanLayout,
     add_moves,
     padded,
 )
@@ -33,8 +36,8 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     touched = state.touched_scratch[len(rows) - num_touched :]
     if not ascends:
         touched.sort()
-    moves = _open_moves(ledger) if ledger.has_moves else ()
-    num_words = (3 + len(state.outsiders)) * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, _, pairs in moves)
+    moves = _open_moves(ledger, layout) if ledger.has_moves else ()
+    num_words = (3 + len(state.outsiders)) * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
     writes = []
     for group, (num_runs, num_entries) in zip(state.groups, state.write_counts.tolist(), strict=True):
         if num_entries:
@@ -42,8 +45,8 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
             num_words += 3 * padded(num_runs) + 2 * padded(num_entries)  # an entry may be a new block as well
     step_id = state.open_step_id
     buffer = layout.new_buffer(step_id, num_words)
-    for kind, name, pairs in moves:
-        add_moves(buffer, layout.lines[kind, layout.pool_names.index(name)], pairs)
+    for line, pairs in moves:
+        add_moves(buffer, line, pairs)
     for group, num_runs, num_entries in writes:
         line = layout.lines[RUNS, group.index]
         loops.collect_writes(group.arrays, rows, touched, buffer, line, num_runs, num_entries)
@@ -66,11 +69,16 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     return plan
 
 
-def _open_moves(ledger: StepLedger) -> list[tuple[int, str, Moves]]:
-    """Take the moves of the open step: kind, pool and pairs, in the order of a plan's directory."""
+def _open_moves(ledger: StepLedger, layout: PlanLayout) -> list[tuple[int, Moves]]:
+    """Take the moves of the open step, each with its line of a plan's directory, in the order of these."""
     moves = ledger.take_moves()
     kinds = ((SWAPS_OUT, moves.swaps_out), (SWAPS_IN, moves.swaps_in), (COPIES, moves.copies))
-    return [(kind, name, pairs) for kind, by_pool in kinds for name, pairs in by_pool.items()]
+    placed = (
+        (layout.lines[kind, layout.pool_names.index(name)], pairs)
+        for kind, by_pool in kinds
+        for name, pairs in by_pool.items()
+    )
+    return sorted(placed, key=itemgetter(0))
 
 
 def renew_new_blocks(state: SpaceState, ledger: StepLedger, aborted: list[InFlightStep]) -> None:

@@ -3,8 +3,8 @@
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NEW, NULL_BLOCK, OPEN_STEP, PENDING_STEP, QUEUE, PoolArrays
+from pagedkv.tables.publishing import rewind_tail
 from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_BLOCKS, NUM_PUBLISHED, PLANNED, GroupArrays, touch
-from pagedkv.tables.truncating import rewind_tail
 
 __all__ = ["renew_new", "renew_pending"]
 

@@ -4,9 +4,8 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import release, reuse
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
-from pagedkv.tables.publishing import BLOCK, BLOCK_LIFE, CARRIER, CARRIER_LIFE, INDEX, NUM_DUPLICATE_FIELDS
+from pagedkv.tables.publishing import BLOCK, BLOCK_LIFE, CARRIER, CARRIER_LIFE, INDEX, NUM_DUPLICATE_FIELDS, rewind_tail
 from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, NUM_PUBLISHED, RUNNING, STATUS, GroupArrays, note_change
-from pagedkv.tables.truncating import rewind_tail
 
 __all__ = ["merge_duplicates"]
 

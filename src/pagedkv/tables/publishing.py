@@ -10,8 +10,8 @@ from typing import Final
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.block_pool import drop_name
-from pagedkv.pool.blocks import EXTRA, LIFE, LOOKAHEAD, NULL_BLOCK, NUM_EVENTS, PARENT, PARENT_LIFE, PoolArrays
-from pagedkv.pool.prefix_index import find, name_block, note_ahead, tell_parent
+from pagedkv.pool.blocks import EXTRA, LIFE, LOOKAHEAD, NAME, NULL_BLOCK, NUM_EVENTS, PARENT, PARENT_LIFE, PoolArrays
+from pagedkv.pool.prefix_index import find, is_child_of, name_block, note_ahead, tell_parent
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -26,7 +26,7 @@ from pagedkv.tables.rows import (
     GroupArrays,
 )
 
-__all__ = ["NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks"]
+__all__ = ["NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks", "rewind_tail"]
 
 # Fields of a duplicate. Lives are noted, since blocks may have other content by the time it is merged (merging.py). The
 # row is not: it may be gone by then, and forks of it hold the block.
@@ -63,9 +63,47 @@ def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int,
     record = pool.records[other]
     if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
         return other
+    if parent != NULL_BLOCK and not pool.records[parent, NAME]:
+        return block  # its own chain is broken: it stays unnamed until what it continues is named
     drop_name(pool, other)  # its own chain is broken, so nobody could have found it
     name_block(pool, name, block, parent, parent_life)
     return block
+
+
+@compiled
+def rewind_tail(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int) -> None:
+    """Set the parent of the next block to be published: what carries the content of the last published block."""
+    at = group.parameters[AT]
+    record = rows[row]
+    last = record[at + NUM_PUBLISHED] - 1
+    tail = group.table[row, last] if last >= 0 else NULL_BLOCK
+    if group.parameters[KIND] == FULL and tail != NULL_BLOCK and not pool.records[tail, NAME]:
+        tail = carrier_of_duplicate(pool, group, row, last)
+    record[at + TAIL] = tail
+    record[at + TAIL_LIFE] = pool.records[tail, LIFE]
+
+
+@compiled
+def carrier_of_duplicate(pool: PoolArrays, group: GroupArrays, row: int, last: int) -> int:
+    """Find the block that carries the content of a row's unnamed block; that block itself, if there is none.
+
+    Followed link by link from the last named block before it: a digest alone, which a caller may have forged, makes no
+    parent. O(unnamed blocks before it), few, since duplicates are merged soon.
+    """
+    name = group.parameters[NAME_IN_POOL]
+    first = last
+    while first > 0 and not pool.records[group.table[row, first - 1], NAME]:
+        first -= 1
+    carrier = group.table[row, first - 1] if first > 0 else NULL_BLOCK
+    for index in range(first, last + 1):
+        block = group.table[row, index]
+        child = find(pool, name, pool.digests[block])
+        if child == NULL_BLOCK or not is_child_of(pool, name, child, carrier):
+            return int(group.table[row, last])
+        if not same_content(pool, child, block, group.parameters[BLOCK_SIZE]):
+            return int(group.table[row, last])
+        carrier = child
+    return int(carrier)
 
 
 @compiled

@@ -11,6 +11,7 @@ from pagedkv.compilation.compiled import compiled, unsigned
 from pagedkv.pool.block_pool import drop_name, release
 from pagedkv.pool.blocks import DIGEST_WORDS, LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.pool.digests import ROOT_WORDS
+from pagedkv.tables.publishing import rewind_tail
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -28,8 +29,6 @@ from pagedkv.tables.rows import (
     PLANNED,
     RECURRENT,
     SPAN,
-    TAIL,
-    TAIL_LIFE,
     GroupArrays,
     blocks_for,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "first_unfit_length",
     "obstacle",
     "rewind_chains",
-    "rewind_tail",
     "shrink",
 ]
 
@@ -175,21 +173,6 @@ def accept(rows: Int32Array, batch: Int32Array, lengths: Int64Array) -> None:
         record[NUM_TOKENS] = length
         record[NUM_ACCEPTED] = length
         record[NUM_PLANNED] = min(record[NUM_PLANNED], length)
-
-
-@compiled
-def rewind_tail(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int) -> None:
-    """Set the parent of the next block to be published: the last published block itself.
-
-    Where another block carries its name, what is published next cannot be found by links: a carrier looked up
-    by digest alone, which a caller may have forged, must not become a parent.
-    """
-    at = group.parameters[AT]
-    record = rows[row]
-    last = record[at + NUM_PUBLISHED] - 1
-    tail = group.table[row, last] if last >= 0 else NULL_BLOCK
-    record[at + TAIL] = tail
-    record[at + TAIL_LIFE] = pool.records[tail, LIFE]
 
 
 @compiled
