@@ -109,6 +109,7 @@ class TangledMachine(SpaceOperations):
         for action in (*tied, *parted, *([] if settled else stepped)):
             self._act(action)
             self.model.check()
+            self.seen["tangled steps"] += 1
         if settled:
             self.settle()
 
