@@ -174,10 +174,10 @@ class PrefixIndex:
         """All blocks with a name, in order of their ids. O(blocks)."""
         return np.flatnonzero(self._arrays.records[:-NUM_SENTINELS, NAME])
 
-    def indexed_blocks(self) -> Iterator[int]:
-        """All blocks reachable through the buckets: the same set, unless the index is broken."""
-        for first in self._arrays.buckets[np.flatnonzero(self._arrays.buckets)].tolist():
-            block = first
+    def indexed_blocks(self) -> Iterator[tuple[int, int]]:
+        """All blocks that the buckets reach, each behind its bucket: the same set, unless the index is broken."""
+        for bucket in np.flatnonzero(self._arrays.buckets).tolist():
+            block = int(self._arrays.buckets[bucket])
             while block != NULL_BLOCK:
-                yield block
+                yield bucket, block
                 block = int(self._arrays.records[block, BUCKET_NEXT])

@@ -10,7 +10,6 @@ import numpy as np
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import (
     AHEAD,
-    BUCKET_NEXT,
     DEFERRED,
     FREE,
     HOLD_STEP,
@@ -112,10 +111,9 @@ def _deferred_blocks(pool: BlockPool) -> list[int]:
     """The blocks that wait for a step, each in the list of that step, and none of them due."""
     records, counts = pool.arrays.records, pool.arrays.counts
     deferred = []
-    for step in range(NUM_DEFERRED_LISTS):
-        waiting = blocks_of_list(records, deferred_sentinel(records, step), int(counts[NUM_DEFERRED]))
-        if not waiting:
-            continue
+    sentinels = np.array([deferred_sentinel(records, step) for step in range(NUM_DEFERRED_LISTS)])
+    for step in np.flatnonzero(records[sentinels, NEXT] != sentinels).tolist():
+        waiting = blocks_of_list(records, int(sentinels[step]), int(counts[NUM_DEFERRED]))
         holds = records[waiting, HOLD_STEP]
         assert (holds > counts[SETTLED_STEP]).all(), f"{pool.name}: a deferred block is due"
         assert (holds % NUM_DEFERRED_LISTS == step).all(), f"{pool.name}: a block waits in another step's list"
@@ -128,15 +126,13 @@ def _check_names(pool: BlockPool) -> None:
     """The index finds exactly the named blocks, each once, under different names; living links hold."""
     records = pool.arrays.records
     named = pool.prefix_index.named_blocks()
-    indexed = sorted(islice(pool.prefix_index.indexed_blocks(), len(named) + 1))
-    assert indexed == named.tolist(), f"{pool.name}: index and named blocks differ"
+    indexed = list(islice(pool.prefix_index.indexed_blocks(), len(named) + 1))
+    assert sorted(block for _, block in indexed) == named.tolist(), f"{pool.name}: index and named blocks differ"
     assert len(named) == pool.arrays.counts[NUM_NAMED], f"{pool.name}: named blocks miscounted"
     if len(named):
-        for block in named.tolist():
+        for bucket, block in indexed:
             name, first_word = int(records[block, NAME]), int(pool.arrays.digests[block, 0])
-            assert block in _bucket(pool, bucket_of(pool.arrays, name, first_word)), (
-                f"{pool.name}: {block} is misplaced"
-            )
+            assert bucket == bucket_of(pool.arrays, name, first_word), f"{pool.name}: {block} is misplaced"
         identities = np.column_stack([records[named, NAME].astype(np.uint32), pool.arrays.digests[named]])
         assert len(np.unique(identities, axis=0)) == len(named), f"{pool.name}: two blocks carry one name"
         parents = records[named, PARENT]
@@ -149,24 +145,16 @@ def _check_names(pool: BlockPool) -> None:
     assert ((ahead >= 0) & (ahead < pool.num_blocks)).all(), f"{pool.name}: what a walk is to fetch is foreign"
 
 
-def _bucket(pool: BlockPool, bucket: int) -> list[int]:
-    block = int(pool.arrays.buckets[bucket])
-    blocks = []
-    while block != NULL_BLOCK:
-        blocks.append(block)
-        block = int(pool.arrays.records[block, BUCKET_NEXT])
-    return blocks
-
-
 def _check_references(state: SpaceState) -> None:
     """Reference counts equal the references of the tables, and of the tickets that are out."""
     statuses = state.rows[:, STATUS]
-    for pools, holding in ((state.pools, (RUNNING, LOST)), (state.host_pools, (SWAPPED, LOST_ON_HOST))):
+    for pools, statuses_there in ((state.pools, (RUNNING, LOST)), (state.host_pools, (SWAPPED, LOST_ON_HOST))):
+        is_there = np.isin(statuses, statuses_there)
         for name, pool in pools.items():
             counted = np.zeros(pool.num_blocks, np.int64)
             for group in state.groups:
                 if group.pool.name == name:
-                    entries = group.arrays.table[np.isin(statuses, holding)]
+                    entries = group.arrays.table[is_there]
                     assert ((entries >= 0) & (entries < pool.num_blocks)).all(), f"{name}: a table entry is foreign"
                     counted += np.bincount(entries.ravel(), minlength=pool.num_blocks)
             counted[NULL_BLOCK] = 0
@@ -209,12 +197,12 @@ def _check_touched(state: SpaceState) -> None:
     while links[listed[-1]] > 1 and len(listed) <= len(links):
         listed.append(int(links[listed[-1]]) - 1)
     assert links[listed[-1]] == 1, "the list of touched rows has no end"
-    assert sorted(listed) == np.union1d(0, np.flatnonzero(links)).tolist(), "a touched row is not in the list"
+    assert sorted(listed) == sorted({0, *np.flatnonzero(links).tolist()}), "a touched row is not in the list"
     has_something = state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS]
     for group in state.groups:
         has_something |= state.rows[:, int(group.arrays.parameters[AT]) + DIRTY_TO] > 0
-    waiting = np.flatnonzero(has_something & (state.rows[:, STATUS] == RUNNING))
-    assert np.isin(waiting, listed).all(), f"rows {np.setdiff1d(waiting, listed).tolist()} wait for a plan, untouched"
+    waiting = set(np.flatnonzero(has_something & (state.rows[:, STATUS] == RUNNING)).tolist())
+    assert waiting <= set(listed), f"rows {sorted(waiting - set(listed))} wait for a plan, untouched"
 
 
 def _check_rows(state: SpaceState, group: Group) -> None:

@@ -115,7 +115,7 @@ class SpaceView:
     def slot_mapping(self, plan: StepPlan, group: int = 0) -> Int64Array:
         """Tell where the step writes its keys and values: the slot of every position it computes, in the plan's order.
 
-        Slot ``block_id * block_size + offset``: int64 ``[plan.compute.num_tokens]``. Changes nothing.
+        Slot ``block_id * block_size + offset``: int64 ``[plan.compute_in(group).num_tokens]``. Changes nothing.
 
         Args:
             plan: the last plan made, from this space; ask before its rows change.
