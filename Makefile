@@ -17,11 +17,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "pagedkv needs Python 3.11 or newer, and '$(PYTHON)' is not." \
 			"Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Installing into .venv: a minute or two, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 run: $(STAMP) ## generate the conversation workload and replay it, then a recorded trace if it is there
+	@echo "The first run compiles its loops, which takes about 20 seconds."
 	$(BIN)/pagedkv demo --traces $(TRACES)
 
 # The same tests see compiled loops first, then those marked `interpreted` see them as plain Python.
