@@ -88,7 +88,7 @@ class Allocation:
 
     Args:
         row: its row in the tables.
-        num_hit_tokens: leading tokens that need not be computed.
+        num_hit_tokens: leading tokens that need not be computed, but in groups that stay out of prefix caching.
     """
 
     row: Row
@@ -292,7 +292,7 @@ class StepPlan:
 
     @property
     def compute_outside(self) -> Mapping[int, TokenRanges]:
-        """The same for each group that stays out of prefix caching, by its index."""
+        """What :meth:`compute_in` answers for each group that stays out of prefix caching, by its index."""
         return self._parts().compute_outside
 
     @property

@@ -121,6 +121,30 @@ def test_rolling_back_into_a_hit_that_is_still_to_be_computed_is_refused() -> No
     space.check()
 
 
+def test_a_row_rolled_back_into_its_hit_is_lost_with_the_step_that_was_to_compute_it() -> None:
+    """No plan could have it: the groups that hit have nothing to compute."""
+    space = with_drafts()
+    cache(space, tokens(9))
+    row = allocate(space, tokens(9))
+    plan = space.plan_step()
+    space.truncate(row, [8])
+    aborted = space.abort(plan.step_id)
+    assert (aborted.rewound_rows, aborted.lost_rows) == ((), (row,))
+    space.check()
+    space.free(row)
+    space.check()
+
+
+def test_a_state_outside_does_not_keep_others_from_hitting_what_the_step_computes() -> None:
+    space = new_space(FullAttention(4), RecurrentState(4, prefix_caching=False), num_blocks={"device": 50, "state": 9})
+    first = allocate(space, tokens(9))
+    second = allocate(space, tokens(9))
+    assert space.block_ids(first)[:2] == space.block_ids(second)[:2]
+    plan = space.plan_step()
+    assert starts_of(plan) == ([0, 8], [0, 0])
+    space.check()
+
+
 def test_a_window_outside_is_computed_from_the_first_token_and_slides_behind() -> None:
     space = new_space(FullAttention(4), SlidingWindow(window=4, block_size=2, prefix_caching=False))
     cache(space, tokens(9))

@@ -141,3 +141,24 @@ def test_promise_07_what_follows_a_duplicate_after_a_rollback_is_found_behind_it
     assert hit(space, tokens(9)) == 8
     assert space.block_ids(row) == space.block_ids(carrier)
     space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_07_a_block_behind_a_parent_that_is_gone_takes_no_name_away() -> None:
+    """The carrier that a row continues was evicted and holds other content under a name: another's block is found."""
+    space = new_space(num_blocks=9)
+    first = prefill(space, tokens(4))
+    row = allocate(space, tokens(3))
+    space.append(row, [3])
+    (carrier,) = space.block_ids(first)
+    plan = space.plan_step()
+    space.free(first)
+    fillers = [allocate(space, tokens(1, first=200 + place)) for place in range(space.num_free_blocks() - 1)]
+    assert space.block_ids(allocate(space, tokens(4, first=50))) == [carrier]
+    space.free(fillers)
+    allocate(space, tokens(9))
+    assert hit(space, tokens(9)) == 8
+    space.append(row, tokens(4, first=4), [4])
+    assert hit(space, tokens(9)) == 8
+    acknowledge(space, plan)
+    space.check()

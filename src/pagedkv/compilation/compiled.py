@@ -77,11 +77,12 @@ class _Examples:
 
 def _kind_of(value: object) -> Hashable:
     """Tell values apart that Numba may take for different types."""
+    kind = cast("Hashable", type(value))
     if isinstance(value, tuple):
-        return type(value), *map(_kind_of, value)
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.ndim, value.flags.num
-    return type(value)
+        kind = (kind, *map(_kind_of, value))
+    elif isinstance(value, np.ndarray):
+        kind = (value.dtype, value.ndim, value.flags.num)
+    return kind
 
 
 @cache

@@ -42,7 +42,7 @@ class Admission:
 
     Args:
         request: the request.
-        num_hit_tokens: leading tokens that need not be computed.
+        num_hit_tokens: leading tokens that need not be computed, but in groups that stay out of prefix caching.
     """
 
     request: Request

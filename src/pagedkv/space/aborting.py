@@ -57,6 +57,8 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
         withdraw_since(pool.arrays, first)
     lost = _lost_rows(state, moved, aborted)
     rewound = _rewind_rows(state, aborted, lost)
+    stranded = _stranded(state, rewound)
+    lost |= stranded
     _declare_lost(state, lost)
     _tell_tables_again(state, aborted)
     renew_new_blocks(state, ledger, aborted)
@@ -67,7 +69,9 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
             renew_pending(*group.view, row, first)
     publish(state, ledger, running)
     ids = tuple(step.plan.step_id for step in aborted)
-    answer = AbortedSteps(ids, tuple(map(Row, rewound)), tuple(map(Row, sorted(lost))), tickets)
+    answer = AbortedSteps(
+        ids, tuple(Row(row) for row in rewound if row not in lost), tuple(map(Row, sorted(lost))), tickets
+    )
     state.is_changing = False
     return answer
 
@@ -143,6 +147,20 @@ def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int])
                 state.rows[row, group.planned] = min(state.rows[row, group.planned], start)
                 rewound[row] = None
     return list(rewound)
+
+
+def _stranded(state: SpaceState, rewound: list[int]) -> set[int]:
+    """Rows that were rolled back into their hit after the step was planned, which was to compute it for an outsider.
+
+    They have nothing to compute in the groups that hit, and no plan has a row that computes nothing there.
+    """
+    num_tokens, planned = state.rows[:, NUM_TOKENS], state.rows[:, NUM_PLANNED]
+    return {
+        row
+        for group in state.outsiders
+        for row in rewound
+        if state.rows[row, group.planned] < num_tokens[row] <= planned[row]
+    }
 
 
 def _tell_tables_again(state: SpaceState, aborted: list[InFlightStep]) -> None:

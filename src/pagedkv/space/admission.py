@@ -61,8 +61,9 @@ def _num_fork_blocks(group: Group, admission: Admission) -> int:
 def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
     """Count, by pool, the most blocks that a prompt has taken from the free queue at any time while it is prefilled.
 
-    Chunks of ``max_chunk`` tokens begin behind the hit; each step is acknowledged before the next chunk, so that
-    windows have slid. Forks follow the last one. Without a hit: what an empty pool must have.
+    Chunks of ``max_chunk`` tokens begin behind the hit, the first one at 0 in groups outside prefix caching; each step
+    is acknowledged before the next chunk, so that windows have slid. Forks follow the last one. Without a hit:
+    what an empty pool must have.
     """
     num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
     starts = np.arange(0 if hit is None else hit.num_tokens, num_tokens, admission.max_chunk)

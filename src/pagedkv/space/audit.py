@@ -214,7 +214,7 @@ def _check_rows(state: SpaceState, group: Group) -> None:
         mine = record[at:]
         where = f"group {group.index}, row {row}"
         assert 0 <= record[group.planned] <= record[NUM_TOKENS], f"{where}: planned beyond its tokens"
-        is_waiting = record[group.planned] < record[NUM_TOKENS]
+        is_waiting = record[group.planned] < record[NUM_TOKENS] and record[STATUS] in {RUNNING, SWAPPED}
         assert not is_waiting or record[NUM_PLANNED] < record[NUM_TOKENS], f"{where}: no plan would compute it"
         assert 0 <= record[NUM_ACCEPTED] <= record[NUM_TOKENS], f"{where}: accepted beyond its tokens"
         assert mine[NUM_BLOCKS] >= -(-record[NUM_TOKENS] // group.block_size), f"{where}: too few blocks"

@@ -86,7 +86,9 @@ class BlockSpace(SpaceView):
             token_ids, keys, digests, num_lookahead, num_sequences, match: as in :meth:`allocate`.
             max_chunk: most tokens of it that one step computes, where it is prefilled in chunks and each step is
                 acknowledged before the next chunk: windows give blocks back in between, so that the most blocks
-                held at any time are counted. None: the whole prompt in one step.
+                held at any time are counted. None: the whole prompt in one step. A window outside prefix caching holds
+                all of the hit in the first chunk: where that is too much for a pool that serves nobody, allocate a
+                shorter beginning of the prompt, which hits less.
 
         Raises:
             TokenError: a prompt beyond ``max_tokens``; see also :meth:`allocate`.
@@ -205,7 +207,8 @@ class BlockSpace(SpaceView):
 
         Raises:
             SharedPrefixError: another sequence or a ticket holds blocks beyond that length.
-            TruncationError: a length outside ``[1, num_tokens]``; a window's or a state's content that is gone.
+            TruncationError: a length outside ``[1, num_tokens]``; a window's or a state's content that is gone; a hit
+                that a group outside prefix caching is still to compute.
 
         Nothing is changed when it raises. O(rows + blocks given back or completed), about 12 ns a row.
         """
@@ -362,8 +365,8 @@ class BlockSpace(SpaceView):
         """State that all tokens of these rows are computed, outside any plan; windows slide accordingly.
 
         Rows that share blocks which the open step, or one in flight, computes for one of them are to be named together.
-        Where a step in flight computes a row too, the caller answers for what that step writes there: the same, or
-        nothing, even if it fails.
+        Where a step in flight computes a row too, the caller sees to it that this step, even if it fails, leaves what
+        was declared.
 
         Raises:
             StepError: a group is a recurrent state and steps are in flight, which may still advance it; or a row that

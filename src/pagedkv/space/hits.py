@@ -43,7 +43,7 @@ class PrefixHit:
     look again. Made by :meth:`BlockSpace.match() <pagedkv.BlockSpace.match>` alone.
 
     Attributes:
-        num_tokens: leading tokens whose blocks every group can serve; at most ``len(prompt) - 1``.
+        num_tokens: leading tokens whose blocks every group with prefix caching can serve; at most ``len(prompt) - 1``.
         block_ids: for each group read-only int32 ``[num_tokens // block_size]``: the blocks that hit, 0 where the
             group needs none (before its window). Empty for a group that stays out of prefix caching.
         num_free: for each group, how many of these blocks nobody uses now: taking them leaves fewer free blocks, too.

@@ -113,7 +113,7 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
 
 
 def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
-    """Match where one group is all there is, and keeps whole prefixes: one walk tells everything."""
+    """Match where one group is all that has prefix caching, and keeps whole prefixes: one walk tells everything."""
     block_size = group.block_size
     most = (len(prompt.tokens) - 1) // block_size
     found = np.empty(most, np.int32)
@@ -127,7 +127,12 @@ def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefi
         found,
     )
     found.flags.writeable = False
-    return PrefixHit(state, prompt, num_hits * block_size, (found[:num_hits],), (num_free,))
+    blocks: tuple[Int32Array, ...] = (found[:num_hits],)
+    counts: tuple[int, ...] = (num_free,)
+    if state.outsiders:
+        blocks = tuple(blocks[0] if other is group else NO_IDS for other in state.groups)
+        counts = tuple(num_free if other is group else 0 for other in state.groups)
+    return PrefixHit(state, prompt, num_hits * block_size, blocks, counts)
 
 
 def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:

@@ -50,7 +50,7 @@ class Group:
         arrays: table and parameters.
         pool: where its blocks live.
         host_pool: where swapped-out blocks go, or None.
-        lane: index of the digest chain that it shares with groups of the same block size; of none if it stays out.
+        lane: index of the digest chain that it shares with groups of the same block size; -1 if it stays out.
         planned: the column of the rows that says how far the group is planned.
         block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
         keeps_whole_prefix: whether the rule never drops a block (full attention).
@@ -97,8 +97,8 @@ class SpaceState:
         is_changing: set while an operation changes things: whoever finds it set comes after one that was interrupted.
         pools: device pools by name; host_pools: host pools by the same names.
         pool_counts: the counts of the device pools.
-        groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching;
-            outsiders: those. lanes: the groups of each digest chain.
+        groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching
+            (all, if the space has none); outsiders: those. lanes: the groups of each digest chain.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, last first: the one vacated last is warm in the processor's caches.
@@ -114,7 +114,7 @@ class SpaceState:
         num_steps_before: what blocks' step numbers lack to those that callers know.
         weights_epoch: version of the model's weights, part of every first block's identity.
         version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
-        only_chain: the only group, if it keeps whole prefixes and caches them: its prompts are matched by one walk.
+        only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -138,8 +138,9 @@ class SpaceState:
         self.groups = self._new_groups()
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
-        is_one_chain = len(self.groups) == 1 and self.groups[0].keeps_whole_prefix and config.prefix_caching
-        self.only_chain = self.groups[0] if is_one_chain else None
+        first = self.cached_groups[0]
+        is_one_chain = len(self.cached_groups) == 1 and first.keeps_whole_prefix and config.prefix_caching
+        self.only_chain = first if is_one_chain else None
         self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
         self.lanes = self._lanes()
         first = self.groups[0]

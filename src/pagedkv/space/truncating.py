@@ -17,7 +17,8 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     """Roll rows back to given lengths and accept what remains.
 
     Raises:
-        TruncationError: a length outside ``[1, num_tokens]``, or content that is gone.
+        TruncationError: a length outside ``[1, num_tokens]``, content that is gone, or a hit that a group outside
+            prefix caching is still to compute.
         SharedPrefixError: another sequence or a ticket holds the blocks; nothing was changed.
     """
     _require_truncation(state, batch, lengths)

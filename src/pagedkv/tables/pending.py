@@ -41,8 +41,8 @@ __all__ = ["collect_pending_writers", "dependency_start", "hand_over_blocks", "l
 def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -> None:
     """Let a row compute from ``position`` on, at the latest, in one group.
 
-    That is in all groups, but for those that stay out of prefix caching. Who computes there computes at least its last
-    token in the others too: no plan has a row that computes nothing.
+    Groups with prefix caching have one start in common. A group that stays out has its own; a row that computes there
+    computes at least its last token in the others too, since only rows that do are in a plan.
     """
     column = group.parameters[PLANNED]
     if rows[row, column] > position:

@@ -63,8 +63,8 @@ def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int,
     record = pool.records[other]
     if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
         return other
-    if parent != NULL_BLOCK and not pool.records[parent, NAME]:
-        return block  # its own chain is broken: it stays unnamed until what it continues is named
+    if parent != NULL_BLOCK and (not pool.records[parent, NAME] or pool.records[parent, LIFE] != parent_life):
+        return block  # its own chain is broken: if its parent is published again, so is this block
     drop_name(pool, other)  # its own chain is broken, so nobody could have found it
     name_block(pool, name, block, parent, parent_life)
     return block
@@ -88,7 +88,7 @@ def carrier_of_duplicate(pool: PoolArrays, group: GroupArrays, row: int, last: i
     """Find the block that carries the content of a row's unnamed block; that block itself, if there is none.
 
     Followed link by link from the last named block before it: a digest alone, which a caller may have forged, makes no
-    parent. O(unnamed blocks before it), few, since duplicates are merged soon.
+    parent. O(unnamed blocks before it), few, since duplicates are merged soon (all, in a frozen row).
     """
     name = group.parameters[NAME_IN_POOL]
     first = last

@@ -158,8 +158,8 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     parameters[NUM_SINK_BLOCKS] = -(-num_sink_tokens // block_size)
     parameters[CACHING] = caching
     # One kernel would read and write a recurrent state at once, and nobody could inherit its computation.
-    parameters[SHARES_IN_STEP] = not any(isinstance(other, RecurrentState) for other in config.groups)
     others = [other for other in config.groups if other.prefix_caching]
+    parameters[SHARES_IN_STEP] = not any(isinstance(other, RecurrentState) for other in others)
     parameters[ENDS_HITS] = kind != CHUNK or all(isinstance(other, ChunkedLocal) for other in others)
     parameters[PLANNED] = NUM_PLANNED
     if config.prefix_caching and not caching:
