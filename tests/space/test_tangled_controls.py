@@ -50,12 +50,10 @@ def _hand_over_in_group(state: SpaceState, group: Group, row: int, leaving_mark:
             drop_name(group.pool.arrays, block)
 
 
-pytestmark = pytest.mark.long  # minutes in all, and not every mix finds its fault within a few examples
+pytestmark = pytest.mark.long  # minutes in all
 
 
-@pytest.mark.parametrize(
-    "mix_name", ["full", "window with sinks", "full and window in one pool", "chunk and full", "state"]
-)
+@pytest.mark.parametrize("mix_name", ["full", "window with sinks", "chunk and full", "state"])
 def test_an_heir_that_begins_where_the_row_did_that_left_is_noticed(
     mix_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +68,7 @@ def test_a_row_that_leaves_without_an_heir_is_noticed(mix_name: str, monkeypatch
     require_noticed_in_tangles(mix_name, without_audit)
 
 
-@pytest.mark.parametrize("mix_name", ["full", "without caching"])
+@pytest.mark.parametrize("mix_name", ["full"])
 def test_a_row_that_swaps_out_what_it_has_not_computed_and_forgets_it_is_noticed(
     mix_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
