@@ -11,8 +11,6 @@ from pagedkv.scheduling import Batch, PreemptionKind, Request, SchedulingConfig
 from pagedkv.spec import FullAttention, SpaceConfig
 from tests.scheduling.engine import Engine
 
-pytestmark = pytest.mark.interpreted
-
 
 @dataclass
 class Observer:

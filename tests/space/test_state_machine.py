@@ -18,7 +18,7 @@ from tests.space.tangled_machine import tangled_machine_of
 
 NUMBA_IS_OFF = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 RULES_A_RUN = 60  # the first builds the space
-RUNS = 360
+RUNS = 370
 STEPS = 14_000
 
 TANGLES_A_RUN = 12
