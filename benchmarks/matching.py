@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from benchmarks.measure import Row, Timing, timed
 from benchmarks.operations import BLOCK_SIZE, NUM_BLOCKS, PROMPT_SIZES, admit, new_space, prompt, run_step
-from pagedkv import BlockSpace, Shortage
+from pagedkv import Allocation, BlockSpace, Shortage
 
 __all__ = ["OPERATIONS"]
 
@@ -116,7 +116,7 @@ def three_questions() -> Iterator[Row]:
         tokens = prompt(num_tokens + 1)
         space.free(admit(space, tokens))
 
-        def ask() -> object:
+        def ask() -> Allocation | Shortage:
             space.match(tokens)  # noqa: B023 - called at once
             space.can_allocate(tokens)  # noqa: B023 - as above
             return space.allocate(tokens)  # noqa: B023 - as above
@@ -131,7 +131,7 @@ def three_questions_one_answer() -> Iterator[Row]:
         tokens = prompt(num_tokens + 1)
         space.free(admit(space, tokens))
 
-        def ask() -> object:
+        def ask() -> Allocation | Shortage:
             answer = space.match(tokens)  # noqa: B023 - called at once
             space.can_allocate(tokens, match=answer)  # noqa: B023 - as above
             return space.allocate(tokens, match=answer)  # noqa: B023 - as above
@@ -139,15 +139,15 @@ def three_questions_one_answer() -> Iterator[Row]:
         yield Row(f"match + can_allocate + allocate {size} cached tokens, with one answer", _admitting(space, ask))
 
 
-def _admitting(space: BlockSpace, allocate: Callable[[], object]) -> Timing:
+def _admitting(space: BlockSpace, allocate: Callable[[], Allocation | Shortage]) -> Timing:
     """Time an allocation that hits as much as can be; what it took is given back between the runs."""
-    allocations: list[object] = []
+    allocations: list[Allocation | Shortage] = []
 
     def prepare() -> None:
         if allocations:
             allocation = allocations.pop()
-            assert not isinstance(allocation, Shortage)
-            space.free(allocation.row)  # type: ignore[attr-defined]
+            assert isinstance(allocation, Allocation)
+            space.free(allocation.row)
         run_step(space)
 
     timing = timed(lambda: allocations.append(allocate()), before=prepare, num_runs=25)

@@ -16,7 +16,7 @@ from pagedkv.pool.blocks import NULL_BLOCK
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.declaring import count_shared_unsettled, declare_planned, settle_blocks
-from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS
+from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_TOKENS, RUNNING, STATUS
 from pagedkv.tables.sliding import slide
 
 __all__ = ["mark_computed"]
@@ -37,7 +37,7 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
         ledger.take_out(is_taken)
     for group in state.groups:
         settle_blocks(*group.view, batch, state.relies_on)
-    for column in {NUM_PLANNED, *(group.planned for group in state.outsiders)}:
+    for column in state.planned_columns:
         declare_planned(state.rows, batch, column)
     state.relies_on[batch] = 0
     for group in state.groups:

@@ -47,7 +47,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
     children = take_rows(state, num_children)
     for child in children:
         rows[child, [NUM_TOKENS, NUM_ACCEPTED, FROZEN]] = rows[parent, [NUM_TOKENS, NUM_ACCEPTED, FROZEN]]
-        for column in {NUM_PLANNED, *(group.planned for group in state.outsiders)}:
+        for column in state.planned_columns:
             rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
         state.relies_on[child] = state.relies_on[parent]
         if parent in state.media_keys:

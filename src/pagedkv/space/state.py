@@ -98,7 +98,8 @@ class SpaceState:
         pools: device pools by name; host_pools: host pools by the same names.
         pool_counts: the counts of the device pools.
         groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching
-            (all, if the space has none); outsiders: those. lanes: the groups of each digest chain.
+            (all, if the space has none); outsiders: those; planned_columns: those of the rows that say how far any
+            group is planned. lanes: the groups of each digest chain.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, last first: the one vacated last is warm in the processor's caches.
@@ -138,9 +139,10 @@ class SpaceState:
         self.groups = self._new_groups()
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
-        first = self.cached_groups[0]
-        is_one_chain = len(self.cached_groups) == 1 and first.keeps_whole_prefix and config.prefix_caching
-        self.only_chain = first if is_one_chain else None
+        self.planned_columns = tuple(dict.fromkeys(group.planned for group in self.groups))
+        cached = self.cached_groups[0]
+        is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
+        self.only_chain = cached if is_one_chain else None
         self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
         self.lanes = self._lanes()
         first = self.groups[0]
