@@ -26,9 +26,12 @@ run: $(STAMP) ## generate the conversation workload and replay it, then a record
 	@echo "The first run compiles its loops, which takes about 20 seconds."
 	$(BIN)/pagedkv demo --traces $(TRACES)
 
+# The state machines of the block space make 60,000 checked operations here and 200,000 in CI: make test OPERATIONS=200000
+OPERATIONS ?= 60000
+
 # The same tests see compiled loops first, then those marked `interpreted` see them as plain Python.
 test: $(STAMP) ## all tests but the long ones: compiled, then the interpreted subset
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --operations $(OPERATIONS)
 	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "interpreted and not long"
 
 test-long: $(STAMP) ## the tests marked long

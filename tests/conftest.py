@@ -1,9 +1,12 @@
-"""Hypothesis profiles. No deadline: the first call of a loop compiles it, which takes seconds, once.
+"""The profiles of Hypothesis, and how long the state machines of the block space run.
+
+No deadline: the first call of a loop compiles it, which takes seconds, once.
 
 `make test` draws the same examples everywhere and every time; `make test-long` draws new ones. Whoever wants to see a
 failure at once, as it was drawn: `pytest --hypothesis-profile unshrunk`.
 """
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
@@ -16,3 +19,14 @@ settings.register_profile(
 settings.register_profile("long", settings.get_profile("pagedkv"), derandomize=False)
 settings.register_profile("unshrunk", settings.get_profile("pagedkv"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("pagedkv")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add an option of our own."""
+    parser.addoption(
+        "--operations",
+        type=int,
+        default=60_000,
+        metavar="N",
+        help="checked operations of tests/space/test_state_machine.py in all, at least (default 60000)",
+    )

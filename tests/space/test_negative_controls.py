@@ -16,7 +16,7 @@ from pagedkv.pool.prefix_index import find
 from pagedkv.space import aborting
 from pagedkv.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
 from tests.plan_packing import Parts, parts_of, repacked
-from tests.space.controls import replace_method, require_noticed
+from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
 from tests.space.operations import Sabotage
 
 
@@ -89,14 +89,14 @@ def test_a_window_that_slides_one_block_early_is_noticed(mix_name: str, group: i
 def test_a_salt_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with_salt = RequestKeys.first_block_key
     monkeypatch.setattr(RequestKeys, "first_block_key", lambda keys, epoch: with_salt(replace(keys, salt=b""), epoch))
-    require_noticed("full")
+    require_noticed("chunk and full")
 
 
 def test_a_weights_epoch_that_drops_nothing_is_noticed() -> None:
     def sabotage(space: BlockSpace) -> None:
         replace_method(space, "reset_prefix_cache", lambda _: lambda: None)
 
-    require_noticed("state", sabotage)
+    require_noticed("full", sabotage)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def test_a_hit_that_is_not_verified_is_noticed() -> None:
 
 def test_an_abort_that_withdraws_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aborting, "withdraw_since", lambda *_: 0)
-    require_noticed("full")
+    require_noticed_in_tangles("state and full")
 
 
 def test_an_abort_that_forgets_which_blocks_were_new_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,41 +1,12 @@
-"""The audit: every invariant of a block space, proved in O(blocks + table entries).
+"""The audit: every invariant of a block space, its pools' (:mod:`pagedkv.pool.auditing`) among them.
 
 An invariant that does not hold is a fault of this library, so these are assertions.
 """
 
-from itertools import islice
-
 import numpy as np
 
-from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import (
-    AHEAD,
-    DEFERRED,
-    FREE,
-    HOLD_STEP,
-    IN_USE,
-    LIFE,
-    NAME,
-    NEXT,
-    NULL_BLOCK,
-    NUM_CACHED,
-    NUM_DEFERRED,
-    NUM_DEFERRED_LISTS,
-    NUM_FREE,
-    NUM_NAMED,
-    NUM_SENTINELS,
-    OPEN_STEP,
-    PARENT,
-    PARENT_LIFE,
-    PENDING_STEP,
-    PREVIOUS,
-    QUEUE,
-    REF_COUNT,
-    SETTLED_STEP,
-    SUCCESSOR,
-)
-from pagedkv.pool.free_queue import blocks_of_list, deferred_sentinel, protected_sentinel
-from pagedkv.pool.prefix_index import bucket_of
+from pagedkv.pool.auditing import check_pool
+from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, REF_COUNT
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.tables.rows import (
     AT,
@@ -67,8 +38,7 @@ __all__ = ["check_space"]
 def check_space(state: SpaceState) -> None:
     """Prove that pools, index and tables agree. Raises AssertionError with the first contradiction."""
     for pool in state.all_pools:
-        _check_places(pool)
-        _check_names(pool)
+        check_pool(pool)
     _check_references(state)
     for group in state.groups:
         _check_rows(state, group)
@@ -76,73 +46,6 @@ def check_space(state: SpaceState) -> None:
     _check_touched(state)
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
-
-
-def _check_places(pool: BlockPool) -> None:
-    """The free queue, the deferred queue and the blocks in use partition the blocks."""
-    records, counts = pool.arrays.records, pool.arrays.counts
-    sentinel = pool.num_blocks
-    following = records[records[:, NEXT], PREVIOUS]
-    linked = np.append(records[:sentinel, QUEUE] > IN_USE, np.ones(NUM_SENTINELS, np.bool_))
-    linked[NULL_BLOCK] = True
-    assert (following == np.arange(len(records)))[linked].all(), f"{pool.name}: links forward and backward differ"
-    cold = blocks_of_list(records, NULL_BLOCK, int(counts[NUM_FREE]))
-    protected = blocks_of_list(records, protected_sentinel(records), int(counts[NUM_FREE]))
-    free = cold + protected
-    deferred = _deferred_blocks(pool)
-    place = records[1:sentinel, QUEUE]
-    assert len(free) == counts[NUM_FREE], f"{pool.name}: {counts[NUM_FREE]} blocks counted free, {len(free)} linked"
-    assert len(deferred) == counts[NUM_DEFERRED], f"{pool.name}: deferred blocks miscounted"
-    assert sorted(free) == (np.flatnonzero(place == FREE) + 1).tolist(), f"{pool.name}: free queue and places differ"
-    assert sorted(deferred) == (np.flatnonzero(place == DEFERRED) + 1).tolist(), f"{pool.name}: deferred differ"
-    held = records[1:sentinel, REF_COUNT] > 0
-    assert (held == (place <= IN_USE)).all(), f"{pool.name}: a block is referenced and queued, or neither"
-    assert (records[1:sentinel, REF_COUNT] >= 0).all(), f"{pool.name}: negative reference count"
-    assert records[NULL_BLOCK, [REF_COUNT, NAME, LIFE]].tolist() == [0, 0, 0], f"{pool.name}: null block touched"
-    cached = (records[free, NAME] != 0) if free else np.zeros(0, bool)
-    assert cached.sum() == counts[NUM_CACHED], f"{pool.name}: cached blocks miscounted"
-    assert (np.diff(cached.astype(int)) >= 0).all(), f"{pool.name}: an empty block waits behind a cached one"
-    pool.policy.check(pool.name, pool.arrays, cold, protected)
-    waiting = records[free, PENDING_STEP] if free else np.zeros(0, int)
-    assert not (cached & (waiting == counts[OPEN_STEP])).any(), f"{pool.name}: nobody will compute a cached block"
-
-
-def _deferred_blocks(pool: BlockPool) -> list[int]:
-    """The blocks that wait for a step, each in the list of that step, and none of them due."""
-    records, counts = pool.arrays.records, pool.arrays.counts
-    deferred = []
-    sentinels = np.array([deferred_sentinel(records, step) for step in range(NUM_DEFERRED_LISTS)])
-    for step in np.flatnonzero(records[sentinels, NEXT] != sentinels).tolist():
-        waiting = blocks_of_list(records, int(sentinels[step]), int(counts[NUM_DEFERRED]))
-        holds = records[waiting, HOLD_STEP]
-        assert (holds > counts[SETTLED_STEP]).all(), f"{pool.name}: a deferred block is due"
-        assert (holds % NUM_DEFERRED_LISTS == step).all(), f"{pool.name}: a block waits in another step's list"
-        assert (holds <= counts[OPEN_STEP]).all(), f"{pool.name}: a block waits for a step that nobody has begun"
-        deferred += waiting
-    return deferred
-
-
-def _check_names(pool: BlockPool) -> None:
-    """The index finds exactly the named blocks, each once, under different names; living links hold."""
-    records = pool.arrays.records
-    named = pool.prefix_index.named_blocks()
-    indexed = list(islice(pool.prefix_index.indexed_blocks(), len(named) + 1))
-    assert sorted(block for _, block in indexed) == named.tolist(), f"{pool.name}: index and named blocks differ"
-    assert len(named) == pool.arrays.counts[NUM_NAMED], f"{pool.name}: named blocks miscounted"
-    if len(named):
-        for bucket, block in indexed:
-            name, first_word = int(records[block, NAME]), int(pool.arrays.digests[block, 0])
-            assert bucket == bucket_of(pool.arrays, name, first_word), f"{pool.name}: {block} is misplaced"
-        identities = np.column_stack([records[named, NAME].astype(np.uint32), pool.arrays.digests[named]])
-        assert len(np.unique(identities, axis=0)) == len(named), f"{pool.name}: two blocks carry one name"
-        parents = records[named, PARENT]
-        assert ((parents >= 0) & (parents < pool.num_blocks)).all(), f"{pool.name}: a parent is foreign"
-        alive = records[parents, LIFE] == records[named, PARENT_LIFE]
-        assert (records[named[~alive], PARENT] != NULL_BLOCK).all(), f"{pool.name}: the root died"
-    followed = records[: pool.num_blocks][records[: pool.num_blocks, SUCCESSOR] != NULL_BLOCK]
-    assert (followed[:, SUCCESSOR] < pool.num_blocks).all(), f"{pool.name}: a successor is foreign"
-    ahead = records[: pool.num_blocks, AHEAD]
-    assert ((ahead >= 0) & (ahead < pool.num_blocks)).all(), f"{pool.name}: what a walk is to fetch is foreign"
 
 
 def _check_references(state: SpaceState) -> None:

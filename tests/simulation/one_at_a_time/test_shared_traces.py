@@ -15,16 +15,16 @@ TRACES = Path(__file__).parents[4] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no traces in {TRACES}")
 
 LIMITS = {
-    "mooncake_conversation.jsonl.gz": 3000,
-    "mooncake_synthetic.jsonl.gz": 2000,
-    "agentic_coding_sessions.jsonl.gz": 400,
-    "agentic_coding_interleaved.jsonl.gz": 400,
-    "agent_text_blk16.jsonl.gz": 1566,
-    "azure_llm_2023_conv.csv.gz": 6000,
-    "azure_llm_2023_code.csv.gz": 4000,
-    "servegen_reason_5rps_30min.csv.gz": 5000,
+    "mooncake_conversation.jsonl.gz": 1500,
+    "mooncake_synthetic.jsonl.gz": 1000,
+    "agentic_coding_sessions.jsonl.gz": 200,
+    "agentic_coding_interleaved.jsonl.gz": 200,
+    "agent_text_blk16.jsonl.gz": 783,
+    "azure_llm_2023_conv.csv.gz": 3000,
+    "azure_llm_2023_code.csv.gz": 2000,
+    "servegen_reason_5rps_30min.csv.gz": 2500,
 }
-"""Requests replayed, so that plain Python takes seconds."""
+"""Requests replayed, so that plain Python takes a second or two."""
 
 
 @pytest.mark.parametrize("num_usable", [8_000, 1_000_000], ids=["tight", "ample"])
