@@ -40,13 +40,11 @@ def check_timeline(report: dict[str, Any], naive: dict[str, Any]) -> None:
         assert_equal(float(weighted), float(expected), f"timeline {key}")
 
 
-@pytest.mark.interpreted
 @given(scenes("recompute", most_samples=1), costs)
 def test_recomputing_is_counted_as_the_naive_server_counts(scene: Scene, cost: CostModel) -> None:
     check(scene, cost)
 
 
-@pytest.mark.interpreted
 @given(scenes("recompute"), costs)
 def test_samples_are_counted_as_the_naive_server_counts(scene: Scene, cost: CostModel) -> None:
     check(scene, cost)
@@ -58,13 +56,11 @@ def test_swapping_is_counted_as_the_naive_server_counts(scene: Scene, cost: Cost
     check(scene, cost)
 
 
-@pytest.mark.interpreted
 @given(st.data(), preemptions, costs)
 def test_crowds_are_counted_as_the_naive_server_counts(data: st.DataObject, preemption: str, cost: CostModel) -> None:
     check(data.draw(crowds(preemption)), cost)
 
 
-@pytest.mark.interpreted
 @given(st.data(), st.integers(2, 4), preemptions, costs)
 def test_beams_are_counted_as_the_naive_server_counts(
     data: st.DataObject, beam_width: int, preemption: str, cost: CostModel
