@@ -54,6 +54,7 @@ __all__ = [
     "AbortedSteps",
     "Allocation",
     "BlockMoves",
+    "InvalidatedMemory",
     "NewBlocks",
     "PageLists",
     "Shortage",
@@ -202,6 +203,19 @@ class NewBlocks:
 
     def __repr__(self) -> str:
         return f"NewBlocks({self.pool!r}, {len(self.block_ids):,} blocks)"
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidatedMemory:
+    """What giving the device's memory back cost.
+
+    Args:
+        lost_rows: rows that ran: free them and allocate their tokens again.
+        undefined_tickets: all that are out: what they hold has no content any more. The blocks stay held.
+    """
+
+    lost_rows: tuple[Row, ...]
+    undefined_tickets: tuple[Ticket, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pagedkv import InvalidatedMemory
 from tests.space.memory_model import Place
-from tests.space.sequence_model import GroupRule, ModelSequence
+from tests.space.sequence_model import GroupRule, ModelSequence, Status
 from tests.space.step_model import StepModel
 
 __all__ = ["DeclaredModel", "Refusal"]
@@ -72,18 +73,37 @@ class DeclaredModel(StepModel):
         self.new_blocks.filled(batch)
         for sequence in batch:
             for group, table in zip(self.groups, sequence.tables, strict=True):
-                self.device.put(group, table, sequence.prefixes, group.present(table, len(sequence.tokens)))
+                present = group.present(table, len(sequence.tokens))
+                self.device.bring(self._last_before(), group, table, sequence.prefixes, present)
             sequence.plan_all()
             sequence.is_planned = True
             sequence.marked_steps |= {step.plan.step_id for step in self.in_flight}
             sequence.era += 1
             self.follow_changes(sequence, sequence.num_accepted)
+        self.device_moved_on()
         self.seen["declared"] += 1
+
+    def _last_before(self) -> int:
+        """The step behind which content comes: in order, all that are planned may still write where it goes."""
+        return self.num_plans if self.config.in_order else 0
 
     def forgot_cache(self) -> None:
         """The prefix cache was reset: nothing known before may ever hit."""
         self.generation += 1
         assert all(pool.num_named == pool.num_cached == 0 for pool in self.space.statistics().pools)
+
+    def invalidated(self, answer: InvalidatedMemory) -> None:
+        """The device's memory was given back: everything there is undefined, and whoever ran is lost."""
+        assert set(answer.lost_rows) == {sequence.row for sequence in self.running}
+        assert all(pool.num_named == pool.num_cached == 0 for pool in self.space.statistics().pools)
+        for pool in self.config.pool_names:
+            for block in range(1, self.num_usable[pool] + 1):
+                self.device.forget((pool, block))
+        assert not self.device.coming
+        for sequence in self.running:
+            sequence.status = Status.LOST
+            sequence.era += 1
+        self.seen["invalidated"] += 1
 
     def check_computed(self, sequence: ModelSequence) -> None:
         """Blocks said to be computed are, unless a swap still to run brings them; all are when nothing is left."""
@@ -94,7 +114,7 @@ class DeclaredModel(StepModel):
             for index, block in enumerate(told):
                 if block and (group.pool, block) not in awaited:
                     start, stop = index * group.block_size, (index + 1) * group.block_size
-                    self.device.require(group, table, sequence.prefixes, group.written(start, stop))
+                    self.device.expect(group, table, sequence.prefixes, group.written(start, stop))
             is_computed = sequence.is_planned and sequence.planned_in(group) == len(sequence.tokens)
             if is_computed and not self.in_flight and self._is_alone(group, sequence):
                 assert len(told) == len(sequence.tokens) // group.block_size

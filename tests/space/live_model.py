@@ -54,7 +54,7 @@ class LiveModel:
         self.open_moves: list[Move] = []
         self.in_use: dict[str, set[int]] = {label: set() for label in labelled}
         self.named: dict[str, dict[tuple[int, int], bytes]] = {pool: {} for pool in blocks}
-        self.waiting = WaitingModel(self.in_use)
+        self.waiting = WaitingModel(self.in_use, in_order=config.in_order)
         self.statistics = space.statistics()
 
     # Looking
@@ -146,7 +146,7 @@ class LiveModel:
             for label, block in self.places(sequence):
                 self.in_use[label].add(block)
         held = {sequence: self.places(sequence) for sequence in self.sequences.values()}
-        self.waiting.follow(held, self.open_touched, self.num_plans + 1)
+        self.waiting.follow(held, self.open_moves, self.num_plans + 1)
         self.statistics = self.space.statistics()
         self._check_statistics(self.statistics)
         self.seen["eviction"] += any(pool.num_evictions for pool in self.statistics.pools)
@@ -213,12 +213,13 @@ class LiveModel:
         assert block not in self.in_use[label], f"{label}: block {block} was handed out while in use"
         assert (label, block) not in self.open_touched, f"{label}: block {block} was handed out, the open plan moves it"
         for step in self.in_flight:
-            assert (label, block) not in step.touched, (
+            assert (label, block) not in (step.swapped if self.config.in_order else step.touched), (
                 f"{label}: block {block} was handed out, a step in flight uses it"
             )
         self.in_use[label].add(block)
         self.waiting.handed_out((label, block))
-        self.device.forget((label, block))
+        if not self.config.in_order:  # else steps in flight may still use it: the plan that hands it out is yet to run
+            self.device.forget((label, block))
         self.new_blocks.open.add((label, block))
 
 

@@ -82,6 +82,11 @@ class Step:
         """What the plan copies and swaps."""
         return moves_of(self.plan)
 
+    @property
+    def swapped(self) -> set[Place]:
+        """Blocks that the plan swaps, on either side."""
+        return {place for move in self.moves if move.kind != "copy" for place in (move.source, move.target)}
+
 
 def nonempty(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Those of some ranges that have any position."""
@@ -123,6 +128,7 @@ class Device:
     Attributes:
         memory: content of every block of every pool, by label and id.
         tables: block ids by group, row and logical block, as table writes have told.
+        coming: content that somebody brings behind a step: the step, and what :meth:`put` is to write then.
     """
 
     def __init__(self, groups: list[GroupRule], num_blocks: dict[str, int]) -> None:
@@ -133,6 +139,7 @@ class Device:
             slots = max(group.slots_per_block for group in groups if label in {group.pool, host(group.pool)})
             self.memory[label] = [[UNDEFINED] * slots for _ in range(count)]
         self.tables: list[dict[int, dict[int, int]]] = [{} for _ in groups]
+        self.coming: list[tuple[int, GroupRule, list[int], list[int], list[int]]] = []
 
     def forget(self, place: Place) -> None:
         """Make a block's content undefined."""
@@ -140,14 +147,40 @@ class Device:
         self.memory[label][block] = [UNDEFINED] * len(self.memory[label][block])
 
     def content(self, group: GroupRule, block: int, position: int) -> Content:
-        """What a device block says of a position."""
-        return self.memory[group.pool][block][group.slot(position)[1]]
+        """What a device block says of a position, once all is there that somebody brings."""
+        offset = group.slot(position)[1]
+        for _, other, table, prefixes, positions in reversed(self.coming):
+            for brought in positions if other.pool == group.pool else ():
+                index, slot = other.slot(brought)
+                if (table[index], slot) == (block, offset):
+                    return other.index, prefixes[brought]
+        return self.memory[group.pool][block][offset]
 
     def put(self, group: GroupRule, table: list[int], prefixes: list[int], positions: Iterable[int]) -> None:
         """Write positions of a sequence through a table."""
         for position in positions:
             index, offset = group.slot(position)
             self.memory[group.pool][table[index]][offset] = (group.index, prefixes[position])
+
+    def bring(
+        self, step_id: int, group: GroupRule, table: list[int], prefixes: list[int], positions: list[int]
+    ) -> None:
+        """Write positions of a sequence behind a step, at :meth:`arrive`."""
+        self.coming.append((step_id, group, list(table), list(prefixes), positions))
+
+    def arrive(self, first_step_id: int) -> None:
+        """Let everything arrive that comes behind steps before this one."""
+        while self.coming and self.coming[0][0] < first_step_id:
+            self.put(*self.coming.pop(0)[1:])
+
+    def expect(self, group: GroupRule, table: list[int], prefixes: list[int], positions: Iterable[int]) -> None:
+        """Assert that a sequence's own tokens are there, or on their way."""
+        for position in positions:
+            index, _ = group.slot(position)
+            assert self.content(group, table[index], position) == (group.index, prefixes[position]), (
+                f"group {group.index}: position {position} in block {table[index]} is not the prefix "
+                f"{prefixes[position]}"
+            )
 
     def require(self, group: GroupRule, table: list[int], prefixes: list[int], positions: Iterable[int]) -> None:
         """Assert that reading positions through a table gives exactly a sequence's own tokens."""

@@ -61,7 +61,7 @@ class Mix:
         )
 
     def config(self, size: int) -> SpaceConfig:
-        """Configure a space of one of the sizes, from 0 to 5, each eviction policy with as many of them."""
+        """Configure a space of one of six sizes: each eviction policy has as many, and half run in order."""
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
             self.groups,
@@ -71,6 +71,7 @@ class Mix:
             max_tokens=40,
             watermark=self.watermark,
             prefix_caching=self.caching,
+            in_order=size % 2 == 1,
             events=self.events,
             eviction=list(POLICIES)[size * len(POLICIES) // NUM_SIZES],
         )

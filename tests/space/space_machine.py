@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, initialize, multiple, precondition, rule
 
 from pagedkv import MediaSpan, RequestKeys, hash_request_tokens
-from pagedkv.errors import PagedKVError
+from pagedkv.errors import PagedKVError, StepError
 from pagedkv.keys import NO_KEYS
 from tests.space.misuse import misuses
 from tests.space.mixes import Mix
@@ -229,6 +229,19 @@ class SpaceMachine(SpaceOperations):
         else:
             self.space.reset_prefix_cache()
         self.model.forgot_cache()
+        self.last_reset = self.num_steps
+
+    @precondition(lambda self: self.num_steps - self.last_reset > CALM_STEPS and not self.model.open_moves)
+    @rule()
+    def invalidate(self) -> None:
+        """Give the device's memory back, and find garbage there afterwards."""
+        self._note("give the device's memory back")
+        if self.model.in_flight:
+            with pytest.raises(StepError):
+                self.space.invalidate_memory()
+            self.model.require_unchanged()
+            return
+        self.model.invalidated(self.space.invalidate_memory())
         self.last_reset = self.num_steps
 
     @rule(origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, places=PLACES, num_lookahead=LOOKAHEAD)

@@ -74,11 +74,19 @@ class StepModel(LiveModel):
         """The device runs the next plan; afterwards every sequence that stayed as it was reads back right."""
         step = self.planned.pop(0)
         self.ran.append(step)
+        for new in step.plan.new_blocks if self.config.in_order else ():
+            for block in new.block_ids.tolist():
+                self.device.forget((new.pool, block))
         self.device.run(step)
+        self.device_moved_on()
         for view in step.views.values():
             is_alive = self.sequences.get(view.sequence.row) is view.sequence
             if is_alive and view.sequence.era == view.era and view.sequence.status is Status.RUNNING:
                 self._require_held(view)
+
+    def device_moved_on(self) -> None:
+        """Let arrive what was brought behind the steps that are over."""
+        self.device.arrive(self.planned[0].plan.step_id if self.planned else self.num_plans + 1)
 
     def _require_held(self, view: View) -> None:
         """Whatever a sequence's blocks are to hold is in memory, and all that its next token will read.
@@ -91,7 +99,7 @@ class StepModel(LiveModel):
             for position in {*group.kept(num_tokens), *group.present(table, num_tokens)}:
                 index, _ = group.slot(position)
                 if not table[index] or table[index] == now[index]:
-                    self.device.require(group, table, view.prefixes, [position])
+                    self.device.expect(group, table, view.prefixes, [position])
 
     def _require_covered(self, views: dict[int, View]) -> None:
         """Every token of a running sequence is in memory, or a plan that has yet to run brings or computes it."""
@@ -148,7 +156,7 @@ class StepModel(LiveModel):
                 if right:
                     self.seen["merge"] += 1
                     written = group.written(positions.start, positions.stop)
-                    self.device.require(group, table, sequence.prefixes, written)
+                    self.device.expect(group, table, sequence.prefixes, written)
                 else:
                     self.seen["slide"] += 1
                     assert not set(positions) & set(group.kept(query)), "a window has slid too far"
@@ -173,6 +181,7 @@ class StepModel(LiveModel):
                 self.device.fail(step, num_parts, garbage=garbage)
         self.ran = self.ran[:position]
         self.planned = self.planned[: max(0, position - len(self.ran))]
+        self.device_moved_on()
         assert answer.step_ids == tuple(step.plan.step_id for step in steps)
         assert not set(answer.rewound_rows) & set(answer.lost_rows)
         spoilt = {place for step in steps for place in step.touched} | self.open_touched

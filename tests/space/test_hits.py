@@ -203,6 +203,14 @@ def last_step(space: BlockSpace) -> Any:  # noqa: ANN401 - a number that only th
     return space._ledger.in_flight[0].plan.step_id
 
 
+def settled(space: BlockSpace) -> BlockSpace:
+    """End every step in flight, and the open one."""
+    space.plan_step()
+    while space._ledger.in_flight:
+        space.acknowledge(space._ledger.in_flight[0].plan.step_id)
+    return space
+
+
 ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "allocate": lambda space: space.allocate(PROMPT),
     "append": lambda space: space.append([RUNNING], [7]),
@@ -219,6 +227,7 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "abort": lambda space: space.abort(last_step(space)),
     "mark_computed": lambda space: space.mark_computed([RUNNING]),
     "reset_prefix_cache": lambda space: space.reset_prefix_cache(),
+    "invalidate_memory": lambda space: settled(space).invalidate_memory(),
     "set_weights_epoch": lambda space: space.set_weights_epoch("two"),
 }
 QUESTIONS = {

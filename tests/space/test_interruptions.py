@@ -64,6 +64,13 @@ def space_in_use() -> BlockSpace:
     return space
 
 
+def settled_space() -> BlockSpace:
+    """The same with no step in flight."""
+    space = space_in_use()
+    space.acknowledge(space._ledger.in_flight[0].plan.step_id)
+    return space
+
+
 OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "allocate": lambda space: space.allocate(tokens(11), keys=RequestKeys(salt=b"x")),
     "allocate with a hit": lambda space: space.allocate(tokens(11), num_lookahead=3),
@@ -81,6 +88,7 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "abort": lambda space: space.abort(space._ledger.in_flight[0].plan.step_id),
     "mark computed": lambda space: space.mark_computed([0, 1]),
     "reset": lambda space: space.reset_prefix_cache(),
+    "invalidate": lambda space: space.invalidate_memory(),
     "weights": lambda space: space.set_weights_epoch("b"),
     "drain": lambda space: space.drain_events(),
     "questions": lambda space: (
@@ -101,7 +109,7 @@ def test_an_interruption_at_any_line_leaves_all_as_it_was_or_is_told(name: str) 
 
     After its last change an operation counts as done, although its caller does not get the answer.
     """
-    start = space_in_use()
+    start = settled_space() if name == "invalidate" else space_in_use()
     done = copy.deepcopy(start)
     OPERATIONS[name](done)
     done.check()

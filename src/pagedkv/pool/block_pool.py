@@ -35,6 +35,7 @@ from pagedkv.pool.blocks import (
     EXTRA,
     FREE,
     HOLD_STEP,
+    IN_ORDER,
     IN_USE,
     LIFE,
     NAME,
@@ -64,7 +65,7 @@ from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, number_of
 from pagedkv.pool.prefix_index import PrefixIndex, forget
 
-__all__ = ["BlockPool", "KVCacheBlock", "acquire", "claim", "drop_name", "release", "reuse", "settle"]
+__all__ = ["BlockPool", "KVCacheBlock", "acquire", "claim", "drop_name", "lower_hold", "release", "reuse", "settle"]
 
 
 @inlined
@@ -125,10 +126,11 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
     """
     records = pool.records
     records[block, REF_COUNT] -= 1
-    records[block, HOLD_STEP] = max(records[block, HOLD_STEP], last_step)
+    counts = pool.counts
+    if not counts[IN_ORDER]:
+        records[block, HOLD_STEP] = max(records[block, HOLD_STEP], last_step)
     if records[block, REF_COUNT] > 0:
         return
-    counts = pool.counts
     if records[block, NAME] and records[block, PENDING_STEP] == counts[OPEN_STEP]:
         forget(pool, block)  # nobody is left to compute what was promised for the open step
     if records[block, HOLD_STEP] > counts[SETTLED_STEP]:
@@ -206,6 +208,21 @@ def withdraw_since(pool: PoolArrays, step: int) -> int:
     return num_dropped
 
 
+@compiled
+def lower_hold(pool: PoolArrays, block: int, step: int) -> None:
+    """Note that ``step`` is the last that a block waits for, which waited for a later one."""
+    records, counts = pool.records, pool.counts
+    records[block, HOLD_STEP] = step
+    if records[block, QUEUE] != DEFERRED:
+        return
+    free_queue.unlink(records, block)
+    if step > counts[SETTLED_STEP]:
+        free_queue.link_before(records, free_queue.deferred_sentinel(records, step), block)
+    else:
+        counts[NUM_DEFERRED] -= 1
+        _enqueue(pool, block)
+
+
 @dataclass(frozen=True, slots=True)
 class KVCacheBlock:
     """One block as it is now (a copy of its record; later changes do not show).
@@ -236,6 +253,7 @@ class BlockPool:
         block_size: most tokens that one of its blocks stands for.
         caching: keep tokens and digests, so that blocks can be named.
         policy: the order in which cached blocks are evicted; without caching there are none.
+        in_order: blocks that are given back wait for moves only (:class:`~pagedkv.SpaceConfig`).
     """
 
     def __init__(
@@ -246,6 +264,7 @@ class BlockPool:
         *,
         caching: bool = True,
         policy: EvictionPolicy = DEFAULT,
+        in_order: bool = False,
     ) -> None:
         """Build an empty pool. O(num_blocks). Raises ConfigurationError for impossible sizes and foreign policies."""
         if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
@@ -258,6 +277,7 @@ class BlockPool:
         state = self.policy.new_state(self.num_usable)
         arrays = new_pool_arrays(num_blocks, block_size, caching=caching)
         arrays.counts[POLICY] = number_of(self.policy)
+        arrays.counts[IN_ORDER] = in_order
         self.arrays = arrays._replace(eviction=state.counts, eviction_table=state.table, ranks=state.ranks)
         self.free_queue = free_queue.FreeBlockQueue(self.arrays)
         self.prefix_index = PrefixIndex(self.arrays)

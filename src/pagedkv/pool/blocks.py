@@ -69,7 +69,8 @@ NUM_EVENTS: Final = 7  # events since the log was drained, lost ones included
 OPEN_STEP: Final = 8  # number of the step being put together
 SETTLED_STEP: Final = 9  # every step up to this one is acknowledged or aborted
 POLICY: Final = 10  # number of the eviction policy in the registry; never changes
-NUM_COUNTS: Final = 11
+IN_ORDER: Final = 11  # 1 if blocks wait for moves only, since steps are carried out in order; never changes
+NUM_COUNTS: Final = 12
 
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
 NUM_SENTINELS: Final = 1 + NUM_DEFERRED_LISTS  # records behind those of the blocks

@@ -11,7 +11,7 @@ blocks are short. What a step needs done in memory comes out of :meth:`BlockSpac
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an
 ``append`` of each further one. Several steps may be in flight. This class checks and documents; the
 modules beside it carry out: ``admission``, ``growing``, ``truncating``, ``forking``, ``swapping``, ``holding``,
-``planning``, ``stepping``, ``releasing``.
+``planning``, ``stepping``, ``releasing``, ``invalidating``.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_row, as_to
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError, NoHostPoolError, StepError
 from pagedkv.keys import NO_KEYS, RequestKeys
-from pagedkv.plan import AbortedSteps, Allocation, BlockMoves, Shortage, StepPlan, Ticket
+from pagedkv.plan import AbortedSteps, Allocation, BlockMoves, InvalidatedMemory, Shortage, StepPlan, Ticket
 from pagedkv.space import (
     aborting,
     admission,
@@ -30,6 +30,7 @@ from pagedkv.space import (
     forking,
     growing,
     holding,
+    invalidating,
     planning,
     releasing,
     stepping,
@@ -385,6 +386,19 @@ class BlockSpace(SpaceView):
         """Make everything cached unfindable; sequences keep their own blocks, and publish nothing any more."""
         self._state.version += 1
         releasing.reset_prefix_cache(self._state, self._ledger)
+
+    def invalidate_memory(self) -> InvalidatedMemory:
+        """The engine gives its device memory back: nothing on the device can be found, and rows that run are lost.
+
+        Sequences that are swapped out, and what can be found on the host, stay as they are.
+
+        Raises:
+            StepError: steps are in flight, or the open plan copies or swaps blocks; nothing is changed.
+
+        Cost: O(blocks + rows).
+        """
+        self._state.version += 1
+        return invalidating.invalidate_memory(self._state, self._ledger)
 
     def set_weights_epoch(self, weights_epoch: str) -> None:
         """Start a new epoch of the model's weights: reset the cache; new blocks carry the epoch in their identity."""

@@ -4,6 +4,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from pagedkv.arrays import Int32Array
 from pagedkv.plan import StepPlan
 from pagedkv.plan_buffer import (
     COMPUTE,
@@ -19,7 +20,8 @@ from pagedkv.plan_buffer import (
     add_moves,
     padded,
 )
-from pagedkv.space.state import SpaceState
+from pagedkv.pool.block_pool import lower_hold
+from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.tables.aborting import renew_new
 from pagedkv.tables.planning import collect_starts
@@ -36,7 +38,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     touched = state.touched_scratch[len(rows) - num_touched :]
     if not ascends:
         touched.sort()
-    moves = _open_moves(ledger, layout) if ledger.has_moves else ()
+    moves = _open_moves(ledger, layout)
     num_words = (3 + len(state.outsiders)) * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
     writes = []
     for group, (num_runs, num_entries) in zip(state.groups, state.write_counts.tolist(), strict=True):
@@ -53,11 +55,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     ends = np.empty(num_ranges, np.int32)
     line = layout.lines[COMPUTE, 0]
     offset = loops.collect_ranges(rows, touched, buffer, line, num_ranges, state.open_step, ends)
-    for index, pool in enumerate(state.pools.values()):
-        for group, _, _ in writes:
-            if group.pool is pool:
-                entries_line = layout.lines[ENTRIES, group.index]
-                loops.collect_new(pool.arrays, buffer, layout.lines[NEW_BLOCKS, index], entries_line)
+    _collect_new(state, buffer, [group for group, _, _ in writes])
     for group in state.outsiders:
         collect_starts(group.arrays, rows, buffer, layout.lines[STARTS, group.index], offset, num_ranges)
     words = read_only(buffer[: int(buffer[NUM_WORDS])])
@@ -65,12 +63,25 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     computing = words[offset : offset + num_ranges]
     ledger.close(InFlightStep(plan, computing, state.serials[computing], ends))
     state.advance_open_step()
+    if moves and state.config.in_order:
+        _end_waiting_for_copies(state, ledger, plan)
     state.is_changing = False
     return plan
 
 
+def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group]) -> None:
+    """Add each pool's part: the new blocks among the entries of the groups whose tables have changed."""
+    lines = state.plan_layout.lines
+    for index, pool in enumerate(state.pools.values()):
+        for group in written:
+            if group.pool is pool:
+                state.loops.collect_new(pool.arrays, buffer, lines[NEW_BLOCKS, index], lines[ENTRIES, group.index])
+
+
 def _open_moves(ledger: StepLedger, layout: PlanLayout) -> list[tuple[int, Moves]]:
     """Take the moves of the open step, each with its line of a plan's directory, in the order of these."""
+    if not ledger.has_moves:
+        return []
     moves = ledger.take_moves()
     kinds = ((SWAPS_OUT, moves.swaps_out), (SWAPS_IN, moves.swaps_in), (COPIES, moves.copies))
     placed = (
@@ -79,6 +90,18 @@ def _open_moves(ledger: StepLedger, layout: PlanLayout) -> list[tuple[int, Moves
         for name, pairs in by_pool.items()
     )
     return sorted(placed, key=itemgetter(0))
+
+
+def _end_waiting_for_copies(state: SpaceState, ledger: StepLedger, plan: StepPlan) -> None:
+    """Hand blocks out again that waited only until the plan was taken which copies them: steps run in order.
+
+    Those that a plan in flight swaps wait for that one: swaps may run beside the steps.
+    """
+    for copies in plan.copies:
+        swapped = ledger.last_swaps(copies.pool)
+        for block in {*copies.src_ids.tolist(), *copies.dst_ids.tolist()}:
+            step = swapped.get(block, state.num_steps_before) - state.num_steps_before
+            lower_hold(state.pools[copies.pool].arrays, block, step)
 
 
 def renew_new_blocks(state: SpaceState, ledger: StepLedger, aborted: list[InFlightStep]) -> None:

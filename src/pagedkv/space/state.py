@@ -171,7 +171,9 @@ class SpaceState:
             if count == 0:
                 continue
             block_size = max(group.block_size for group in config.groups if group.pool == name)
-            pools[name] = BlockPool(name, count, block_size, caching=config.prefix_caching, policy=policy)
+            pools[name] = BlockPool(
+                name, count, block_size, caching=config.prefix_caching, policy=policy, in_order=config.in_order
+            )
         return pools
 
     def _new_groups(self) -> tuple[Group, ...]:

@@ -148,6 +148,19 @@ class StepLedger:
                     written.update(moves.dst_ids.tolist())
         return written, {*opened.copies.get(pool, {}).values(), *opened.swaps_out.get(pool, {}).values()}
 
+    def last_swaps(self, pool: str) -> dict[int, StepId]:
+        """Tell which step in flight is the last to swap each device block that any of them swaps."""
+        return {
+            block: step.plan.step_id
+            for step in self.in_flight
+            for moves, block_ids in (
+                *((moves, moves.src_ids) for moves in step.plan.swaps_out),
+                *((moves, moves.dst_ids) for moves in step.plan.swaps_in),
+            )
+            if moves.pool == pool
+            for block in block_ids.tolist()
+        }
+
     def lower_ends(self, num_tokens: Int32Array) -> None:
         """Note that rows were rolled back: what steps in flight compute beyond the tokens of each row does not count.
 

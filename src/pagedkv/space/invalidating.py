@@ -1,0 +1,37 @@
+"""Giving the device's memory back: an engine that sleeps, or hands its memory to training, keeps nothing there.
+
+What stands on the host stays: sequences that are swapped out come back once there is memory again.
+"""
+
+import numpy as np
+
+from pagedkv.errors import StepError
+from pagedkv.plan import InvalidatedMemory
+from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.spec import Row
+from pagedkv.tables.rows import LOST, RUNNING, STATUS
+
+__all__ = ["invalidate_memory"]
+
+
+def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemory:
+    """Drop the names of all device blocks, and lose the rows that run.
+
+    Raises:
+        StepError: steps are in flight, or the open plan moves blocks; nothing was changed.
+    """
+    if ledger.in_flight:
+        ids = [step.plan.step_id for step in ledger.in_flight]
+        raise StepError(f"memory cannot be given back while steps {ids} are in flight: acknowledge or abort them")
+    if ledger.has_moves:
+        raise StepError("memory cannot be given back while the open plan copies or swaps blocks: plan the step first")
+    state.is_changing = True
+    for pool in state.pools.values():
+        pool.clear_names()
+    ledger.forget_duplicates()
+    running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
+    state.rows[running, STATUS] = LOST
+    answer = InvalidatedMemory(tuple(map(Row, running.tolist())), tuple(state.held))
+    state.is_changing = False
+    return answer
