@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.plan import BlockMoves, NewBlocks, StepPlan, TableWrites, TokenRanges
+from pagedkv.plan import BlockMoves, NewBlocks, StepPlan, TableWrites, TokenRanges, UnknownTokens
 
 __all__ = ["Parts", "as_plain", "pack", "parts_of", "pools_and_groups", "repacked"]
 
@@ -24,6 +24,7 @@ class Parts:
     compute: TokenRanges
     new_blocks: tuple[NewBlocks, ...]
     compute_outside: Mapping[int, TokenRanges]
+    unknown: UnknownTokens | None
 
 
 def parts_of(plan: StepPlan) -> Parts:
@@ -63,6 +64,8 @@ def pack(plan: Parts, pool_names: tuple[str, ...], num_groups: int) -> bytes:
         parts += [(5, group, runs), (6, group, [run.block_ids.tolist() if run else []])]
     parts.append((7, 0, [plan.compute.rows.tolist(), plan.compute.starts.tolist(), plan.compute.ends.tolist()]))
     parts += [(8, owner, [new.get(name, [])]) for owner, name in enumerate(pool_names)]
+    unknown = [plan.unknown.counts.tolist(), plan.unknown.steps_back.tolist()] if plan.unknown else [[], []]
+    parts.append((10, 0, unknown))
     parts += [(9, group, [ranges.starts.tolist()]) for group, ranges in sorted(plan.compute_outside.items())]
     directory: list[int] = []
     body: list[int] = []
@@ -71,7 +74,7 @@ def pack(plan: Parts, pool_names: tuple[str, ...], num_groups: int) -> bytes:
         directory += [kind, owner, first + len(body) if arrays[0] else 0, len(arrays[0])]
         for array in arrays:
             body += array + [0] * (-len(array) % 4)
-    header = struct.pack("<4s3i", b"pkvP", 1, first + len(body), len(parts))
+    header = struct.pack("<4s3i", b"pkvP", 2, first + len(body), len(parts))
     header += struct.pack("<q2i", plan.step_id, len(pool_names), num_groups)
     return header + struct.pack(f"<{len(directory) + len(body)}i", *directory, *body)
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from pagedkv import Allocation, BlockSpace, FullAttention, SlidingWindow, SpaceConfig, StepPlan
 from pagedkv.errors import PlanError
-from pagedkv.plan import BlockMoves, NewBlocks, TableWrites, TokenRanges
+from pagedkv.plan import BlockMoves, NewBlocks, TableWrites, TokenRanges, UnknownTokens
 from tests.plan_packing import Parts, as_plain, pack, parts_of
 from tests.space.spaces import allocate, new_space, run_step, tokens
 
@@ -57,6 +57,7 @@ def plans(draw: st.DrawFn) -> tuple[Parts, tuple[str, ...], int]:
             TokenRanges(rows, starts, starts + lengths),
             tuple(part for part in new if len(part.block_ids)),
             {group: TokenRanges(rows, starts // 2, starts + lengths) for group in outside},
+            UnknownTokens(lengths // 2, lengths // 3) if len(rows) and draw(st.booleans()) else None,
         ),
         names,
         num_groups,
@@ -143,7 +144,7 @@ def test_an_empty_step_is_a_plan_too() -> None:
 
 
 # Where things stand in the buffer of a space with one pool, "device", and one group: see the module's drawing.
-SMALL = {"compute offset": 8 + 6 * 4 + 2, "runs length": 8 + 4 * 4 + 3, "name": 8 + 8 * 4}
+SMALL = {"compute offset": 8 + 6 * 4 + 2, "runs length": 8 + 4 * 4 + 3, "name": 8 + 9 * 4}
 
 
 def small_plan() -> npt.NDArray[np.int32]:
@@ -165,41 +166,57 @@ def in_part(part: int, word: int, value: int) -> npt.NDArray[np.int32]:
     return set_word(int(small_plan()[8 + 4 * part + 2]) + word, value)
 
 
+def overlapped_plan(counts: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
+    """A plan of one row with an unknown token, and so many more said to be; or told of so many ranges."""
+    space = new_space()
+    row = allocate(space, tokens(6))
+    space.plan_step()
+    space.append([row], None)
+    words = space.plan_step().buffer.copy()
+    line = 8 + 4 * 8
+    assert words[line] == 10
+    words[words[line + 2]] += counts
+    words[line + 3] = length
+    return words
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
         (lambda: b"", "at least 8 words of 4 bytes, got 0 bytes"),
         (lambda: small_plan().tobytes()[:-1], "at least 8 words of 4 bytes"),
-        (lambda: small_plan()[:20], "has 76 words, but the buffer 20"),
-        (lambda: np.append(small_plan(), np.int32(0)), "has 76 words, but the buffer 77"),
+        (lambda: small_plan()[:20], "has 80 words, but the buffer 20"),
+        (lambda: np.append(small_plan(), np.int32(0)), "has 80 words, but the buffer 81"),
         (lambda: small_plan().astype(np.float32), "must be of integers or bytes, got float32"),
         (lambda: small_plan()[::2], "must be contiguous bytes"),
         (lambda: [1, 2], "must be contiguous bytes"),
         (lambda: set_word(0, 5), "this is no plan: it begins with 0x5"),
         (lambda: small_plan().byteswap(), "this is no plan"),
-        (lambda: set_word(1, 2), "has version 2 of the layout, this library reads version 1"),
-        (lambda: set_word(2, 75), "has 75 words, but the buffer 76"),
-        (lambda: set_word(3, 9), "9 parts do not fit 76 words with 1 pools and 1 groups"),
-        (lambda: set_word(3, 2**31 - 1), "2147483647 parts do not fit 76 words"),
+        (lambda: set_word(1, 3), "has version 3 of the layout, this library reads version 2"),
+        (lambda: set_word(2, 75), "has 75 words, but the buffer 80"),
+        (lambda: set_word(3, 10), "10 parts do not fit 80 words with 1 pools and 1 groups"),
+        (lambda: set_word(3, 2**31 - 1), "2147483647 parts do not fit 80 words"),
         (lambda: set_word(5, -1), "a step of which -1 is a half"),
         (lambda: set_word(6, 0), "no plan has 0 pools"),
         (lambda: set_word(6, 2), "no plan has 2 pools, 1 groups"),
-        (lambda: set_word(7, 2**30), "8 parts do not fit 76 words with 1 pools and 1073741824 groups"),
+        (lambda: set_word(7, 2**30), "9 parts do not fit 80 words with 1 pools and 1073741824 groups"),
         (lambda: set_word(8, 2), "names part 2 of 0 where part 1 of 0 belongs"),
         (
-            lambda: set_word(SMALL["compute offset"], 64),
-            "part 7 of 0 has 1 words from word 64 on; it begins at 60",
+            lambda: set_word(SMALL["compute offset"], 68),
+            "part 7 of 0 has 1 words from word 68 on; it begins at 64",
         ),
         (lambda: set_word(SMALL["runs length"], -1), "part 5 of 0 has -1 words"),
         (lambda: set_word(SMALL["runs length"], 2**31 - 1), "part 5 of 0 has 2147483647 words"),
-        (lambda: set_word(SMALL["runs length"], 0), "part 5 of 0 has 0 words from word 44 on"),
+        (lambda: set_word(SMALL["runs length"], 0), "part 5 of 0 has 0 words from word 48 on"),
         (lambda: set_word(SMALL["name"], 3), "the names of 1 pools take 8 bytes, but their part has 12"),
         (lambda: set_word(SMALL["name"], 9), "takes 9 bytes, but only 8 are left"),
         (lambda: set_word(SMALL["name"] + 1, -1), "the name of pool 0 is not UTF-8"),
-        (lambda: in_part(4, 0, -3), "word 44 is negative: -3"),
+        (lambda: in_part(4, 0, -3), "word 48 is negative: -3"),
         (lambda: in_part(4, 8, 3), "the runs of group 0 count 3 entries, the shortest 3, but 2 are there"),
         (lambda: in_part(4, 8, 0), "the runs of group 0 count 0 entries"),
         (lambda: in_part(6, 4, 6), "range 0 begins at 6 and ends at 6"),
+        (lambda: overlapped_plan(counts=7), "range 0 ends at 7 with 8 unknown tokens"),
+        (lambda: overlapped_plan(length=2), "unknown tokens are told of 2 ranges, but 1 are computed"),
     ],
 )
 def test_a_buffer_that_is_no_plan_is_refused(broken: object, message: str) -> None:
@@ -208,7 +225,7 @@ def test_a_buffer_that_is_no_plan_is_refused(broken: object, message: str) -> No
         StepPlan.from_buffer(broken())
 
 
-@given(st.integers(0, 75), st.integers(-(2**31), 2**31 - 1))
+@given(st.integers(0, 79), st.integers(-(2**31), 2**31 - 1))
 def test_no_changed_word_leads_outside_of_the_buffer(word: int, value: int) -> None:
     """Whatever a word is changed to, reading raises ours or gives parts of the numbers that the buffer has."""
     words = small_plan()

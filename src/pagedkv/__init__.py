@@ -26,6 +26,7 @@ from pagedkv.plan import (
     TableWrites,
     Ticket,
     TokenRanges,
+    UnknownTokens,
 )
 from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
 from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
@@ -87,6 +88,7 @@ __all__ = [
     "TableWrites",
     "Ticket",
     "TokenRanges",
+    "UnknownTokens",
     "hash_block_tokens",
     "hash_request_tokens",
 ]

@@ -42,6 +42,7 @@ from pagedkv.plan_buffer import (
     STARTS,
     SWAPS_IN,
     SWAPS_OUT,
+    UNKNOWN,
     Buffer,
     open_buffer,
     padded,
@@ -61,6 +62,7 @@ __all__ = [
     "StepPlan",
     "TableWrites",
     "TokenRanges",
+    "UnknownTokens",
 ]
 
 
@@ -187,6 +189,27 @@ class TokenRanges:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class UnknownTokens:
+    """Which ranges are upper bounds: their rows had tokens that nobody knew when the step was planned.
+
+    The device moves the start, the end and the slots of a range down by as many tokens as were refused, by then, in
+    this row: in the step that samples the first unknown token, and in later ones before this step.
+
+    Args:
+        counts: int32 ``[ranges]``, trailing unknown tokens of the row, up to the end of the range: 0 where all are
+            known. Some of them may lie before the range begins.
+        steps_back: int32 ``[ranges]``, how many steps ago the first of them is sampled: ``step_id - steps_back``; 0
+            where this step samples it, a draft. A step that is over stands for any that is.
+    """
+
+    counts: Int32Array
+    steps_back: Int32Array
+
+    def __repr__(self) -> str:
+        return f"UnknownTokens({int(self.counts.sum()):,} in {int((self.counts > 0).sum()):,} rows)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class NewBlocks:
     """Blocks that a plan hands out without content: taken from the free ones since the plan before, none by a hit.
 
@@ -229,6 +252,7 @@ class _Parts:
     compute: TokenRanges
     new_blocks: tuple[NewBlocks, ...]
     compute_outside: Mapping[int, TokenRanges]
+    unknown: UnknownTokens | None
 
 
 @final
@@ -310,6 +334,11 @@ class StepPlan:
         return self._parts().compute_outside
 
     @property
+    def unknown(self) -> UnknownTokens | None:
+        """Which ranges of :attr:`compute` end in tokens that were not known; None if all were."""
+        return self._parts().unknown
+
+    @property
     def new_blocks(self) -> tuple[NewBlocks, ...]:
         """Blocks handed out without content, one entry a pool that has any."""
         return self._parts().new_blocks
@@ -344,6 +373,7 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
     table_writes: list[TableWrites] = []
     new_blocks: list[NewBlocks] = []
     outside: dict[int, TokenRanges] = {}
+    unknown = None
     for kind, owner, offset, length in read_directory(words):
         if kind == COMPUTE:
             compute = TokenRanges(*_arrays(words, offset, length, 3))
@@ -355,6 +385,8 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
             rows, starts, counts = _arrays(words, offset, length, 3)
         elif kind == ENTRIES:
             table_writes.append(TableWrites(owner, rows, starts, counts, words[offset : offset + length]))
+        elif kind == UNKNOWN:
+            unknown = UnknownTokens(*_arrays(words, offset, length, 2))
         elif kind == NEW_BLOCKS:
             new_blocks.append(NewBlocks(pool_names[owner], words[offset : offset + length]))
         elif kind in moves:
@@ -367,6 +399,7 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
         compute,
         tuple(new_blocks),
         MappingProxyType(outside),
+        unknown,
     )
 
 

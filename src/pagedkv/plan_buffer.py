@@ -14,6 +14,7 @@ Owns where everything lies, and the proof that a buffer from elsewhere is one of
              ENTRIES       group g                  1  block_ids                 each group)
              COMPUTE       0                        3  rows, starts, ends
              NEW_BLOCKS    0 .. P-1                 1  block_ids
+             UNKNOWN       0                        2  counts, steps_back: as many as ranges, or none
              STARTS        group g                  1  starts    (a line for each group outside prefix caching)
       8 + 4 x NUM_PARTS
              the arrays, in the order of the directory, each filled up with zeros to a multiple of 4 words, so that
@@ -68,10 +69,11 @@ ENTRIES: Final = 6
 COMPUTE: Final = 7
 NEW_BLOCKS: Final = 8
 STARTS: Final = 9
+UNKNOWN: Final = 10
 
-ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1)
+ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
-CURRENT_VERSION: Final = 1
+CURRENT_VERSION: Final = 2
 ALIGNMENT: Final = 4  # words: 16 bytes, what a GPU's thread loads at once
 WORD_NBYTES: Final = 4
 
@@ -83,7 +85,7 @@ def padded(num_words: int) -> int:
 
 def _num_fixed_parts(num_pools: int, num_groups: int) -> int:
     """Count the parts of any plan, those of groups outside prefix caching aside."""
-    return 2 + 4 * num_pools + 2 * num_groups
+    return 3 + 4 * num_pools + 2 * num_groups
 
 
 def _parts(num_pools: int, num_groups: int, outsiders: Sequence[int]) -> list[tuple[int, int]]:
@@ -91,7 +93,8 @@ def _parts(num_pools: int, num_groups: int, outsiders: Sequence[int]) -> list[tu
     moves = [(kind, pool) for kind in (SWAPS_OUT, SWAPS_IN, COPIES) for pool in range(num_pools)]
     writes = [(kind, group) for group in range(num_groups) for kind in (RUNS, ENTRIES)]
     new = [(NEW_BLOCKS, pool) for pool in range(num_pools)]
-    return [(POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, *((STARTS, group) for group in outsiders)]
+    starts = [(STARTS, group) for group in outsiders]
+    return [(POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, (UNKNOWN, 0), *starts]
 
 
 class PlanLayout:
@@ -248,6 +251,20 @@ def _check_values(words: Int32Array, directory: Directory) -> None:
                 place = int((starts >= ends).argmax())
                 raise PlanError(f"range {place} begins at {starts[place]} and ends at {ends[place]}")
     _check_starts(words, directory)
+    _check_unknown(words, directory)
+
+
+def _check_unknown(words: Int32Array, directory: Directory) -> None:
+    """Unknown tokens are told of every range or of none, and no row has more of them than tokens."""
+    _, _, compute, num_ranges = next(line for line in directory if line[KIND] == COMPUTE)
+    ends = words[compute + 2 * padded(num_ranges) :][:num_ranges]
+    _, _, offset, length = next(line for line in directory if line[KIND] == UNKNOWN)
+    if length not in {0, num_ranges}:
+        raise PlanError(f"unknown tokens are told of {length} ranges, but {num_ranges} are computed")
+    counts = words[offset : offset + length]
+    if (counts > ends[:length]).any():
+        place = int((counts > ends[:length]).argmax())
+        raise PlanError(f"range {place} ends at {ends[place]} with {counts[place]} unknown tokens")
 
 
 def _check_starts(words: Int32Array, directory: Directory) -> None:

@@ -45,9 +45,11 @@ class StepModel(LiveModel):
             assert all(0 <= start <= end for _, start, end in told)
         step = Step(plan, views, ranges, outside, frozenset())
         touched = self._touched(step)
+        new = {(part.pool, block) for part in plan.new_blocks for block in part.block_ids.tolist()}
+        self.waiting.cleared(new, plan.step_id)
         assert sorted(moves_of(plan)) == sorted(self.open_moves), "the moves of a plan are not those of its operations"
         self.new_blocks.close(plan, self.running, self.open_written)
-        self.planned.append(replace(step, touched=frozenset(touched)))
+        self.planned.append(replace(step, touched=frozenset(touched | new)))
         self._require_covered(views)
         self.open_moves.clear()
         self.seen["several steps in flight"] += len(self.in_flight) > 1

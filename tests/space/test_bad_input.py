@@ -267,7 +267,9 @@ def test_a_row_whose_content_was_lost_is_refused(on_rows: OnRows) -> None:
     space.append([FORKED], [1])
     aborted = space.abort(space.plan_step().step_id)
     assert aborted.lost_rows == (FORKED,)
-    message = "row 1 lost its content in an aborted step: free it and allocate its tokens again"
+    message = (
+        "row 1 lost its content, in an aborted step or with memory given back: free it and allocate its tokens again"
+    )
     refused(lambda space: on_rows(space, [FORKED]), LostSequenceError, message, space)
     space.free([FORKED])
     space.check()

@@ -211,9 +211,17 @@ def settled(space: BlockSpace) -> BlockSpace:
     return space
 
 
+def with_unknown(space: BlockSpace) -> BlockSpace:
+    """Append a token that the step in flight samples."""
+    space.plan_step()
+    space.append([RUNNING], None)
+    return space
+
+
 ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "allocate": lambda space: space.allocate(PROMPT),
     "append": lambda space: space.append([RUNNING], [7]),
+    "fill": lambda space: with_unknown(space).fill([RUNNING], [7]),
     "append_with_copies": lambda space: space.append_with_copies([RUNNING], [7]),
     "truncate": lambda space: space.truncate([RUNNING], [11]),
     "fork": lambda space: space.fork(RUNNING),

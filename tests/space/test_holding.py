@@ -401,3 +401,23 @@ def test_groups_and_pools_are_held_by_name() -> None:
         space.release(ticket)
     assert [pool.num_in_use for pool in space.statistics().pools] == [0, 0]
     space.check()
+
+
+def test_what_the_open_plan_copies_or_swaps_into_is_not_held_before_it_is_planned() -> None:
+    space = new_space(num_host_blocks=10)
+    parent = prefill(space, tokens(6))
+    (child,) = space.fork(parent).tolist()
+    space.append(child, [6])
+    copy = space.block_ids(child)[1]
+    space.truncate(child, [6])
+    with unchanged(space), pytest.raises(BlockError, match="by a copy or a swap of the open step"):
+        space.hold([copy])
+    run_step(space)
+    space.release(space.hold([copy]))
+    space.swap_out(parent)
+    run_step(space)
+    space.reset_prefix_cache()
+    space.swap_in(parent)
+    with unchanged(space), pytest.raises(BlockError, match="by a copy or a swap of the open step"):
+        space.hold(space.block_ids(parent)[1:])
+    space.check()

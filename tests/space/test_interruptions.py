@@ -75,6 +75,7 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "allocate": lambda space: space.allocate(tokens(11), keys=RequestKeys(salt=b"x")),
     "allocate with a hit": lambda space: space.allocate(tokens(11), num_lookahead=3),
     "append with a copy": lambda space: space.append([0, 1], [5, 6]),
+    "append unknown tokens": lambda space: space.append([0, 1], None),
     "append a chunk": lambda space: space.append([0], tokens(9), [9], num_draft=2, num_lookahead=2),
     "truncate": lambda space: space.truncate([3], [7]),
     "fork": lambda space: space.fork(0, 2),

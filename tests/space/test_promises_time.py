@@ -344,3 +344,23 @@ def test_promise_12_the_source_of_a_copy_waits_for_the_copy() -> None:
     assert pairs(plan.copies)[0][0] == source
     acknowledge(space, plan)
     assert place(space, source) == "free"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("give_up", ["free", "truncate"])
+def test_promise_12_a_block_that_a_plan_hands_out_waits_for_that_plan(give_up: str) -> None:
+    """It may be cleared when the plan is carried out, whether or not its row computes anything there."""
+    space = new_space(num_blocks=4)
+    row = prefill(space, tokens(4))
+    space.append(row, [], [0], num_lookahead=4)
+    plan = space.plan_step()
+    (new,) = plan.new_blocks
+    if give_up == "free":
+        space.free(row)
+    else:
+        space.truncate(row, [4])
+    block = int(new.block_ids[0])
+    assert only_pool(space).block(block).place == "deferred"
+    space.acknowledge(plan.step_id)
+    assert only_pool(space).block(block).place == "free"
+    space.check()

@@ -35,6 +35,11 @@ class WaitingModel:
                     self._wait(place, open_step)
         self._held = held
 
+    def cleared(self, places: set[Place], step: int) -> None:
+        """A plan names blocks as new, and may have them cleared: they wait for it, whoever gives them up."""
+        for place in places if not self._in_order else ():
+            self._wait(place, step)
+
     def handed_out(self, place: Place) -> None:
         """A block begins a new life."""
         label, block = place

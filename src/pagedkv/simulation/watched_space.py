@@ -57,7 +57,7 @@ class WatchedSpace(BlockSpace):
     def append(
         self,
         rows: Rows,
-        token_ids: TokenIds,
+        token_ids: TokenIds | None,
         counts: npt.ArrayLike | None = None,
         *,
         num_lookahead: int = 0,

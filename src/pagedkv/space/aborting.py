@@ -15,6 +15,7 @@ import numpy as np
 from pagedkv.plan import AbortedSteps, BlockMoves
 from pagedkv.pool.block_pool import BlockPool, drop_name, withdraw_since
 from pagedkv.pool.blocks import NAME
+from pagedkv.space.filling import drop_unsampled
 from pagedkv.space.holding import undefined_tickets
 from pagedkv.space.planning import renew_new_blocks
 from pagedkv.space.publishing import publish
@@ -57,6 +58,8 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
         withdraw_since(pool.arrays, first)
     lost = _lost_rows(state, moved, aborted)
     rewound = _rewind_rows(state, aborted, lost)
+    if state.is_overlapped:
+        drop_unsampled(state, rewound)
     stranded = _stranded(state, rewound)
     lost |= stranded
     _declare_lost(state, lost)

@@ -15,9 +15,9 @@ from pagedkv.errors import (
 from pagedkv.plan import StepPlan
 from pagedkv.space.state import SpaceState
 from pagedkv.spec import StepId
-from pagedkv.tables.rows import LOST, LOST_ON_HOST, RUNNING, STATUS, SWAPPED, VACANT
+from pagedkv.tables.rows import LOST, LOST_ON_HOST, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
-__all__ = ["as_step_id", "require_status"]
+__all__ = ["as_step_id", "require_known", "require_status"]
 
 
 def as_step_id(step_id: int) -> StepId:
@@ -40,6 +40,21 @@ def require_status(state: SpaceState, batch: Int32Array, status: int) -> int:
     return mark
 
 
+def require_known(state: SpaceState, batch: Int32Array, what: str) -> None:
+    """Raise SequenceError if a row has unknown tokens. Changes nothing."""
+    if not state.is_overlapped:
+        return
+    known, num_tokens = state.num_known[batch], state.rows[batch, NUM_TOKENS]
+    unfit = (known > 0) & (known < num_tokens)
+    if unfit.any():
+        place = int(unfit.argmax())
+        num_unknown = num_tokens[place] - known[place]
+        raise SequenceError(
+            f"row {batch[place]} cannot be {what}: {num_unknown} of its {num_tokens[place]} tokens are unknown; fill "
+            f"them in, or roll it back to {known[place]} tokens"
+        )
+
+
 def _refuse(state: SpaceState, batch: Int32Array, place: int, wanted: int) -> NoReturn:
     row = int(batch[place])
     if not 0 <= row < len(state.rows):
@@ -52,7 +67,10 @@ def _refuse(state: SpaceState, batch: Int32Array, place: int, wanted: int) -> No
     if status == SWAPPED:
         raise SwappedOutError(f"row {row} is swapped out: swap it in first")
     if status in {LOST, LOST_ON_HOST}:
-        raise LostSequenceError(f"row {row} lost its content in an aborted step: free it and allocate its tokens again")
+        raise LostSequenceError(
+            f"row {row} lost its content, in an aborted step or with memory given back: free it and allocate its "
+            "tokens again"
+        )
     assert status == RUNNING
     assert wanted == SWAPPED
     raise SequenceError(f"row {row} is not swapped out")

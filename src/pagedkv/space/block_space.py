@@ -10,8 +10,8 @@ blocks are short. What a step needs done in memory comes out of :meth:`BlockSpac
 
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an
 ``append`` of each further one. Several steps may be in flight. This class checks and documents; the
-modules beside it carry out: ``admission``, ``growing``, ``truncating``, ``forking``, ``swapping``, ``holding``,
-``planning``, ``stepping``, ``releasing``, ``invalidating``.
+modules beside it carry out: ``admission``, ``growing``, ``filling``, ``truncating``, ``forking``, ``swapping``,
+``holding``, ``planning``, ``stepping``, ``releasing``, ``invalidating``.
 """
 
 import numpy as np
@@ -27,6 +27,7 @@ from pagedkv.space import (
     admission,
     declaring,
     drafting,
+    filling,
     forking,
     growing,
     holding,
@@ -37,7 +38,7 @@ from pagedkv.space import (
     swapping,
     truncating,
 )
-from pagedkv.space.batches import as_step_id, require_status
+from pagedkv.space.batches import as_step_id, require_known, require_status
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.matching import match_prompt, prepare_prompt
 from pagedkv.space.space_view import SpaceView
@@ -158,7 +159,7 @@ class BlockSpace(SpaceView):
     def append(
         self,
         rows: Rows,
-        token_ids: TokenIds,
+        token_ids: TokenIds | None,
         counts: npt.ArrayLike | None = None,
         *,
         num_lookahead: int = 0,
@@ -168,7 +169,8 @@ class BlockSpace(SpaceView):
 
         Args:
             rows: the rows, each at most once.
-            token_ids: the new tokens of all rows, concatenated in the order of ``rows``.
+            token_ids: the new tokens of all rows, concatenated in the order of ``rows``; None for unknown tokens, which
+                :meth:`fill` will bring. Drafts that are not accepted yet count as unknown then.
             counts: int32 ``[len(rows)]``, tokens of each row. None: one each of several rows, and all of them where
                 ``rows`` is one row's number.
             num_lookahead: slots to be reserved beyond the tokens of every row.
@@ -189,19 +191,48 @@ class BlockSpace(SpaceView):
     def append_with_copies(
         self,
         rows: Rows,
-        token_ids: TokenIds,
+        token_ids: TokenIds | None,
         counts: npt.ArrayLike | None = None,
         *,
         num_lookahead: int = 0,
         num_draft: int = 0,
     ) -> list[tuple[int, int]] | Shortage:
         """Append like :meth:`append`, and return the copies on write in the first group's pool."""
+        if token_ids is None:
+            unknown = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, num_draft)
+            self._state.version += 1
+            return filling.append_unknown(self._state, self._ledger, unknown)
         tokens = as_token_array(token_ids)
         if counts is None and (type(rows) is int or isinstance(rows, np.integer)):
             counts = [len(tokens)]
         growth = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, num_draft)
         self._state.version += 1
         return growing.append(self._state, self._ledger, growth, tokens)
+
+    def fill(self, rows: Rows, token_ids: TokenIds, counts: npt.ArrayLike | None = None) -> None:
+        """Fill in unknown tokens: what the oldest step has sampled that each row waits for.
+
+        A step samples the tokens behind the positions that it computes: drafts, which it judges, and one more. What is
+        not filled in was refused; everything behind it moves down, in the steps in flight as well. Names appear, and
+        windows slide, once a step is over that computes filled tokens.
+
+        Args:
+            rows: the rows, each at most once.
+            token_ids: the sampled tokens of all rows, concatenated in the order of ``rows``.
+            counts: int32 ``[len(rows)]``, tokens of each row, one at least. None: one each.
+
+        Raises:
+            TokenError: a row without unknown tokens, whose first one no planned step samples, or that has no slot for
+                the token behind its drafts; more tokens than its step has sampled, or none; counts that do not add up,
+                ids outside int32.
+
+        Nothing is changed when it raises. O(rows + tokens + rows of the steps in flight).
+        """
+        batch = as_batch(rows)
+        require_status(self._state, batch, RUNNING)
+        tokens = as_token_array(token_ids)
+        self._state.version += 1
+        filling.fill(self._state, self._ledger, batch, counts, tokens)
 
     def truncate(self, rows: Rows, lengths: npt.ArrayLike) -> None:
         """Roll rows back to earlier lengths, give reserved slots back, and accept and publish what remains.
@@ -232,6 +263,7 @@ class BlockSpace(SpaceView):
         """
         parent = as_row(row)
         require_status(self._state, as_batch(parent), RUNNING)
+        require_known(self._state, as_batch(parent), "forked")
         self._state.version += 1
         return forking.fork(self._state, self._ledger, parent, as_count(num_children, "num_children", least=1))
 
@@ -257,7 +289,7 @@ class BlockSpace(SpaceView):
         return swapping.swap_out_status(self._state, self._ledger, batch)
 
     def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
-        """Move rows to the host pools: device block -> host block, a shared block once.
+        """Move rows to the host pools: device block -> host block, a block that rows of this call share once.
 
         The moves are in the open step's plan as well; device blocks go back when it is acknowledged.
 
@@ -267,6 +299,7 @@ class BlockSpace(SpaceView):
         """
         batch = as_batch(rows)
         mark = require_status(self._state, batch, RUNNING)
+        require_known(self._state, batch, "swapped out")
         self._state.version += 1
         return swapping.swap_out(self._state, self._ledger, batch, mark)
 
@@ -317,13 +350,13 @@ class BlockSpace(SpaceView):
 
         Raises:
             BlockError: the null block, a foreign id, a free block without content, or one that the open step is to
-                compute; nothing is changed.
+                compute, or to copy or swap something into; nothing is changed.
 
         Cost: O(blocks).
         """
         owner = self._pool(pool)
         self._state.version += 1
-        return holding.hold(self._state, owner, block_ids)
+        return holding.hold(self._state, self._ledger, owner, block_ids)
 
     def release(self, ticket: Ticket) -> None:
         """Give back what a ticket holds; tickets come back in any order. O(blocks).
@@ -377,6 +410,7 @@ class BlockSpace(SpaceView):
             raise StepError("a recurrent state cannot be declared computed while steps are in flight: acknowledge them")
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
+        require_known(self._state, batch, "declared computed")
         self._state.version += 1
         declaring.mark_computed(self._state, self._ledger, batch)
 

@@ -11,7 +11,7 @@ from pagedkv.errors import TokenError
 from pagedkv.plan import Shortage
 from pagedkv.pool.blocks import NUM_FREE
 from pagedkv.space.admission import find_shortage
-from pagedkv.space.batches import require_status
+from pagedkv.space.batches import require_known, require_status
 from pagedkv.space.pending import leave_shared_blocks
 from pagedkv.space.publishing import publish, tag_blocks
 from pagedkv.space.state import SpaceState
@@ -19,7 +19,7 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.tables.growing import count_copies
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING
 
-__all__ = ["Growth", "append", "as_growth", "growth_shortage", "require_growth"]
+__all__ = ["Growth", "append", "as_growth", "grow", "growth_shortage", "require_growth"]
 
 
 class Growth(NamedTuple):
@@ -121,26 +121,26 @@ def append(
     if growth.num_tokens != len(tokens):
         raise TokenError(f"the counts add up to {growth.num_tokens}, but {len(tokens)} token ids were given")
     require_growth(state, growth)
+    require_known(state, growth.batch, "appended to")
     shortage = growth_shortage(state, growth)
     if shortage is not None:
         return shortage
-    batch = growth.batch
     state.is_changing = True
-    if ledger.shares_pending:
-        leave_shared_blocks(state, batch, growth.counts, growth.num_lookahead)
-    copies, any_full = _grow(state, ledger, growth, tokens)
-    if state.media_keys:
-        _tag_media(state, growth)
+    copies, any_full = grow(state, ledger, growth, tokens)
+    if state.is_overlapped:
+        state.num_known[growth.batch[growth.counts > 0]] = 0
     if any_full:
-        publish(state, ledger, batch)
+        publish(state, ledger, growth.batch)
     state.is_changing = False
     return copies
 
 
-def _grow(
+def grow(
     state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
 ) -> tuple[list[tuple[int, int]], int]:
     """Give every group its blocks; return the copies on write in the first group's pool, and if a block is full."""
+    if ledger.shares_pending:
+        leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
     scratch = state.copy_scratch
     first_copies: list[tuple[int, int]] = []
     any_full = 0
@@ -161,6 +161,8 @@ def _grow(
             added = ledger.add_copies(pool.name, scratch[:num_copies])
             if pool is state.groups[0].pool:
                 first_copies += added
+    if state.media_keys:
+        _tag_media(state, growth)
     return first_copies, any_full
 
 

@@ -27,13 +27,14 @@ from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NAME, NEW, NULL_BLOCK, OPEN_STEP, PENDING_STEP, QUEUE
 from pagedkv.pool.holding import claim_all, release_all
 from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import StepLedger
 
 __all__ = ["hold", "num_held", "release", "undefined_tickets"]
 
 NO_IDS: Final = np.zeros(0, np.int32)
 
 
-def hold(state: SpaceState, pool: BlockPool, block_ids: npt.ArrayLike) -> Ticket:
+def hold(state: SpaceState, ledger: StepLedger, pool: BlockPool, block_ids: npt.ArrayLike) -> Ticket:
     """Take one more reference to each block.
 
     Raises:
@@ -41,6 +42,7 @@ def hold(state: SpaceState, pool: BlockPool, block_ids: npt.ArrayLike) -> Ticket
     """
     held = _as_block_ids(pool, block_ids)
     _require_content(pool, held)
+    _require_not_moved_into(ledger, pool, held)
     state.is_changing = True
     state.num_tickets += 1
     ticket = Ticket(state.num_tickets, pool.name)
@@ -78,6 +80,16 @@ def undefined_tickets(state: SpaceState, first_step: int, moved: dict[str, set[i
         if (state.pools[ticket.pool].arrays.records[held, PENDING_STEP] >= first_step).any()
         or not moved[ticket.pool].isdisjoint(held.tolist())
     )
+
+
+def _require_not_moved_into(ledger: StepLedger, pool: BlockPool, held: Int32Array) -> None:
+    """Refuse blocks that the open plan copies or swaps something into."""
+    for block in held.tolist():
+        if ledger.is_written(pool.name, [block]):
+            raise BlockError(
+                f"block {block} of pool {pool.name!r} gets its content by a copy or a swap of the open step: hold it "
+                "once that step is planned"
+            )
 
 
 def _as_block_ids(pool: BlockPool, block_ids: npt.ArrayLike) -> Int32Array:

@@ -12,6 +12,14 @@ from pagedkv.pool.block_pool import reuse_all, settle
 from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.tables.digesting import digest_new_blocks
+from pagedkv.tables.filling import (
+    accept_computed,
+    advance,
+    count_unfilled,
+    find_samplers,
+    first_unfit_fill,
+    write_known,
+)
 from pagedkv.tables.growing import count_growth, first_unfit_growth, grow
 from pagedkv.tables.matching import (
     collect_servable,
@@ -41,6 +49,12 @@ class SpaceLoops:
         longs = np.zeros(0, np.int64)
         pairs = np.zeros((0, 2), np.int32)
         words: Uint32Array = np.zeros((0, 8), np.uint32)
+        self.find_samplers = specialize(find_samplers, rows, ids, ids, ids, ids, ids, ids, 0, ids, ids)
+        self.first_unfit_fill = specialize(first_unfit_fill, rows, ids, ids, ids, ids, ids)
+        self.write_known = specialize(write_known, pool, group, ids, ids, ids, ids)
+        self.advance = specialize(advance, pool, rows, ids, ids, ids, ids, ids, ids)
+        self.count_unfilled = specialize(count_unfilled, rows, ids, ids, ids, ids, ids)
+        self.accept_computed = specialize(accept_computed, rows, ids, ids, ids, ids, ids, pairs)
         self.match_chain = specialize(match_chain, pool, group, ids, ids, extra_keys, words, ids)
         self.longest_servable = specialize(longest_servable, pool, group, ids, ids, words, 0)
         self.missing_block = specialize(missing_block, pool, group, ids, ids, words, 0, 0)

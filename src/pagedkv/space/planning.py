@@ -16,15 +16,17 @@ from pagedkv.plan_buffer import (
     STARTS,
     SWAPS_IN,
     SWAPS_OUT,
+    UNKNOWN,
     PlanLayout,
     add_moves,
     padded,
 )
 from pagedkv.pool.block_pool import lower_hold
+from pagedkv.space.filling import oldest_samplers
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.tables.aborting import renew_new
-from pagedkv.tables.planning import collect_starts
+from pagedkv.tables.planning import collect_starts, collect_unknown
 from pagedkv.tables.rows import RUNNING, STATUS
 
 __all__ = ["plan_step", "renew_new_blocks"]
@@ -46,6 +48,8 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
             writes.append((group, num_runs, num_entries))
             num_words += 3 * padded(num_runs) + 2 * padded(num_entries)  # an entry may be a new block as well
     step_id = state.open_step_id
+    if state.is_overlapped:
+        num_words += 2 * padded(num_ranges)
     buffer = layout.new_buffer(step_id, num_words)
     for line, pairs in moves:
         add_moves(buffer, line, pairs)
@@ -56,12 +60,19 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     line = layout.lines[COMPUTE, 0]
     offset = loops.collect_ranges(rows, touched, buffer, line, num_ranges, state.open_step, ends)
     _collect_new(state, buffer, [group for group, _, _ in writes])
+    if state.is_overlapped:
+        samplers, _ = oldest_samplers(state, ledger)
+        line = layout.lines[UNKNOWN, 0]
+        collect_unknown(
+            rows, state.num_known, samplers, buffer, line, offset, num_ranges, state.open_step, state.settled_step
+        )
     for group in state.outsiders:
         collect_starts(group.arrays, rows, buffer, layout.lines[STARTS, group.index], offset, num_ranges)
     words = read_only(buffer[: int(buffer[NUM_WORDS])])
     plan = StepPlan(step_id, words, layout.pool_names)
     computing = words[offset : offset + num_ranges]
-    ledger.close(InFlightStep(plan, computing, state.serials[computing], ends))
+    starts = words[offset + padded(num_ranges) :][:num_ranges]
+    ledger.close(InFlightStep(plan, computing, state.serials[computing], starts, ends))
     state.advance_open_step()
     if moves and state.config.in_order:
         _end_waiting_for_copies(state, ledger, plan)

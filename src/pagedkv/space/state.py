@@ -20,6 +20,7 @@ from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.space.loops import SpaceLoops
 from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig, StepId
 from pagedkv.tables.rows import (
+    AT,
     BLOCK_SIZE,
     FULL,
     KIND,
@@ -107,6 +108,9 @@ class SpaceState:
             another.
         relies_on: int32 ``[max_sequences]``, last step in which another row computes content that a row
             shares; if that step is aborted, the row is lost.
+        num_known: int32 ``[max_sequences]``, known tokens of rows that have, or had, unknown ones; 0 for all others
+            (:mod:`pagedkv.tables.filling`). is_overlapped: whether any row ever had.
+        lane_columns: int32 ``[lanes, 2]``, first column and block size of the first group of each lane.
         held: the tickets that are out, and the blocks of each, int32 ``[n]``; num_tickets: those ever given out.
         media_keys: keys of the rows whose prompts have media.
         media_reach: int32 ``[max_sequences]``, where the last medium of a row ends.
@@ -151,6 +155,12 @@ class SpaceState:
         self.is_recurrent = any(isinstance(group.spec, RecurrentState) for group in self.groups)
         self.serials = np.zeros(config.max_sequences, np.int32)
         self.relies_on = np.zeros(config.max_sequences, np.int32)
+        self.num_known = np.zeros(config.max_sequences, np.int32)
+        self.is_overlapped = False
+        self.lane_columns = np.array(
+            [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
+        )
+        self.planned_scratch = np.array(self.planned_columns, np.int32)
         self.ones = np.ones(config.max_sequences, np.int32)
         self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
         self.start_scratch = np.empty(config.max_sequences, np.int32)
@@ -241,6 +251,7 @@ class SpaceState:
         self.loops.clear_rows(self.rows, batch, status)
         self.serials[batch] += 1
         self.relies_on[batch] = 0
+        self.num_known[batch] = 0
 
     def next_mark(self) -> int:
         """Make a number that no batch of rows was marked with before."""

@@ -3,6 +3,7 @@
 import numpy as np
 
 from pagedkv.arrays import Int32Array
+from pagedkv.space import filling
 from pagedkv.space.merging import merge
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
@@ -19,6 +20,8 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
     state.is_changing = True
     step = ledger.acknowledge()
     settle(state, ledger)
+    if state.is_overlapped:
+        filling.accept(state, ledger, step)
     if any(not group.keeps_whole_prefix for group in state.groups):
         _slide_windows(state, step)
     merge(state, ledger, step.duplicates)

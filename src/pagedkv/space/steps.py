@@ -5,7 +5,7 @@ the same plan is led back to the origin, so that a plan's copies are independent
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,7 @@ class InFlightStep:
     Args:
         rows: the rows that it computes, as in the plan.
         serials: which sequence each row of the plan served.
+        starts: the plan's, or our own copy, moved down by tokens that were refused meanwhile.
         ends: our own copy of the plan's ends, lowered when a row is rolled back meanwhile.
         duplicates: for each group those found since the plan before, int32 ``[n, NUM_DUPLICATE_FIELDS]`` each.
     """
@@ -37,13 +38,24 @@ class InFlightStep:
     plan: StepPlan
     rows: Int32Array
     serials: Int32Array
+    starts: Int32Array
     ends: Int32Array
     duplicates: list[list[Int32Array]] = field(default_factory=list)
+
+    def own_starts(self) -> None:
+        """Make the starts our own copy, as the ends are: refused tokens before a range move it down."""
+        if not self.starts.flags.writeable:
+            self.starts = self.starts.copy()
+
+    def starts_in(self, group: int) -> Int32Array:
+        """Where each range begins in a group, int32 ``[rows]``, moved down like the others."""
+        planned = self.plan.compute_in(group).starts
+        return planned if not self.starts.flags.writeable else planned - (self.plan.compute.starts - self.starts)
 
     def live_starts(self, serials: Int32Array, group: int) -> list[tuple[int, int]]:
         """Rows that it computes for and that still serve the same sequence, with their starts in a group."""
         is_alive = serials[self.rows] == self.serials
-        starts = self.plan.compute_in(group).starts
+        starts = self.starts_in(group)
         return list(zip(self.rows[is_alive].tolist(), starts[is_alive].tolist(), strict=True))
 
 
@@ -62,6 +74,7 @@ class StepLedger:
     Attributes:
         in_flight: planned steps that are neither acknowledged nor aborted.
         duplicates: found since the last plan, by group (:mod:`pagedkv.tables.merging`).
+        over: steps that are acknowledged, but rows wait for tokens that they have sampled; oldest first.
         shares_pending: rows share blocks that the open step still has to compute.
     """
 
@@ -69,8 +82,19 @@ class StepLedger:
         """Start with an open step and none in flight."""
         self.in_flight: deque[InFlightStep] = deque()
         self.duplicates: list[list[Int32Array]] = [[] for _ in range(num_groups)]
+        self.over: list[InFlightStep] = []
         self.shares_pending = False
         self._open = OpenMoves()
+
+    @property
+    def unfilled(self) -> list[InFlightStep]:
+        """Steps for whose samples rows may wait, oldest first."""
+        return [*self.over, *self.in_flight]
+
+    def forget_filled(self, is_unfilled: Callable[[InFlightStep], bool]) -> None:
+        """Drop the steps that are over and that nobody waits for any more."""
+        if self.over:
+            self.over = [step for step in self.over if is_unfilled(step)]
 
     def add_copies(self, pool: str, pairs: Int32Array) -> list[tuple[int, int]]:
         """Add copies on write (``[n, 2]``: source, destination); return them, led back to their origins."""
@@ -166,7 +190,7 @@ class StepLedger:
 
         ``num_tokens`` is int32 ``[max_sequences]``. Rows that were not rolled back have at least what is planned.
         """
-        for step in self.in_flight:
+        for step in self.unfilled:
             np.minimum(step.ends, num_tokens[step.rows], out=step.ends)
 
     def require_oldest(self, step_id: StepId) -> None:

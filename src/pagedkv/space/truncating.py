@@ -2,12 +2,14 @@
 
 from typing import NoReturn
 
+import numpy as np
+
 from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.errors import SharedPrefixError, TruncationError
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.rows import FROZEN, NUM_TOKENS
+from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_TOKENS
 from pagedkv.tables.truncating import CONTENT_GONE, HIT_UNCOMPUTED, SHARED, STATE_ADVANCED, obstacle, rewind_chains
 
 __all__ = ["truncate"]
@@ -22,10 +24,14 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
         SharedPrefixError: another sequence or a ticket holds the blocks; nothing was changed.
     """
     _require_truncation(state, batch, lengths)
+    _require_known_lengths(state, batch, lengths)
     state.is_changing = True
     any_full = _shrink(state, batch, lengths)
+    accepted = state.rows[batch, NUM_ACCEPTED]
     state.loops.accept(state.rows, batch, lengths)
-    if ledger.in_flight:
+    if state.is_overlapped:
+        _stay_overlapped(state, batch, accepted)
+    if ledger.unfilled:
         ledger.lower_ends(state.rows[:, NUM_TOKENS])
     if any_full:
         publish(state, ledger, batch)
@@ -44,6 +50,27 @@ def _require_truncation(state: SpaceState, batch: Int32Array, lengths: Int64Arra
     code = obstacle(*group.view, row, length)
     holders = "other sequences or tickets hold" if state.held else "other sequences hold"
     _refuse(group, f"row {row} cannot be rolled back from {num_tokens} to {length} tokens", length, holders, code)
+
+
+def _require_known_lengths(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:
+    if not state.is_overlapped:
+        return
+    known = state.num_known[batch]
+    unfit = (known > 0) & (lengths > known)
+    if unfit.any():
+        place = int(unfit.argmax())
+        raise TruncationError(
+            f"row {batch[place]} cannot be rolled back to {lengths[place]} tokens: only {known[place]} are known; fill "
+            f"in what was sampled, or roll it back to {known[place]} or fewer"
+        )
+
+
+def _stay_overlapped(state: SpaceState, batch: Int32Array, accepted: Int32Array) -> None:
+    """Rows that had unknown tokens accept what is left once the steps that compute it are over."""
+    is_overlapped = state.num_known[batch] > 0
+    rows, accepted = batch[is_overlapped], accepted[is_overlapped]
+    state.num_known[rows] = state.rows[rows, NUM_TOKENS]
+    state.rows[rows, NUM_ACCEPTED] = np.minimum(accepted, state.rows[rows, NUM_TOKENS])
 
 
 def _refuse(group: Group, what: str, length: int, holders: str, code: int) -> NoReturn:

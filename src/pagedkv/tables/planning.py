@@ -6,7 +6,7 @@ What a plan says is written straight into its buffer (:mod:`pagedkv.plan_buffer`
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.plan_buffer import ALIGNMENT, HEADER_WORDS, LENGTH, LINE_WORDS, NUM_WORDS, OFFSET
-from pagedkv.pool.blocks import IN_USE, NEW, QUEUE, PoolArrays
+from pagedkv.pool.blocks import HOLD_STEP, IN_ORDER, IN_USE, NEW, OPEN_STEP, QUEUE, PoolArrays
 from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
@@ -23,7 +23,7 @@ from pagedkv.tables.rows import (
     GroupArrays,
 )
 
-__all__ = ["collect_new", "collect_ranges", "collect_starts", "collect_touched", "collect_writes"]
+__all__ = ["collect_new", "collect_ranges", "collect_starts", "collect_touched", "collect_unknown", "collect_writes"]
 
 
 @inlined
@@ -131,6 +131,43 @@ def collect_starts(
 
 
 @compiled
+def collect_unknown(
+    rows: Int32Array,
+    num_known: Int32Array,
+    samplers: Int32Array,
+    buffer: Int32Array,
+    line: int,
+    ranges: int,
+    num_ranges: int,
+    step: int,
+    settled: int,
+) -> None:
+    """Write how many unknown tokens the row of each range has, and how many steps ago the first is sampled.
+
+    Nothing where no row has any. What no step in ``samplers`` samples, and this one does not, one that is over does:
+    ``settled``, the last of these, stands for it.
+    """
+    stride = (num_ranges + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    num_unknown = 0
+    for place in range(ranges, ranges + num_ranges):
+        row = buffer[place]
+        num_unknown += 0 < num_known[row] < rows[row, NUM_TOKENS]
+    if num_unknown == 0:
+        return
+    offset = place_part(buffer, line, 2, num_ranges)
+    for place in range(num_ranges):
+        row = buffer[ranges + place]
+        known = num_known[row]
+        is_unfilled = 0 < known < rows[row, NUM_TOKENS]
+        buffer[offset + place] = rows[row, NUM_TOKENS] - known if is_unfilled else 0
+        buffer[offset + stride + place] = 0
+        if is_unfilled and samplers[row] > 0:
+            buffer[offset + stride + place] = step - samplers[row]
+        elif is_unfilled and known <= buffer[ranges + stride + place]:
+            buffer[offset + stride + place] = step - settled
+
+
+@compiled
 def collect_writes(
     group: GroupArrays,
     rows: Int32Array,
@@ -178,6 +215,8 @@ def collect_new(pool: PoolArrays, buffer: Int32Array, line: int, entries_line: i
         block = buffer[place]
         if pool.records[block, QUEUE] == NEW:
             pool.records[block, QUEUE] = IN_USE
+            if not pool.counts[IN_ORDER]:
+                pool.records[block, HOLD_STEP] = pool.counts[OPEN_STEP]  # the plan may have it cleared
             buffer[offset + length] = block
             length += 1
     place_part(buffer, line, 1, length)

@@ -1,0 +1,206 @@
+"""Unknown tokens across groups: appended before they are sampled, filled in afterwards, dropped with failed steps.
+
+:mod:`pagedkv.tables.filling` draws what a step samples. A row that ever had unknown tokens counts as *overlapped*, and
+publishes what it completes when the step is over that computed it, until somebody appends known tokens to it again.
+"""
+
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.arguments import as_counts
+from pagedkv.arrays import Int32Array
+from pagedkv.errors import TokenError
+from pagedkv.plan import Shortage
+from pagedkv.space import growing
+from pagedkv.space.growing import Growth
+from pagedkv.space.publishing import publish
+from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import InFlightStep, StepLedger
+from pagedkv.tables.filling import (
+    drop_unknown,
+    lower_ranges,
+    repeat_pending,
+)
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS
+
+__all__ = [
+    "accept",
+    "append_unknown",
+    "drop_unsampled",
+    "fill",
+    "oldest_samplers",
+]
+
+
+def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> list[tuple[int, int]] | Shortage:
+    """Grow rows by tokens that nobody knows yet, or return the shortage with nothing changed.
+
+    Raises:
+        TokenError: drafts are said to be among them, or a recurrent state could have to be rolled back; see also
+            :func:`~pagedkv.space.growing.require_growth`.
+    """
+    if growth.num_draft:
+        raise TokenError(
+            f"num_draft = {growth.num_draft} with unknown tokens: all of them wait for a step to judge them"
+        )
+    growing.require_growth(state, growth)
+    _require_no_rollback(state, growth)
+    shortage = growing.growth_shortage(state, growth)
+    if shortage is not None:
+        return shortage
+    batch, rows = growth.batch, state.rows
+    accepted, begins = rows[batch, NUM_ACCEPTED], state.num_known[batch] == 0
+    state.is_changing = True
+    copies, _ = growing.grow(state, ledger, growth, np.zeros(growth.num_tokens, np.int32))
+    rows[batch, NUM_ACCEPTED] = accepted
+    begins &= growth.counts > 0
+    state.num_known[batch[begins]] = accepted[begins]
+    state.is_overlapped = True
+    state.is_changing = False
+    return copies
+
+
+def _require_no_rollback(state: SpaceState, growth: Growth) -> None:
+    """A recurrent state takes one unknown token at a time, which its step cannot refuse."""
+    if not state.is_recurrent:
+        return
+    planned, num_tokens = (state.rows[growth.batch, column] for column in (NUM_PLANNED, NUM_TOKENS))
+    unfit = (growth.counts > 1) | ((growth.counts > 0) & (planned < num_tokens))
+    if unfit.any():
+        place = int(unfit.argmax())
+        raise TokenError(
+            f"row {growth.batch[place]} cannot take {growth.counts[place]} unknown tokens behind {num_tokens[place]}, "
+            f"of which {planned[place]} are planned: a group is a recurrent state, which cannot be rolled back; append "
+            "one a step, once what is before it is planned"
+        )
+
+
+def oldest_samplers(state: SpaceState, ledger: StepLedger) -> tuple[Int32Array, Int32Array]:
+    """Tell which step samples each row's first unknown token, and up to where its range goes.
+
+    Returns int32 ``[max_sequences]`` each: the step's number, 0 where none is planned that may, or it is forgotten.
+    """
+    samplers, limits = np.zeros((2, len(state.rows)), np.int32)
+    for step in reversed(ledger.unfilled):
+        number = step.plan.step_id - state.num_steps_before
+        state.loops.find_samplers(
+            state.rows,
+            state.num_known,
+            state.serials,
+            step.rows,
+            step.serials,
+            step.starts,
+            step.ends,
+            number,
+            samplers,
+            limits,
+        )
+    return samplers, limits
+
+
+def fill(
+    state: SpaceState, ledger: StepLedger, batch: Int32Array, counts: npt.ArrayLike | None, tokens: Int32Array
+) -> None:
+    """Fill in what the oldest step has sampled that rows wait for; the rest of its unknown tokens is refused.
+
+    Raises:
+        TokenError: counts that do not add up, known tokens, none that a step has sampled, too many or too few.
+    """
+    given = np.ones(len(batch), np.int32) if counts is None else as_counts(counts, len(batch), "counts")
+    if given.min(initial=0) < 0 or given.sum() != len(tokens):
+        raise TokenError(
+            f"the counts {given.tolist()[:8]} do not add up to the {len(tokens)} token ids that were given"
+        )
+    numbers = given.astype(np.int32)
+    samplers, limits = oldest_samplers(state, ledger)
+    _forgotten_samplers(state, batch, samplers, limits)
+    place = state.loops.first_unfit_fill(state.rows, state.num_known, batch, numbers, samplers, limits)
+    if place >= 0:
+        _refuse_filling(
+            state, int(batch[place]), int(numbers[place]), int(samplers[batch[place]]), int(limits[batch[place]])
+        )
+    state.is_changing = True
+    for group in state.cached_groups if state.config.prefix_caching else ():
+        state.loops.write_known(group.pool.arrays, group.arrays, state.num_known, batch, numbers, tokens)
+    refused = np.zeros(len(state.rows), np.int32)
+    num_refused, any_accepted = state.loops.advance(
+        state.groups[0].pool.arrays, state.rows, state.num_known, batch, numbers, limits, state.planned_scratch, refused
+    )
+    if num_refused:
+        _move_down(state, ledger, refused, limits)
+    if any_accepted:
+        publish(state, ledger, batch)
+    ledger.forget_filled(lambda step: _is_unfilled(state, step))
+    state.is_changing = False
+
+
+def _forgotten_samplers(state: SpaceState, batch: Int32Array, samplers: Int32Array, limits: Int32Array) -> None:
+    """Rows whose unknown tokens were appended when their sampler was over: it goes to where the next step begins."""
+    known, planned = state.num_known[batch], state.rows[batch, NUM_PLANNED]
+    is_over = (samplers[batch] == 0) & (known > 0) & (planned >= known)
+    over = batch[is_over]
+    samplers[over] = 1
+    limits[over] = np.where(limits[over] > 0, limits[over], planned[is_over])
+
+
+def _refuse_filling(state: SpaceState, row: int, count: int, sampler: int, limit: int) -> NoReturn:
+    known, num_tokens = int(state.num_known[row]), int(state.rows[row, NUM_TOKENS])
+    if not 0 < known < num_tokens:
+        raise TokenError(f"row {row} cannot be filled: all of its {num_tokens} tokens are known")
+    if not sampler:
+        raise TokenError(
+            f"row {row} cannot be filled: its first unknown token, at position {known}, is sampled by the open step, "
+            "which is not planned yet"
+        )
+    if limit >= num_tokens:
+        raise TokenError(
+            f"row {row} cannot be filled: it has no slot for the token behind its drafts, at position {limit}; append "
+            "an unknown one first"
+        )
+    raise TokenError(f"row {row} cannot be filled with {count} tokens: its step sampled 1 to {limit - known + 1}")
+
+
+def _move_down(state: SpaceState, ledger: StepLedger, refused: Int32Array, limits: Int32Array) -> None:
+    """Move what steps in flight, and the open one, compute behind refused tokens."""
+    for step in ledger.unfilled:
+        step.own_starts()
+        lower_ranges(state.serials, refused, limits, step.rows, step.serials, step.starts, step.ends)
+        number = step.plan.step_id - state.num_steps_before
+        for group in state.groups:
+            starts, pool = step.starts_in(group.index), group.pool.arrays
+            repeat_pending(
+                pool, group.arrays, state.serials, refused, step.rows, step.serials, starts, step.ends, number
+            )
+    rows = np.flatnonzero(refused).astype(np.int32)
+    for group in state.groups:
+        starts, ends = (np.ascontiguousarray(state.rows[rows, column]) for column in (group.planned, NUM_TOKENS))
+        serials = state.serials[rows]
+        repeat_pending(
+            group.pool.arrays, group.arrays, state.serials, refused, rows, serials, starts, ends, state.open_step
+        )
+
+
+def _is_unfilled(state: SpaceState, step: InFlightStep) -> bool:
+    return (
+        state.loops.count_unfilled(state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends) > 0
+    )
+
+
+def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
+    """A step is over: what it computed of known tokens is accepted, and full blocks of it are published."""
+    if _is_unfilled(state, step):
+        ledger.over.append(step)
+    if state.loops.accept_computed(
+        state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns
+    ):
+        is_alive = (state.serials[step.rows] == step.serials) & (state.rows[step.rows, STATUS] == RUNNING)
+        publish(state, ledger, step.rows[is_alive & (state.num_known[step.rows] > 0)])
+
+
+def drop_unsampled(state: SpaceState, rewound: list[int]) -> None:
+    """Steps failed: rewound rows lose the unknown tokens that these, or later steps, would have sampled."""
+    for row in rewound:
+        if 0 < state.num_known[row] < state.rows[row, NUM_TOKENS]:
+            drop_unknown(state.rows, state.num_known, row)

@@ -1,0 +1,259 @@
+"""Tokens that are appended before anybody knows them, and filled in once they were sampled.
+
+A step that is planned before the last one was sampled computes positions whose tokens are not known yet. The row gets
+them as *unknown* tokens: they have slots, and are in no way content. The token of position ``q`` is sampled by the step
+that computes position ``q - 1``, so each step samples a stretch of a row: the drafts that it judges, and the token
+behind them. :func:`advance` takes what became of the oldest stretch; what it refuses moves everything behind it down::
+
+    known              unknown: sampled by step 7     by step 8
+    [ ... t ]          [ d  d  d  b ]                 [ d  d  d  b ]        step 8 computes [ b d d d ]
+    three of four are refused, one token is filled in
+    [ ... t t ]        [ d  d  d  b ]                                       step 8 computes three positions earlier
+
+``num_known[row]`` is 0 where all tokens of a row are known and were when they were appended. Otherwise so many are
+known, and a row's accepted tokens, behind which blocks get names and windows slide, are those that are known *and*
+computed by steps that are over.
+"""
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled
+from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, SETTLED_STEP, PoolArrays
+from pagedkv.tables.rows import (
+    BLOCK_SIZE,
+    LAST_STEP,
+    NUM_ACCEPTED,
+    NUM_DIGESTED,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    GroupArrays,
+)
+
+__all__ = [
+    "accept_computed",
+    "advance",
+    "count_unfilled",
+    "drop_unknown",
+    "find_samplers",
+    "first_unfit_fill",
+    "lower_ranges",
+    "repeat_pending",
+    "write_known",
+]
+
+
+@compiled
+def find_samplers(
+    rows: Int32Array,
+    num_known: Int32Array,
+    serials: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+    number: int,
+    samplers: Int32Array,
+    limits: Int32Array,
+) -> None:
+    """Note for each row of a step whose first unknown token it samples: its number, and the end of its range.
+
+    Where it begins behind that token, so far a step before it goes, which may be over. Asked of the newest step first,
+    so that what the oldest one says is noted in the end.
+
+    Args:
+        samplers, limits: int32 ``[max_sequences]``.
+    """
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] != step_serials[place] or not is_unfilled(rows, num_known, row):
+            continue
+        if starts[place] < num_known[row] <= ends[place]:
+            samplers[row] = number
+            limits[row] = ends[place]
+        elif starts[place] >= num_known[row]:
+            samplers[row] = 0
+            limits[row] = starts[place]
+
+
+@compiled
+def is_unfilled(rows: Int32Array, num_known: Int32Array, row: int) -> bool:
+    """Tell whether a row has unknown tokens."""
+    return bool(0 < num_known[row] < rows[row, NUM_TOKENS])
+
+
+@compiled
+def count_unfilled(
+    rows: Int32Array,
+    num_known: Int32Array,
+    serials: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    ends: Int32Array,
+) -> int:
+    """Count the rows of a step that wait for a token which it has sampled, or a step before it."""
+    num_rows = 0
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] == step_serials[place] and is_unfilled(rows, num_known, row):
+            num_rows += num_known[row] <= ends[place]
+    return num_rows
+
+
+@compiled
+def first_unfit_fill(
+    rows: Int32Array,
+    num_known: Int32Array,
+    batch: Int32Array,
+    counts: Int32Array,
+    samplers: Int32Array,
+    limits: Int32Array,
+) -> int:
+    """Name the first place in a batch whose row cannot take so many tokens, or -1.
+
+    A row takes one at least, and at most what its step has sampled: one more than the drafts there, for which it must
+    have a slot. Which of the drafts a step accepts could not be told from the count otherwise.
+    """
+    for place in range(len(batch)):
+        row = batch[place]
+        if not is_unfilled(rows, num_known, row) or samplers[row] == 0:
+            return place
+        num_sampled = limits[row] - num_known[row] + 1
+        if limits[row] >= rows[row, NUM_TOKENS] or counts[place] < 1 or counts[place] > num_sampled:
+            return place
+    return -1
+
+
+@compiled
+def write_known(
+    pool: PoolArrays,
+    group: GroupArrays,
+    num_known: Int32Array,
+    batch: Int32Array,
+    counts: Int32Array,
+    tokens: Int32Array,
+) -> None:
+    """Write tokens into the slots that wait for them."""
+    block_size = group.parameters[BLOCK_SIZE]
+    next_token = 0
+    for place in range(len(batch)):
+        row = batch[place]
+        for position in range(num_known[row], num_known[row] + counts[place]):
+            pool.tokens[group.table[row, position // block_size], position % block_size] = tokens[next_token]
+            next_token += 1
+
+
+@compiled
+def advance(
+    pool: PoolArrays,
+    rows: Int32Array,
+    num_known: Int32Array,
+    batch: Int32Array,
+    counts: Int32Array,
+    limits: Int32Array,
+    planned: Int32Array,
+    refused: Int32Array,
+) -> tuple[int, bool]:
+    """Count filled tokens as known, and move what is behind refused ones down.
+
+    Args:
+        planned: the columns that say how far groups are planned.
+        refused: int32 ``[max_sequences]``, zeros; becomes how many tokens each row has lost.
+
+    Returns how many they are in all, and whether tokens were accepted since all steps of their row are over.
+    """
+    num_refused = 0
+    any_accepted = False
+    for place in range(len(batch)):
+        row = batch[place]
+        num_sampled = limits[row] - num_known[row] + 1
+        refused[row] = num_sampled - counts[place]
+        num_refused += refused[row]
+        num_known[row] += counts[place]
+        rows[row, NUM_TOKENS] -= refused[row]
+        for column in planned:
+            if rows[row, column] >= limits[row]:
+                rows[row, column] -= refused[row]
+        if rows[row, LAST_STEP] <= pool.counts[SETTLED_STEP]:
+            accepted = min(num_known[row], rows[row, NUM_PLANNED])
+            any_accepted |= accepted > rows[row, NUM_ACCEPTED]
+            rows[row, NUM_ACCEPTED] = max(rows[row, NUM_ACCEPTED], accepted)
+    return num_refused, any_accepted
+
+
+@compiled
+def lower_ranges(
+    serials: Int32Array,
+    refused: Int32Array,
+    limits: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+) -> None:
+    """Move the ranges of a step down by what their rows have lost before them."""
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] == step_serials[place] and refused[row] > 0 and ends[place] >= limits[row]:
+            if ends[place] > limits[row]:
+                starts[place] -= refused[row]
+            ends[place] -= refused[row]
+
+
+@compiled
+def repeat_pending(
+    pool: PoolArrays,
+    group: GroupArrays,
+    serials: Int32Array,
+    refused: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+    step: int,
+) -> None:
+    """Note again which blocks a step writes, where its ranges have moved down."""
+    block_size = group.parameters[BLOCK_SIZE]
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] == step_serials[place] and refused[row] > 0 and ends[place] > starts[place]:
+            for index in range(starts[place] // block_size, (ends[place] - 1) // block_size + 1):
+                block = group.table[row, index]
+                if block == NULL_BLOCK:
+                    continue
+                pool.records[block, PENDING_STEP] = max(pool.records[block, PENDING_STEP], step)
+
+
+@compiled
+def accept_computed(
+    rows: Int32Array,
+    num_known: Int32Array,
+    serials: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    ends: Int32Array,
+    lanes: Int32Array,
+) -> bool:
+    """Accept what a step that is over has computed of known tokens; tell whether a full block waits for its digest.
+
+    Args:
+        lanes: int32 ``[lanes, 2]``, first column and block size of the first group of each digest chain.
+    """
+    any_full = False
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] != step_serials[place] or num_known[row] == 0 or rows[row, STATUS] != RUNNING:
+            continue
+        accepted = min(num_known[row], ends[place])
+        if accepted > rows[row, NUM_ACCEPTED]:
+            rows[row, NUM_ACCEPTED] = accepted
+            for lane in range(len(lanes)):
+                any_full |= accepted >= (rows[row, lanes[lane, 0] + NUM_DIGESTED] + 1) * lanes[lane, 1]
+    return any_full
+
+
+@compiled
+def drop_unknown(rows: Int32Array, num_known: Int32Array, row: int) -> None:
+    """Drop the unknown tokens of a rewound row that its next step samples: all behind the first that it computes."""
+    least = max(num_known[row], rows[row, NUM_PLANNED] + 1)
+    rows[row, NUM_TOKENS] = min(rows[row, NUM_TOKENS], least)

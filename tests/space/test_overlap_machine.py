@@ -1,0 +1,68 @@
+"""Overlapped steps in any order, and faults in what refused tokens move that the machine must notice."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from pagedkv.errors import PagedKVError
+from pagedkv.space import aborting, filling
+from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import InFlightStep, StepLedger
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_TOKENS
+from tests.space.mixes import MIXES, Mix
+from tests.space.overlap_machine import overlap_machine_of
+
+RULES_A_RUN = 50
+RUNS = 40
+MET = frozenset({"unknown", "filled"})
+MET_WITH_DRAFTS = MET | {"refused", "refused behind a step in flight", "lost with a step"}
+
+
+def overlap(mix: Mix, runs: int, **options: object) -> Counter[str]:
+    """Run a mix's machine so many times; return what was met."""
+    seen: Counter[str] = Counter()
+    profile = settings(max_examples=runs, stateful_step_count=RULES_A_RUN, **options)  # type: ignore[arg-type]
+    run_state_machine_as_test(overlap_machine_of(mix, seen), settings=profile)
+    return seen
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("mix", MIXES, ids=str)
+def test_rows_read_their_own_tokens_whatever_is_accepted_refused_or_lost(mix: Mix) -> None:
+    seen = overlap(mix, RUNS)
+    assert {what for what in (MET_WITH_DRAFTS if mix.takes_drafts else MET) if not seen[what]} == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mix", MIXES, ids=str)
+def test_rows_read_their_own_tokens_for_long(mix: Mix) -> None:
+    assert overlap(mix, 50 * RUNS, derandomize=False)["filled"]
+
+
+def require_noticed(name: str) -> None:
+    mix = next(mix for mix in MIXES if mix.name == name)
+    with pytest.raises((AssertionError, PagedKVError)):
+        overlap(mix, 200, phases=[Phase.generate], database=None, print_blob=False)
+
+
+def test_ranges_in_flight_that_do_not_move_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "lower_ranges", lambda *_: None)
+    require_noticed("full")
+
+
+def test_a_failed_step_that_leaves_its_unsampled_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aborting, "drop_unsampled", lambda *_: None)
+    require_noticed("full")
+
+
+def test_tokens_that_are_accepted_before_they_are_computed_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows slide below what refused drafts leave to be read."""
+
+    def accept_all(state: SpaceState, _: StepLedger, step: InFlightStep) -> None:
+        rows = step.rows[state.num_known[step.rows] > 0]
+        state.rows[rows, NUM_ACCEPTED] = state.rows[rows, NUM_TOKENS]
+
+    monkeypatch.setattr(filling, "accept", accept_all)
+    require_noticed("window with sinks")
