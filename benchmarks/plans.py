@@ -50,6 +50,39 @@ def _cycles(space: BlockSpace, rows: Int32Array) -> Callable[[], None]:
     return run_steps
 
 
+def overlapped_cycle() -> Iterator[Row]:
+    """Overlapped steps: append unknown tokens, plan, fill and acknowledge the step before; beside the usual cycle."""
+    space = new_space()
+    rows = batch_of(space, [96 + index % BLOCK_SIZE for index in range(NUM_ROWS)])
+    tokens = prompt(NUM_ROWS)
+    space.append(rows, tokens)
+    plans = [space.plan_step()]
+
+    def run_steps() -> None:
+        for _ in range(BLOCK_SIZE):
+            space.append(rows, None)
+            plans.append(space.plan_step())
+            space.fill(rows, tokens)
+            space.acknowledge(plans.pop(0).step_id)
+
+    named_before = space.statistics().pools[0].num_named
+    num_runs, num_warm_ups = 14, 2
+    timing = timed(run_steps, num_runs=num_runs, num_warm_ups=num_warm_ups)
+    named = space.statistics().pools[0].num_named - named_before
+    assert abs(named - NUM_ROWS * (num_runs + num_warm_ups)) <= NUM_ROWS // BLOCK_SIZE, f"{named} blocks were published"
+    space.check()
+    yield Row(
+        "append unknown, plan, fill and acknowledge 1,024 rows, one step in flight", timing.divided_by(16), "step"
+    )
+    others = new_space()
+    usual = timed(
+        _cycles(others, batch_of(others, [96 + index % BLOCK_SIZE for index in range(NUM_ROWS)])),
+        num_runs=num_runs,
+        num_warm_ups=num_warm_ups,
+    )
+    yield Row("the same with known tokens, none in flight: append, plan and acknowledge", usual.divided_by(16), "step")
+
+
 def read_plans() -> Iterator[Row]:
     """Restore plans from their bytes, and look at their parts."""
     space = new_space()
@@ -104,4 +137,10 @@ def _row_of(space: BlockSpace, seed: int) -> int:
     return allocation.row
 
 
-OPERATIONS: tuple[Callable[[], Iterator[Row]], ...] = (cycle_of_few_rows, cycle_of_all_rows, read_plans, kernel_inputs)
+OPERATIONS: tuple[Callable[[], Iterator[Row]], ...] = (
+    cycle_of_few_rows,
+    cycle_of_all_rows,
+    overlapped_cycle,
+    read_plans,
+    kernel_inputs,
+)
