@@ -78,3 +78,12 @@ def test_the_space_serves_on_afterwards() -> None:
     cache(space, tokens(9))
     assert hit(space, tokens(9)) == 8
     space.check()
+
+
+def test_a_swap_that_moves_nothing_since_all_is_there_does_not_stand_in_the_way() -> None:
+    space = new_space(num_host_blocks=10)
+    row = prefill(space, tokens(8))
+    space.swap_out([row])
+    run_step(space)
+    assert space.swap_in([row]) == ()
+    assert space.invalidate_memory().lost_rows == (row,)

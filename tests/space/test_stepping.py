@@ -168,3 +168,16 @@ def test_a_row_is_declared_computed_when_its_sharers_are_settled() -> None:
     space.append(parent, [2])
     space.mark_computed(child)
     assert len(space.computed_block_ids(child)) == 4
+
+
+@pytest.mark.interpreted
+def test_declaring_reaches_a_sink_that_a_rolled_back_row_writes_again() -> None:
+    """The window had moved past the sink's block; rolled back into it, the row has it below its first block."""
+    space = new_space(SlidingWindow(5, 2, num_sink_tokens=3))
+    row = prefill(space, tokens(7))
+    space.truncate(row, [1])
+    space.append(row, [9])
+    space.mark_computed(row)
+    space.check()
+    run_step(space)
+    space.check()

@@ -108,11 +108,13 @@ class StepLedger:
 
     def add_swaps_out(self, pool: str, pairs: Int32Array) -> None:
         """Add moves from device blocks to host blocks, ``[n, 2]``."""
-        self._open.swaps_out.setdefault(pool, {}).update((host, device) for device, host in pairs.tolist())
+        if len(pairs):
+            self._open.swaps_out.setdefault(pool, {}).update((host, device) for device, host in pairs.tolist())
 
     def add_swaps_in(self, pool: str, pairs: Int32Array) -> None:
         """Add moves from host blocks to device blocks, ``[n, 2]``."""
-        self._open.swaps_in.setdefault(pool, {}).update((device, host) for host, device in pairs.tolist())
+        if len(pairs):
+            self._open.swaps_in.setdefault(pool, {}).update((device, host) for host, device in pairs.tolist())
 
     def is_written(self, pool: str, block_ids: Iterable[int]) -> bool:
         """Tell whether the open plan copies or swaps something into one of these device blocks."""

@@ -8,7 +8,7 @@ blocks that are settled.
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import IN_USE, NEW, NULL_BLOCK, PENDING_STEP, QUEUE, REF_COUNT, SETTLED_STEP, PoolArrays
-from pagedkv.tables.rows import AT, BLOCK_SIZE, FIRST_BLOCK, NUM_TOKENS, GroupArrays, blocks_for
+from pagedkv.tables.rows import BLOCK_SIZE, NUM_TOKENS, GroupArrays, blocks_for
 
 __all__ = ["count_shared_unsettled", "declare_planned", "settle_blocks"]
 
@@ -21,8 +21,7 @@ def count_shared_unsettled(
     settled = pool.counts[SETTLED_STEP]
     num_shared = 0
     for row in batch:
-        first = rows[row, group.parameters[AT] + FIRST_BLOCK]
-        for index in range(blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE]) - 1, first - 1, -1):
+        for index in range(blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE]) - 1, -1, -1):
             block = group.table[row, index]
             if pool.records[block, PENDING_STEP] > settled:
                 num_shared += pool.records[block, REF_COUNT] > 1
@@ -38,8 +37,7 @@ def settle_blocks(
     """Note that everything in the blocks of a batch of rows is computed."""
     settled = pool.counts[SETTLED_STEP]
     for row in batch:
-        first = rows[row, group.parameters[AT] + FIRST_BLOCK]
-        for index in range(blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE]) - 1, first - 1, -1):
+        for index in range(blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE]) - 1, -1, -1):
             block = group.table[row, index]
             if pool.records[block, PENDING_STEP] > settled:
                 pool.records[block, PENDING_STEP] = 0
