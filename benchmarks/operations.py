@@ -4,7 +4,10 @@ Each function builds what it needs, checks that the result is right, and only th
 public calls, argument checks included.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +31,7 @@ __all__ = ["OPERATIONS", "Row"]
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 100_000
+IMPORT_BAR = 1e6
 PROMPT_SIZES = {"1k": 1024, "32k": 32_768, "128k": 131_072}
 FULL: tuple[GroupSpec, ...] = (FullAttention(BLOCK_SIZE),)
 HYBRID: tuple[GroupSpec, ...] = (FullAttention(BLOCK_SIZE), SlidingWindow(1024, BLOCK_SIZE))
@@ -343,6 +347,16 @@ def build() -> Iterator[Row]:
         yield Row(f"build {name} blocks", timing, "call", bar_us)
 
 
+def import_package() -> Iterator[Row]:
+    """Importing the package in a fresh interpreter: processor time, Numba's and NumPy's imports included."""
+    program = "import time; start = time.process_time(); import pagedkv; print(time.process_time() - start)"
+    times = [
+        1e6 * float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
+        for _ in range(5)
+    ]
+    yield Row("import pagedkv", Timing(median(times), min(times), len(times)), bar_us=IMPORT_BAR)
+
+
 OPERATIONS: tuple[Callable[[], Iterator[Row]], ...] = (
     decode_without_completion,
     decode_with_publication,
@@ -353,4 +367,5 @@ OPERATIONS: tuple[Callable[[], Iterator[Row]], ...] = (
     evict,
     device_table,
     build,
+    import_package,
 )
