@@ -190,6 +190,9 @@ class SpaceConfig:
         max_tokens: longest sequence, lookahead included; sets the width of the tables.
         watermark: fraction of a pool that admissions leave free for running sequences, in [0, 1).
         prefix_caching: name full blocks and share them between sequences.
+        shed_windows: of what windows and chunks leave behind, keep cached what later prompts can hit: what lies before
+            the ends of prompts and sequences, and before places where prompts were seen to branch. False keeps it all
+            until it is evicted; so does a space without full attention, which would not see where prompts branch.
         in_order: steps are carried out one after the other on one stream, so that a block which is given back waits for
             no forward pass: whatever writes it next comes later. Without it, a block waits until the last step that
             may touch it is acknowledged.
@@ -207,6 +210,7 @@ class SpaceConfig:
     max_tokens: int = 131_072 + 1024
     watermark: float = 0.01
     prefix_caching: bool = True
+    shed_windows: bool = True
     in_order: bool = False
     events: bool = False
     max_events: int = 65_536
@@ -221,7 +225,7 @@ class SpaceConfig:
         _check_count(self, "max_sequences")
         _check_count(self, "max_tokens")
         _check_count(self, "max_events")
-        for name in ("prefix_caching", "in_order", "events"):
+        for name in ("prefix_caching", "shed_windows", "in_order", "events"):
             _check_flag(self, name)
         _require(
             not self.prefix_caching or any(group.prefix_caching for group in self.groups),

@@ -39,6 +39,7 @@ class Settings(TypedDict, total=False):
     max_tokens: int
     watermark: float
     prefix_caching: bool
+    shed_windows: bool
     in_order: bool
     events: bool
     weights_epoch: str

@@ -10,6 +10,7 @@ from pagedkv.pool.blocks import (
     AHEAD,
     BUCKET_NEXT,
     HOLD_STEP,
+    KEPT,
     LIFE,
     NAME,
     NEXT,
@@ -29,6 +30,8 @@ from pagedkv.pool.blocks import (
 from pagedkv.pool.prefix_index import forget, name_block
 from pagedkv.tables.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED, TOUCHED
 from tests.space.spaces import acknowledge, allocate, cache, new_space, only_pool, prefill, run_step, tokens
+
+WINDOW_NAME = 2  # of the second group's blocks
 
 Tamper = Callable[[BlockSpace], None]
 
@@ -219,6 +222,16 @@ def test_promise_17_check_passes_where_nothing_is_wrong() -> None:
     space.check()
     run_step(space)
     space.check()
+
+
+def test_promise_17_check_notices_what_no_later_prompt_would_hit() -> None:
+    space = new_space(FullAttention(4), SlidingWindow(8, 4))
+    cache(space, tokens(20))
+    records = only_pool(space).arrays.records
+    (kept, *_) = np.flatnonzero((records[:, NAME] == WINDOW_NAME) & (records[:, REF_COUNT] == 0))
+    records[kept, KEPT] = 0
+    with pytest.raises(AssertionError, match=f"block {kept} is cached, but no later prompt would hit it"):
+        space.check()
 
 
 def test_promise_17_check_changes_nothing() -> None:

@@ -12,7 +12,6 @@ from pagedkv.arrays import Int32Array, Uint8Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import (
-    AHEAD,
     BUCKET_NEXT,
     DEFERRED,
     FREE,
@@ -66,7 +65,6 @@ FAULTS: Final = (
     "a parent is foreign",
     "the root died",
     "a successor is foreign",
-    "what a walk is to fetch is foreign",
 )
 (
     NONE,
@@ -90,7 +88,6 @@ FAULTS: Final = (
     FOREIGN_PARENT,
     DEAD_ROOT,
     FOREIGN_SUCCESSOR,
-    FOREIGN_AHEAD,
 ) = range(len(FAULTS))
 
 
@@ -249,6 +246,4 @@ def _chains_fault(pool: PoolArrays) -> int:
                 return DEAD_ROOT
         if records[block, SUCCESSOR] < 0 or records[block, SUCCESSOR] >= num_blocks:
             return FOREIGN_SUCCESSOR
-        if records[block, AHEAD] < 0 or records[block, AHEAD] >= num_blocks:
-            return FOREIGN_AHEAD
     return NONE

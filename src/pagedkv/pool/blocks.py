@@ -43,6 +43,7 @@ PARENT_LIFE: Final = 10
 EXTRA: Final = 11  # id of its extra keys (0: none)
 SUCCESSOR: Final = 12  # its most recently named child
 AHEAD: Final = 13  # a block LOOKAHEAD places further down its chain, or 0: what a walk is to fetch; never trusted
+KEPT: Final = AHEAD  # in a window group, whose prompts are not walked: why it is kept when nobody holds it
 NUM_FIELDS: Final = 14
 
 FIRST_WALK_FIELD: Final = QUEUE

@@ -87,9 +87,10 @@ def _admission_status(state: SchedulerState, request: Request) -> AllocStatus:
 
 def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int:
     """Give a request its first blocks; return how many tokens of the budget that took."""
-    num_hit_tokens = state.space.match(request.known_token_ids, keys=request.keys).num_tokens
+    match = state.space.match(request.known_token_ids, keys=request.keys)
+    num_hit_tokens = match.num_tokens
     first_chunk = request.known_token_ids[: num_hit_tokens + budget]
-    allocation = state.space.allocate(first_chunk, keys=request.keys)
+    allocation = state.space.allocate(first_chunk, keys=request.keys, match=match)
     assert not isinstance(allocation, Shortage), f"a prompt that was to fit finds too few blocks: {allocation}"
     request.rows = [allocation.row]
     promise(state, request)

@@ -6,8 +6,9 @@ An invariant that does not hold is a fault of this library, so these are asserti
 import numpy as np
 
 from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, REF_COUNT
+from pagedkv.pool.blocks import AHEAD, KEPT, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT
 from pagedkv.space.state import Group, SpaceState
+from pagedkv.tables.retaining import REASONS
 from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
@@ -16,6 +17,7 @@ from pagedkv.tables.rows import (
     KIND,
     LOST,
     LOST_ON_HOST,
+    NAME_IN_POOL,
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
@@ -24,6 +26,7 @@ from pagedkv.tables.rows import (
     NUM_SINK_BLOCKS,
     NUM_TOKENS,
     RUNNING,
+    SHEDS,
     SPAN,
     STATUS,
     SWAPPED,
@@ -43,6 +46,7 @@ def check_space(state: SpaceState) -> None:
     for group in state.groups:
         _check_rows(state, group)
         _check_pending(state, group)
+        _check_kept(group)
     _check_touched(state)
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
@@ -91,6 +95,18 @@ def _check_pending(state: SpaceState, group: Group) -> None:
         blocks = group.arrays.table[row, : -(-int(state.rows[row, NUM_TOKENS]) // group.block_size)]
         orphaned = blocks[pending[blocks] & ~is_covered[blocks] & (blocks != NULL_BLOCK)]
         assert len(orphaned) == 0, f"group {group.index}, row {row}: nobody computes the pending block {orphaned[0]}"
+
+
+def _check_kept(group: Group) -> None:
+    """What a window group has cached, and nobody holds, is kept for a reason; elsewhere walks are led to blocks."""
+    records = group.pool.arrays.records
+    is_named = records[:, NAME] == group.arrays.parameters[NAME_IN_POOL]
+    if not group.arrays.parameters[SHEDS]:
+        is_foreign = is_named & ((records[:, AHEAD] < 0) | (records[:, AHEAD] >= group.pool.num_blocks))
+        assert not is_foreign.any(), f"group {group.index}: what a walk is to fetch is foreign"
+        return
+    unkept = np.flatnonzero(is_named & (records[:, REF_COUNT] == 0) & (records[:, KEPT] & REASONS == 0))
+    assert len(unkept) == 0, f"group {group.index}: block {unkept[0]} is cached, but no later prompt would hit it"
 
 
 def _check_touched(state: SpaceState) -> None:

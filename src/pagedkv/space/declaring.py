@@ -42,7 +42,7 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
     state.relies_on[batch] = 0
     for group in state.groups:
         if not group.keeps_whole_prefix:
-            slide(*group.view, batch, state.rows[batch, NUM_TOKENS])
+            slide(*group.view, batch, state.rows[batch, NUM_TOKENS], state.ends)
     state.is_changing = False
 
 

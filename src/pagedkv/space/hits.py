@@ -47,14 +47,17 @@ class PrefixHit:
         block_ids: for each group read-only int32 ``[num_tokens // block_size]``: the blocks that hit, 0 where the
             group needs none (before its window). Empty for a group that stays out of prefix caching.
         num_free: for each group, how many of these blocks nobody uses now: taking them leaves fewer free blocks, too.
+        junction: where the prompt leaves a cached chain that goes on otherwise, at a boundary where hits can end; 0 if
+            nowhere, and in spaces that do not shed windows.
     """
 
     # Not a frozen dataclass, whose construction takes 0.7 us instead of 0.2, of the 4 us of a match of 1,024 tokens.
-    __slots__ = ("_prompt", "_state", "_version", "block_ids", "num_free", "num_tokens")
+    __slots__ = ("_prompt", "_state", "_version", "block_ids", "junction", "num_free", "num_tokens")
 
     num_tokens: int
     block_ids: tuple[Int32Array, ...]
     num_free: tuple[int, ...]
+    junction: int
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class PrefixHit:
         self._prompt = prompt
         self._state = state
         self._version = state.version
+        self.junction = 0
 
     def __repr__(self) -> str:
         return f"PrefixHit(num_tokens={self.num_tokens}, num_blocks_needed={self.num_blocks_needed})"
@@ -85,6 +89,11 @@ class PrefixHit:
         for group, blocks, num_free in zip(self._state.groups, self.block_ids, self.num_free, strict=True):
             needed[group.pool.name] += group.num_slots_blocks(num_tokens, 0) - len(blocks) + num_free
         return needed
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt that was asked about. O(1)."""
+        return len(self._prompt.tokens)
 
     def still_holds(self, state: SpaceState, prompt: Prompt) -> bool:
         """Tell whether a space that is asked about a prompt, or a beginning of it, would answer the same.

@@ -28,6 +28,7 @@ from pagedkv.pool.blocks import FREE, NAME, NEW, NULL_BLOCK, OPEN_STEP, PENDING_
 from pagedkv.pool.holding import claim_all, release_all
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.tables.retaining import shed_unkept
 
 __all__ = ["hold", "num_held", "release", "undefined_tickets"]
 
@@ -63,7 +64,11 @@ def release(state: SpaceState, ticket: Ticket) -> None:
     if ticket not in state.held:
         raise BlockError(f"{ticket!r} holds nothing here: it was released before, or another space gave it out")
     state.is_changing = True
-    release_all(state.pools[ticket.pool].arrays, state.held.pop(ticket))
+    held = state.held.pop(ticket)
+    release_all(state.pools[ticket.pool].arrays, held)
+    for group in state.shedding_groups:
+        if group.pool.name == ticket.pool:
+            shed_unkept(group.pool.arrays, group.arrays, held)
     state.is_changing = False
 
 

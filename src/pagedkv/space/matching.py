@@ -14,13 +14,14 @@ from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.keys import RequestKeys
 from pagedkv.pool.block_keys import keys_of_blocks
-from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, PoolArrays
+from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, SUCCESSOR, PoolArrays
 from pagedkv.pool.digests import DIGEST_NBYTES, digest_prompt, words_of_digests
+from pagedkv.pool.prefix_index import is_child_of
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import read_only
 from pagedkv.spec import TokenIds
-from pagedkv.tables.rows import GroupArrays
+from pagedkv.tables.rows import HIT_ALIGNMENT, NAME_IN_POOL, GroupArrays
 
 __all__ = ["match_again", "match_prompt", "prepare_prompt"]
 
@@ -104,12 +105,15 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
     if not any(group.keeps_whole_prefix for group in state.cached_groups):
         # Blocks before a window are gone, and later nothing is left to compare the prompt with but itself.
         prompt = prompt._replace(tokens=prompt.tokens.copy())
-    block_ids = tuple(read_only(blocks) for blocks in _PrefixMatch(state, prompt).run())
+    search = _PrefixMatch(state, prompt)
+    block_ids = tuple(read_only(blocks) for blocks in search.run())
     num_free = tuple(
         state.loops.count_free(group.pool.arrays, blocks) for group, blocks in zip(state.groups, block_ids, strict=True)
     )
     first = state.cached_groups[0]
-    return PrefixHit(state, prompt, len(block_ids[first.index]) * first.block_size, block_ids, num_free)
+    hit = PrefixHit(state, prompt, len(block_ids[first.index]) * first.block_size, block_ids, num_free)
+    hit.junction = search.junction
+    return hit
 
 
 def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
@@ -148,12 +152,23 @@ def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> 
     return answer if answer.still_holds(state, prompt) else match_prompt(state, prompt)
 
 
+def _junction_behind(group: Group, chain: Int32Array) -> int:
+    """Tell where hits can end in a chain that a prompt leaves and that goes on otherwise; 0 if it does not go on."""
+    if not len(chain):
+        return 0
+    alignment = int(group.arrays.parameters[HIT_ALIGNMENT])
+    pool, name, last = group.pool.arrays, int(group.arrays.parameters[NAME_IN_POOL]), int(chain[-1])
+    goes_on = is_child_of(pool, name, int(pool.records[last, SUCCESSOR]), last)
+    return len(chain) * group.block_size // alignment * alignment if goes_on else 0
+
+
 class _PrefixMatch:
     """One prompt against all groups; keeps chains and digests while it looks.
 
     Attributes:
         _chains: blocks that hit, for each group that keeps whole prefixes.
         _compute_from: first position that a pending hit would have to compute if its computer left.
+        junction: where the prompt leaves a chain that goes on otherwise, at a boundary where hits can end, or 0.
     """
 
     def __init__(self, state: SpaceState, prompt: Prompt) -> None:
@@ -165,6 +180,7 @@ class _PrefixMatch:
         ]
         self._chains: dict[int, Int32Array] = {}
         self._compute_from = len(prompt.tokens)
+        self.junction = 0
 
     def run(self) -> list[Int32Array]:
         limit = self._follow_chains(len(self._prompt.tokens) - 1)
@@ -214,6 +230,8 @@ class _PrefixMatch:
             self._chains[group.index] = found[:num_hits]
             limit = num_hits * group.block_size
             self._compute_from = min(self._compute_from, num_settled * group.block_size)
+            if num_hits < len(found) and self._state.shedding_groups:
+                self.junction = _junction_behind(group, found[:num_hits])
         return self._align(limit)
 
     def _align(self, length: int) -> int:

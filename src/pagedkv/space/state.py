@@ -19,6 +19,7 @@ from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.space.loops import SpaceLoops
 from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig, StepId
+from pagedkv.tables.retaining import NUM_ENDS
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -27,6 +28,7 @@ from pagedkv.tables.rows import (
     LAST_STEP,
     NUM_PLANNED,
     PLANNED,
+    SHEDS,
     SPAN,
     GroupArrays,
     GroupView,
@@ -100,7 +102,8 @@ class SpaceState:
         pool_counts: the counts of the device pools.
         groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching
             (all, if the space has none); outsiders: those; planned_columns: those of the rows that say how far any
-            group is planned. lanes: the groups of each digest chain.
+            group is planned. lanes: the groups of each digest chain. shedding_groups: those whose windows leave
+            cached only what later prompts can hit.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, last first: the one vacated last is warm in the processor's caches.
@@ -110,6 +113,8 @@ class SpaceState:
             shares; if that step is aborted, the row is lost.
         num_known: int32 ``[max_sequences]``, known tokens of rows that have, or had, unknown ones; 0 for all others
             (:mod:`pagedkv.tables.filling`). is_overlapped: whether any row ever had.
+        ends: int32 ``[max_sequences, NUM_ENDS]``, where blocks of shedding groups are to be kept
+            (:mod:`pagedkv.tables.retaining`).
         lane_columns: int32 ``[lanes, 2]``, first column and block size of the first group of each lane.
         held: the tickets that are out, and the blocks of each, int32 ``[n]``; num_tickets: those ever given out.
         media_keys: keys of the rows whose prompts have media.
@@ -143,6 +148,7 @@ class SpaceState:
         self.groups = self._new_groups()
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
+        self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
         self.planned_columns = tuple(dict.fromkeys(group.planned for group in self.groups))
         cached = self.cached_groups[0]
         is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
@@ -157,6 +163,7 @@ class SpaceState:
         self.relies_on = np.zeros(config.max_sequences, np.int32)
         self.num_known = np.zeros(config.max_sequences, np.int32)
         self.is_overlapped = False
+        self.ends = np.zeros((config.max_sequences, NUM_ENDS), np.int32)
         self.lane_columns = np.array(
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
         )
@@ -252,6 +259,8 @@ class SpaceState:
         self.serials[batch] += 1
         self.relies_on[batch] = 0
         self.num_known[batch] = 0
+        if self.shedding_groups:
+            self.ends[batch] = 0
 
     def next_mark(self) -> int:
         """Make a number that no batch of rows was marked with before."""

@@ -42,8 +42,8 @@ def _slide_windows(state: SpaceState, step: InFlightStep) -> None:
     waited = _rows_that_waited(state, step)
     for group in state.groups:
         if not group.keeps_whole_prefix:
-            slide(*group.view, batch, computed)
-            slide(*group.view, waited, state.rows[waited, group.planned])
+            slide(*group.view, batch, computed, state.ends)
+            slide(*group.view, waited, state.rows[waited, group.planned], state.ends)
 
 
 def _rows_that_waited(state: SpaceState, step: InFlightStep) -> Int32Array:

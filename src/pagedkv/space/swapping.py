@@ -22,6 +22,7 @@ from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import AllocStatus, RecurrentState
+from pagedkv.tables.retaining import keep_ends, shed_unkept
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED, blocks_for
 from pagedkv.tables.swapping import arrive, claim_twins, move_rows, name_moved, survey
 
@@ -116,7 +117,7 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
     for row in batch.tolist():
         hand_over(state, row, mark)
         stop_relying(state, row)
-    moves = _move(state, batch, found, _device_pool, _host_pool)
+    moves = _leave_device(state, batch, found)
     state.rows[batch, STATUS] = SWAPPED
     for name, pairs in moves.items():
         ledger.add_swaps_out(name, pairs)
@@ -126,6 +127,17 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
     answer = _as_block_moves(moves)
     state.is_changing = False
     return answer
+
+
+def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[str, Int32Array]:
+    """Move all groups' blocks to the host as surveyed; of windows, what stays cached is what later prompts can hit."""
+    left = [(group, np.unique(group.arrays.table[batch])) for group in state.shedding_groups]
+    for group in state.shedding_groups:
+        keep_ends(*group.view, batch, state.ends)
+    moves = _move(state, batch, found, _device_pool, _host_pool)
+    for group, blocks in left:
+        shed_unkept(group.pool.arrays, group.arrays, blocks)
+    return moves
 
 
 def as_next_counts(

@@ -4,7 +4,8 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import release
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
-from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, GroupArrays
+from pagedkv.tables.retaining import give_up
+from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, SHEDS, GroupArrays
 
 __all__ = ["release_rows"]
 
@@ -15,7 +16,12 @@ def release_rows(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: 
     at = group.parameters[AT]
     for row in batch:
         for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
-            if group.table[row, index] != NULL_BLOCK:
-                release(pool, group.table[row, index], rows[row, LAST_STEP])
-                group.table[row, index] = NULL_BLOCK
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            if group.parameters[SHEDS]:
+                give_up(pool, block, rows[row, LAST_STEP])
+            else:
+                release(pool, block, rows[row, LAST_STEP])
+            group.table[row, index] = NULL_BLOCK
         rows[row, at + NUM_BLOCKS] = 0

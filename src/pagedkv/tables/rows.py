@@ -17,6 +17,7 @@ Rows that have something for the open plan are linked through ``TOUCHED``, so th
     row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
 """
 
+import math
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -81,7 +82,9 @@ CACHING: Final = 6
 SHARES_IN_STEP: Final = 7  # blocks that the open step still computes may hit
 ENDS_HITS: Final = 8  # a hit needs the block before its end, even where the rule reads nothing before it
 PLANNED: Final = 9  # the column that says how far the group is planned: NUM_PLANNED, or one of its own
-NUM_PARAMETERS: Final = 10
+SHEDS: Final = 10  # what leaves the window is kept for a reason only (tables/retaining.py)
+HIT_ALIGNMENT: Final = 11  # hits end at multiples of so many tokens, whatever group they are in
+NUM_PARAMETERS: Final = 12
 
 # Values of KIND.
 FULL: Final = 0
@@ -162,6 +165,9 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     parameters[SHARES_IN_STEP] = not any(isinstance(other, RecurrentState) for other in others)
     parameters[ENDS_HITS] = kind != CHUNK or all(isinstance(other, ChunkedLocal) for other in others)
     parameters[PLANNED] = NUM_PLANNED
+    has_chains = any(isinstance(other, FullAttention) for other in others)
+    parameters[SHEDS] = caching and config.shed_windows and has_chains and kind in {WINDOW, CHUNK}
+    parameters[HIT_ALIGNMENT] = math.lcm(*(other.block_size for other in others)) if caching else 0
     if config.prefix_caching and not caching:
         parameters[PLANNED] = parameters[AT] + PLANNED_HERE
     width = -(-max_tokens // block_size)

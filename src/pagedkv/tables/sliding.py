@@ -4,6 +4,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import release
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
+from pagedkv.tables.retaining import give_up, keep_passed
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -13,6 +14,7 @@ from pagedkv.tables.rows import (
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_SINK_BLOCKS,
+    SHEDS,
     SPAN,
     GroupArrays,
 )
@@ -22,11 +24,21 @@ __all__ = ["slide"]
 
 
 @compiled
-def slide(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, computed: Int32Array) -> None:
+def slide(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    computed: Int32Array,
+    ends: Int32Array,
+) -> None:
     """Release what the rows of a batch no longer need.
 
     ``computed[i]`` tokens of ``batch[i]`` are acknowledged. What a step in flight still reads stays, since
     such a step begins at or after that position; drafts do not count, as they may be rolled back.
+
+    Args:
+        ends: int32 ``[max_sequences, NUM_ENDS]``, where all rows end (:mod:`~pagedkv.tables.retaining`).
     """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
@@ -40,7 +52,12 @@ def slide(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Ar
             continue
         for index in range(stop - 1, max(first, group.parameters[NUM_SINK_BLOCKS]) - 1, -1):
             block = group.table[row, index]
-            if block != NULL_BLOCK:
-                group.table[row, index] = NULL_BLOCK
+            if block == NULL_BLOCK:
+                continue
+            if group.parameters[SHEDS]:
+                keep_passed(pool, group, rows, ends, row, index)
+                give_up(pool, block, rows[row, LAST_STEP])
+            else:
                 release(pool, block, rows[row, LAST_STEP])
+            group.table[row, index] = NULL_BLOCK
         rows[row, at + FIRST_BLOCK] = stop

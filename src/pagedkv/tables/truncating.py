@@ -12,6 +12,7 @@ from pagedkv.pool.block_pool import drop_name, release
 from pagedkv.pool.blocks import DIGEST_WORDS, LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.tables.publishing import rewind_tail
+from pagedkv.tables.retaining import give_up
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -28,6 +29,7 @@ from pagedkv.tables.rows import (
     NUM_TOKENS,
     PLANNED,
     RECURRENT,
+    SHEDS,
     SPAN,
     GroupArrays,
     blocks_for,
@@ -133,9 +135,13 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
     record = rows[row]
     table = group.table[row]
     for index in range(record[at + NUM_BLOCKS] - 1, kept - 1, -1):
-        if table[index] != NULL_BLOCK:
+        if table[index] == NULL_BLOCK:
+            continue
+        if group.parameters[SHEDS]:
+            give_up(pool, table[index], record[LAST_STEP])
+        else:
             release(pool, table[index], record[LAST_STEP])
-            table[index] = NULL_BLOCK
+        table[index] = NULL_BLOCK
     record[at + NUM_BLOCKS] = kept
     record[at + FIRST_BLOCK] = min(record[at + FIRST_BLOCK], kept)
     record[at + DIRTY_TO] = min(record[at + DIRTY_TO], kept)
