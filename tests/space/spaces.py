@@ -137,6 +137,7 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
         numbers[f"digest chains {index}"] = chains.copy()
     for group in state.groups:
         numbers[f"table {group.index}"] = group.arrays.table.copy()
+        numbers[f"ends {group.index}"] = group.ends.copy()
     for place, pool in enumerate(state.all_pools):
         for name, array in pool.arrays._asdict().items():
             num_kept = int(pool.arrays.counts[NUM_EVENTS]) if name == "event_log" else len(array)

@@ -17,6 +17,7 @@ from pagedkv.pool.blocks import (
     FREE,
     HOLD_STEP,
     IN_USE,
+    KEPT,
     LIFE,
     NAME,
     NEXT,
@@ -35,10 +36,11 @@ from pagedkv.pool.blocks import (
     QUEUE,
     REF_COUNT,
     SETTLED_STEP,
+    SPARE,
     SUCCESSOR,
     PoolArrays,
 )
-from pagedkv.pool.free_queue import blocks_of_list, deferred_sentinel, protected_sentinel
+from pagedkv.pool.free_queue import blocks_of_list, deferred_sentinel, protected_sentinel, spare_sentinel
 from pagedkv.pool.prefix_index import bucket_of, has_digest
 
 __all__ = ["check_pool"]
@@ -48,6 +50,8 @@ FAULTS: Final = (
     "links forward and backward differ",
     "free queue and places differ",
     "an empty block waits behind a cached one",
+    "a spare block waits among cached ones",
+    "a block that is not spare waits among spare ones",
     "cached blocks miscounted",
     "nobody will compute a cached block",
     "a deferred block is due",
@@ -71,6 +75,8 @@ FAULTS: Final = (
     LINKS,
     FREE_DIFFER,
     EMPTY_BEHIND_CACHED,
+    SPARE_ELSEWHERE,
+    NOT_SPARE,
     CACHED_COUNT,
     PROMISED_TO_NOBODY,
     DUE,
@@ -98,9 +104,11 @@ def check_pool(pool: BlockPool) -> None:
     counted = int(arrays.counts[NUM_FREE])
     cold = blocks_of_list(arrays.records, NULL_BLOCK, counted)
     protected = blocks_of_list(arrays.records, protected_sentinel(arrays.records), counted)
-    num_linked = len(cold) + len(protected)
+    spare = blocks_of_list(arrays.records, spare_sentinel(arrays.records), counted)
+    num_linked = len(cold) + len(spare) + len(protected)
     assert num_linked == counted, f"{pool.name}: {counted} blocks counted free, {num_linked} linked"
-    _require(pool, _free_fault(arrays, np.array(cold + protected, np.int32)))
+    _require(pool, _free_fault(arrays, np.array(cold + protected, np.int32), len(spare)))
+    _require(pool, _spare_fault(arrays, np.array(spare, np.int32)))
     _require(pool, _deferred_fault(arrays))
     _require(pool, _places_fault(arrays))
     pool.policy.check(pool.name, arrays, cold, protected)
@@ -128,8 +136,20 @@ def _links_fault(pool: PoolArrays) -> int:
 
 
 @compiled
-def _free_fault(pool: PoolArrays, order: Int32Array) -> int:
-    """Free blocks, in the order in which they are handed out: first those without content, then those with names."""
+def _spare_fault(pool: PoolArrays, spare: Int32Array) -> int:
+    """Spare blocks have names, and nobody counts on them."""
+    for block in spare:
+        record = pool.records[block]
+        if record[QUEUE] != FREE or record[KEPT] != SPARE or not record[NAME]:
+            return NOT_SPARE
+        if record[PENDING_STEP] == pool.counts[OPEN_STEP]:
+            return PROMISED_TO_NOBODY
+    return NONE
+
+
+@compiled
+def _free_fault(pool: PoolArrays, order: Int32Array, num_spare: int) -> int:
+    """Free blocks but the spare ones, in the order in which they are handed out: those without content come first."""
     records = pool.records
     num_cached = 0
     fault = NONE
@@ -140,14 +160,16 @@ def _free_fault(pool: PoolArrays, order: Int32Array) -> int:
             num_cached += 1
             if records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
                 fault = PROMISED_TO_NOBODY
+            if records[block, KEPT] == SPARE:
+                fault = SPARE_ELSEWHERE
         elif num_cached:
             fault = EMPTY_BEHIND_CACHED
     num_free = 0
     for block in range(1, len(records) - NUM_SENTINELS):
         num_free += records[block, QUEUE] == FREE
-    if num_free != len(order):
+    if num_free != len(order) + num_spare:
         return FREE_DIFFER
-    if fault == NONE and num_cached != pool.counts[NUM_CACHED]:
+    if fault == NONE and num_cached + num_spare != pool.counts[NUM_CACHED]:
         return CACHED_COUNT
     return fault
 

@@ -63,7 +63,8 @@ from pagedkv.pool.blocks import (
 from pagedkv.pool.eviction import hooks
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, number_of
-from pagedkv.pool.prefix_index import PrefixIndex, forget
+from pagedkv.pool.prefix_index import PrefixIndex, forget, unname
+from pagedkv.pool.sparing import enqueue_spare, is_spare, renew
 
 __all__ = ["BlockPool", "KVCacheBlock", "acquire", "claim", "drop_name", "lower_hold", "release", "reuse", "settle"]
 
@@ -76,8 +77,11 @@ def acquire(pool: PoolArrays) -> int:
     if records[block, NAME]:
         pool.counts[NUM_CACHED] -= 1
         pool.counts[NUM_EVICTED] += 1
-        hooks.note_eviction(pool, block)
-        forget(pool, block)
+        if is_spare(pool, block):
+            unname(pool, block)
+        else:
+            hooks.note_eviction(pool, block)
+            forget(pool, block)
     records[block, REF_COUNT] = 1
     records[block, LIFE] += 1
     records[block, HOLD_STEP] = 0
@@ -92,6 +96,8 @@ def acquire(pool: PoolArrays) -> int:
 def claim(pool: PoolArrays, block: int) -> None:
     """Take one more reference to a block that has content, wherever it is."""
     records = pool.records
+    if is_spare(pool, block):
+        renew(pool, block)
     if records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
         pool.counts[NUM_CACHED] -= 1
@@ -144,9 +150,12 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
 
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
-    """Put an unreferenced block where its content says: the back if it is cached, else the front."""
+    """Put an unreferenced block where its content says: the front if it has none, else among spare or cached ones."""
     if pool.records[block, NAME]:
-        hooks.enqueue(pool, block)
+        if is_spare(pool, block):
+            enqueue_spare(pool, block)
+        else:
+            hooks.enqueue(pool, block)
         pool.counts[NUM_CACHED] += 1
     else:
         free_queue.prepend(pool.records, pool.counts, block)
@@ -179,8 +188,12 @@ def _free_deferred(pool: PoolArrays, sentinel: int, step: int) -> None:
 @compiled
 def drop_name(pool: PoolArrays, block: int) -> None:
     """Make a named block's content unfindable; if it is free, it has no content any more."""
-    forget(pool, block)
-    if pool.records[block, QUEUE] == FREE:
+    is_free = pool.records[block, QUEUE] == FREE
+    if is_free and is_spare(pool, block):
+        unname(pool, block)
+    else:
+        forget(pool, block)
+    if is_free:
         free_queue.remove(pool.records, pool.counts, block)
         free_queue.prepend(pool.records, pool.counts, block)
         pool.counts[NUM_CACHED] -= 1

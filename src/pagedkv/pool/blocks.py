@@ -43,7 +43,7 @@ PARENT_LIFE: Final = 10
 EXTRA: Final = 11  # id of its extra keys (0: none)
 SUCCESSOR: Final = 12  # its most recently named child
 AHEAD: Final = 13  # a block LOOKAHEAD places further down its chain, or 0: what a walk is to fetch; never trusted
-KEPT: Final = AHEAD  # in a window group, whose prompts are not walked: why it is kept when nobody holds it
+KEPT: Final = AHEAD  # in a window group, which is not walked: why it stays cached when nobody holds it, or SPARE
 NUM_FIELDS: Final = 14
 
 FIRST_WALK_FIELD: Final = QUEUE
@@ -57,6 +57,8 @@ NEW: Final = -1  # in use, handed out since the last plan, and nobody's content 
 IN_USE: Final = 0
 FREE: Final = 1
 DEFERRED: Final = 2
+
+SPARE: Final = -1  # value of KEPT: for no reason; it is cached only while there is room (sparing.py)
 
 # Places in ``counts``.
 NUM_FREE: Final = 0
@@ -74,7 +76,7 @@ IN_ORDER: Final = 11  # 1 if blocks wait for moves only, since steps are carried
 NUM_COUNTS: Final = 12
 
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
-NUM_SENTINELS: Final = 1 + NUM_DEFERRED_LISTS  # records behind those of the blocks
+NUM_SENTINELS: Final = 2 + NUM_DEFERRED_LISTS  # records behind those of the blocks
 
 DIGEST_WORDS: Final = 8
 EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
@@ -85,7 +87,7 @@ class PoolArrays(NamedTuple):
 
     Args:
         records: int32 ``[num_blocks + NUM_SENTINELS, NUM_FIELDS]``; behind the blocks stand the sentinels of the
-            protected list and of the lists of deferred blocks.
+            protected list, of the spare blocks and of the lists of deferred blocks.
         tokens: int32 ``[num_blocks, block_size]``; ``[num_blocks, 0]`` without prefix caching.
         digests: uint32 ``[num_blocks, 8]``, big-endian words of the SHA-256; ``[0, 8]`` without caching.
         buckets: int32 ``[power of two]``, first block of each bucket of the prefix index; 3/4 to 3/2 a block.

@@ -2,7 +2,8 @@
 
 Owns the links (``NEXT``, ``PREVIOUS``), the place (``QUEUE``) and the count of free blocks. Does not
 know what a block contains: its callers append blocks worth keeping at the back, least worth first, and
-put blocks without content at the front. A second list is handed out last: it is empty unless the eviction policy
+put blocks without content at the front. A list of spare blocks (:mod:`~pagedkv.pool.sparing`) is handed out as soon as
+no block without content is left, and a protected list last: it is empty unless the eviction policy
 (:mod:`~pagedkv.pool.eviction`) puts blocks there. Every operation on one block is O(1), removal from the middle
 included, which is what a prefix hit on freed blocks needs.
 
@@ -11,6 +12,7 @@ included, which is what a prefix hit on freed blocks needs.
     sentinel (null block) -> block without content, newest freed first -> ...
                           -> cached block, least recently used first, tail of a sequence before its head
                           -> sentinel
+    sentinel (second record behind the blocks) -> spare block, the one that became spare first -> ... -> sentinel
     sentinel (first record behind the blocks) -> protected block, least recently used first -> ... -> sentinel
 """
 
@@ -24,6 +26,7 @@ from pagedkv.errors import BlockError
 from pagedkv.pool.blocks import (
     FREE,
     IN_USE,
+    NAME,
     NEXT,
     NULL_BLOCK,
     NUM_DEFERRED_LISTS,
@@ -43,6 +46,7 @@ __all__ = [
     "prepend",
     "protected_sentinel",
     "remove",
+    "spare_sentinel",
     "unlink",
 ]
 
@@ -57,6 +61,12 @@ def deferred_sentinel(records: Int32Array, step: int) -> int:
 def protected_sentinel(records: Int32Array) -> int:
     """Sentinel of the list of free blocks that are handed out last."""
     return len(records) - NUM_SENTINELS
+
+
+@inlined
+def spare_sentinel(records: Int32Array) -> int:
+    """Sentinel of the list of cached blocks that are handed out before the others."""
+    return len(records) - NUM_SENTINELS + 1
 
 
 @inlined
@@ -106,6 +116,10 @@ def remove(records: Int32Array, counts: Int64Array, block: int) -> None:
 def popleft(records: Int32Array, counts: Int64Array) -> int:
     """Take the first block out; the caller has checked that there is one."""
     block = unsigned(records[NULL_BLOCK, NEXT])
+    if block == NULL_BLOCK or records[block, NAME]:
+        spare = unsigned(records[spare_sentinel(records), NEXT])
+        if spare < len(records) - NUM_SENTINELS:
+            block = spare
     if block == NULL_BLOCK:
         block = unsigned(records[protected_sentinel(records), NEXT])
     remove(records, counts, block)
@@ -170,7 +184,10 @@ class FreeBlockQueue:
     def get_all_free_blocks(self) -> list[int]:
         """All free blocks in order, changing nothing. O(free blocks)."""
         num_free = self.num_free_blocks
-        order = blocks_of_list(self._records, NULL_BLOCK, num_free)
+        cold = blocks_of_list(self._records, NULL_BLOCK, num_free)
+        num_empty = sum(self._records[block, NAME] == 0 for block in cold)
+        order = cold[:num_empty] + blocks_of_list(self._records, spare_sentinel(self._records), num_free)
+        order += cold[num_empty:]
         order += blocks_of_list(self._records, protected_sentinel(self._records), num_free)
         assert len(order) == num_free, f"the queue links {len(order)} blocks but counts {num_free}"
         return order

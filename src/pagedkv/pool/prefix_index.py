@@ -36,7 +36,7 @@ from pagedkv.pool.blocks import (
 )
 from pagedkv.pool.eviction.hooks import note_drop, note_name
 
-__all__ = ["PrefixIndex", "find", "forget", "is_child_of", "name_block", "note_ahead", "tell_parent"]
+__all__ = ["PrefixIndex", "find", "forget", "is_child_of", "name_block", "note_ahead", "tell_parent", "unname"]
 
 GROUP_SPREAD: Final = 0x9E3779B1  # keeps equal digests of different groups in different buckets
 
@@ -105,9 +105,15 @@ def note_ahead(pool: PoolArrays, block: int, ahead: int) -> None:
 
 @compiled
 def forget(pool: PoolArrays, block: int) -> None:
-    """Take a block's name away; links to its content die."""
-    records = pool.records
+    """Take a block's name away, and tell the eviction policy; links to its content die."""
     note_drop(pool, block)
+    unname(pool, block)
+
+
+@compiled
+def unname(pool: PoolArrays, block: int) -> None:
+    """Take the name of a block away that is none of the eviction policy's; links to its content die."""
+    records = pool.records
     _log(pool, REMOVED, block)
     bucket = bucket_of(pool, records[block, NAME], int(pool.digests[block, 0]))
     current = pool.buckets[bucket]
@@ -120,6 +126,7 @@ def forget(pool: PoolArrays, block: int) -> None:
     records[block, NAME] = 0
     records[block, BUCKET_NEXT] = NULL_BLOCK
     records[block, SUCCESSOR] = NULL_BLOCK
+    records[block, AHEAD] = NULL_BLOCK
     records[block, LIFE] += 1
     pool.counts[NUM_NAMED] -= 1
 

@@ -15,11 +15,11 @@ from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching import digest_of_prefix, match_again
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.publishing import publish, tag_blocks
+from pagedkv.space.retaining import note_prompt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import AllocStatus, Row
-from pagedkv.tables.retaining import JUNCTION, PROMPT_END, move_end_on, note_junction
-from pagedkv.tables.rows import AT, HIT_ALIGNMENT, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
+from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
 
 __all__ = ["Admission", "admission_status", "allocate"]
 
@@ -164,28 +164,9 @@ def allocate(
             _tag(state, row, prompt)
         _take_digests(state, row, prompt)
         publish(state, ledger, batch)
-    if state.shedding_groups:
-        _note_ends(state, row, prompt, hit, answer)
+    note_prompt(state, row, num_tokens if answer is None else answer.prompt_length, hit)
     state.is_changing = False
     return Allocation(Row(row), hit.num_tokens)
-
-
-def _note_ends(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit, answer: PrefixHit | None) -> None:
-    """Note where a prompt ends and where it leaves a known chain, and what that means for the blocks that it hits."""
-    num_tokens = len(prompt.tokens) if answer is None else answer.prompt_length
-    alignment = int(state.shedding_groups[0].arrays.parameters[HIT_ALIGNMENT])
-    state.ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
-    state.ends[row, JUNCTION] = hit.junction
-    if hit.num_tokens == 0:
-        return
-    for group in state.shedding_groups:
-        blocks = hit.block_ids[group.index]
-        if hit.junction == hit.num_tokens:
-            note_junction(group.pool.arrays, blocks)
-            continue
-        chains = [other for other in state.lanes[group.lane] if other.keeps_whole_prefix]
-        pool, chain = (chains[0].pool, hit.block_ids[chains[0].index]) if chains else (group.pool, NO_BLOCKS)
-        move_end_on(group.pool.arrays, group.arrays, pool.arrays, chain, blocks)
 
 
 def _start_chains(state: SpaceState, row: int, prompt: Prompt, hits: tuple[Int32Array, ...]) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 from pagedkv.pool.auditing import check_pool
 from pagedkv.pool.blocks import AHEAD, KEPT, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.tables.retaining import REASONS
 from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
@@ -105,7 +104,7 @@ def _check_kept(group: Group) -> None:
         is_foreign = is_named & ((records[:, AHEAD] < 0) | (records[:, AHEAD] >= group.pool.num_blocks))
         assert not is_foreign.any(), f"group {group.index}: what a walk is to fetch is foreign"
         return
-    unkept = np.flatnonzero(is_named & (records[:, REF_COUNT] == 0) & (records[:, KEPT] & REASONS == 0))
+    unkept = np.flatnonzero(is_named & (records[:, REF_COUNT] == 0) & (records[:, KEPT] == 0))
     assert len(unkept) == 0, f"group {group.index}: block {unkept[0]} is cached, but no later prompt would hit it"
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import StepError
 from pagedkv.pool.blocks import NULL_BLOCK
+from pagedkv.space.retaining import slide_group
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.declaring import count_shared_unsettled, declare_planned, settle_blocks
 from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_TOKENS, RUNNING, STATUS
-from pagedkv.tables.sliding import slide
 
 __all__ = ["mark_computed"]
 
@@ -42,7 +42,7 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
     state.relies_on[batch] = 0
     for group in state.groups:
         if not group.keeps_whole_prefix:
-            slide(*group.view, batch, state.rows[batch, NUM_TOKENS], state.ends)
+            slide_group(state, group, batch, state.rows[batch, NUM_TOKENS])
     state.is_changing = False
 
 

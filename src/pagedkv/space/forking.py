@@ -50,10 +50,11 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         for column in state.planned_columns:
             rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
         state.relies_on[child] = state.relies_on[parent]
-        state.ends[child] = state.ends[parent]
         if parent in state.media_keys:
             state.media_keys[int(child)] = state.media_keys[parent]
             state.media_reach[child] = state.media_reach[parent]
+    for group in state.shedding_groups:
+        group.ends[children] = group.ends[parent]
     for group in state.groups:
         fork_row(*group.view, parent, children)
         table = group.arrays.table[parent, : blocks_for(int(rows[parent, NUM_TOKENS]), group.block_size)]

@@ -2,9 +2,9 @@
 
 from pagedkv.arrays import Int32Array
 from pagedkv.space.pending import hand_over
+from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.retaining import keep_ends
 from pagedkv.tables.rows import FROZEN, LOST_ON_HOST, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
 __all__ = ["free", "reset_prefix_cache"]
@@ -19,8 +19,7 @@ def free(state: SpaceState, batch: Int32Array, mark: int) -> None:
     for row in batch[unplanned].tolist():
         hand_over(state, row, mark)
     on_host = (status == SWAPPED) | (status == LOST_ON_HOST)
-    for group in state.shedding_groups:
-        keep_ends(*group.view, batch[~on_host], state.ends)
+    note_ends(state, batch[~on_host])
     for group in state.groups:
         state.loops.release_rows(*group.view, batch[~on_host])
         if group.host_pool is not None and on_host.any():

@@ -57,6 +57,8 @@ class Group:
         planned: the column of the rows that says how far the group is planned.
         block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
         keeps_whole_prefix: whether the rule never drops a block (full attention).
+        ends: int32 ``[max_sequences, NUM_ENDS]``, where blocks are to be kept, if the group sheds what its windows pass
+            (:mod:`pagedkv.tables.retaining`); else empty.
         view: what compiled loops over its rows take first: ``loop(*group.view, ...)``.
     """
 
@@ -70,6 +72,7 @@ class Group:
     block_size: int
     keeps_whole_prefix: bool
     view: GroupView
+    ends: Int32Array
 
     @property
     def stays_out(self) -> bool:
@@ -113,8 +116,6 @@ class SpaceState:
             shares; if that step is aborted, the row is lost.
         num_known: int32 ``[max_sequences]``, known tokens of rows that have, or had, unknown ones; 0 for all others
             (:mod:`pagedkv.tables.filling`). is_overlapped: whether any row ever had.
-        ends: int32 ``[max_sequences, NUM_ENDS]``, where blocks of shedding groups are to be kept
-            (:mod:`pagedkv.tables.retaining`).
         lane_columns: int32 ``[lanes, 2]``, first column and block size of the first group of each lane.
         held: the tickets that are out, and the blocks of each, int32 ``[n]``; num_tickets: those ever given out.
         media_keys: keys of the rows whose prompts have media.
@@ -163,7 +164,6 @@ class SpaceState:
         self.relies_on = np.zeros(config.max_sequences, np.int32)
         self.num_known = np.zeros(config.max_sequences, np.int32)
         self.is_overlapped = False
-        self.ends = np.zeros((config.max_sequences, NUM_ENDS), np.int32)
         self.lane_columns = np.array(
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
         )
@@ -204,7 +204,8 @@ class SpaceState:
             lane = lane_of_size.setdefault(block_size, len(lane_of_size)) if planned == NUM_PLANNED else NO_LANE
             pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
             view = GroupView(pool.arrays, arrays, self.rows)
-            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view))
+            ends = np.zeros((config.max_sequences if arrays.parameters[SHEDS] else 0, NUM_ENDS), np.int32)
+            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view, ends))
         return tuple(groups)
 
     def _lanes(self) -> tuple[tuple[Group, ...], ...]:
@@ -259,8 +260,8 @@ class SpaceState:
         self.serials[batch] += 1
         self.relies_on[batch] = 0
         self.num_known[batch] = 0
-        if self.shedding_groups:
-            self.ends[batch] = 0
+        for group in self.shedding_groups:
+            group.ends[batch] = 0
 
     def next_mark(self) -> int:
         """Make a number that no batch of rows was marked with before."""

@@ -5,11 +5,11 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.space import filling
 from pagedkv.space.merging import merge
+from pagedkv.space.retaining import slide_group
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
 from pagedkv.spec import StepId
 from pagedkv.tables.rows import LAST_STEP, RUNNING, STATUS
-from pagedkv.tables.sliding import slide
 
 __all__ = ["acknowledge", "settle"]
 
@@ -42,8 +42,8 @@ def _slide_windows(state: SpaceState, step: InFlightStep) -> None:
     waited = _rows_that_waited(state, step)
     for group in state.groups:
         if not group.keeps_whole_prefix:
-            slide(*group.view, batch, computed, state.ends)
-            slide(*group.view, waited, state.rows[waited, group.planned], state.ends)
+            slide_group(state, group, batch, computed)
+            slide_group(state, group, waited, state.rows[waited, group.planned])
 
 
 def _rows_that_waited(state: SpaceState, step: InFlightStep) -> Int32Array:

@@ -19,10 +19,11 @@ from pagedkv.pool.block_pool import BlockPool
 from pagedkv.space.admission import kept_free
 from pagedkv.space.pending import hand_over, stop_relying
 from pagedkv.space.publishing import publish
+from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import AllocStatus, RecurrentState
-from pagedkv.tables.retaining import keep_ends, shed_unkept
+from pagedkv.tables.retaining import shed_unkept
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED, blocks_for
 from pagedkv.tables.swapping import arrive, claim_twins, move_rows, name_moved, survey
 
@@ -132,8 +133,7 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
 def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[str, Int32Array]:
     """Move all groups' blocks to the host as surveyed; of windows, what stays cached is what later prompts can hit."""
     left = [(group, np.unique(group.arrays.table[batch])) for group in state.shedding_groups]
-    for group in state.shedding_groups:
-        keep_ends(*group.view, batch, state.ends)
+    note_ends(state, batch)
     moves = _move(state, batch, found, _device_pool, _host_pool)
     for group, blocks in left:
         shed_unkept(group.pool.arrays, group.arrays, blocks)

@@ -5,16 +5,17 @@ moves on, that is hardly ever asked for. So a block is kept, once nobody holds i
 record (``KEPT``) when a sequence moved past it or ended:
 
 ``AT_END``
-    It lies in the window before a prompt's end or a sequence's end. A later prompt that goes on from there takes the
-    reason away: its own ends stand for it.
+    It lies in the window before a sequence's end, or before its prompt's end while the sequence lives. A later prompt
+    that goes on from there takes the reason away: its own end stands for it.
 ``AT_JUNCTION``
     It lies in the window before a place where a prompt has left a known chain that goes on otherwise.
 
-Everything else is *shed* with its last reference: it loses its name, and is handed out before any cached block::
+Everything else is *shed* with its last reference: it becomes spare, cached only while there is room
+(:mod:`pagedkv.pool.sparing`)::
 
     blocks of a window group    0    1    2    3    4    5    6    7    8    9
-                              shed shed shed [junction ] shed shed shed [  end  ]
-                                             ^ a prompt left the chain here    ^ the sequence ended here
+                              spare spare [ junction ] spare spare spare [  end   ]
+                                                     ^ a prompt left the chain    ^ the sequence ended
 
 The rule is that of promise 22 of docs/design.md. It needs to see where prompts branch, so it is in force where a group
 that keeps whole prefixes has prefix caching as well.
@@ -24,9 +25,10 @@ from typing import Final
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.block_pool import drop_name, release
-from pagedkv.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, PoolArrays
-from pagedkv.pool.prefix_index import find, forget
+from pagedkv.pool.block_pool import release
+from pagedkv.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, SPARE, PoolArrays
+from pagedkv.pool.prefix_index import find
+from pagedkv.pool.sparing import is_spare, make_cached, make_spare
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -50,25 +52,24 @@ __all__ = [
     "JUNCTION",
     "NUM_ENDS",
     "PROMPT_END",
-    "REASONS",
     "give_up",
+    "keep",
     "keep_ends",
-    "keep_passed",
+    "move_boundary",
     "move_end_on",
     "note_junction",
     "shed_unkept",
 ]
 
-# Columns of ``ends``, int32 ``[max_sequences, NUM_ENDS]``: positions of a row at which hits can end; 0: none.
+# Columns of a group's ``ends``, int32 ``[max_sequences, NUM_ENDS]``: positions of a row where hits can end; 0: none.
 PROMPT_END: Final = 0
 JUNCTION: Final = 1
-NUM_ENDS: Final = 2
+LAST_BOUNDARY: Final = 2  # where the sequence would end if it were given up now
+NUM_ENDS: Final = 3
 
-# Bits of KEPT. Above them, in the last block before a sequence's end: how many blocks lie before its prompt's end.
+# Bits of KEPT.
 AT_END: Final = 1
 AT_JUNCTION: Final = 2
-REASONS: Final = 3
-EARLIER_END: Final = 4
 
 
 @inlined
@@ -81,23 +82,24 @@ def serves(group: GroupArrays, index: int, length: int) -> bool:
     return index < length // block_size and (index >= first or index < group.parameters[NUM_SINK_BLOCKS])
 
 
-@inlined
-def keep_passed(pool: PoolArrays, group: GroupArrays, rows: Int32Array, ends: Int32Array, row: int, index: int) -> None:
+@compiled
+def keep(pool: PoolArrays, group: GroupArrays, rows: Int32Array, ends: Int32Array, row: int, index: int) -> None:
     """Note for which of a row's ends logical block ``index``, which the row is about to give up, is to be kept."""
-    why = 0
-    if serves(group, index, ends[row, PROMPT_END]):
-        why = AT_END
+    is_at_end = serves(group, index, ends[row, PROMPT_END]) or serves(group, index, ends[row, LAST_BOUNDARY])
+    why = AT_END if is_at_end else 0
     if serves(group, index, ends[row, JUNCTION]):
         why |= AT_JUNCTION
     if why:
-        keep(pool, group, rows, row, index, why)
+        keep_for(pool, group, rows, row, index, why)
 
 
 @compiled
-def keep(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, why: int) -> None:
-    """Note why a row's block is to be kept."""
+def keep_for(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, why: int) -> None:
+    """Note why a row's block is to be kept, in whichever block carries its content."""
     block = carrier_of(pool, group, rows, row, index)
     if block != NULL_BLOCK:
+        if is_spare(pool, block):
+            make_cached(pool, block)
         pool.records[block, KEPT] |= why
 
 
@@ -114,47 +116,103 @@ def carrier_of(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
 
 @inlined
 def give_up(pool: PoolArrays, block: int, last_step: int) -> None:
-    """Give one reference to a window's block back; with the last one, what is kept for no reason loses its name."""
+    """Give one reference to a window's block back; with the last one, what is kept for no reason becomes spare."""
     record = pool.records[block]
-    if record[REF_COUNT] == 1 and record[NAME] and not record[KEPT] & REASONS:
-        forget(pool, block)
+    if record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
+        record[KEPT] = SPARE
     release(pool, block, last_step)
 
 
 @compiled
-def keep_ends(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, ends: Int32Array) -> None:
+def move_boundary(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    ends: Int32Array,
+    row: int,
+    num_tokens: int,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Note how far a row is computed: what was kept for the boundary before is kept for that no longer.
+
+    Args:
+        chain_pool, chains: a group of equal block size that keeps whole prefixes, or this group again if there is none:
+            then what was kept is left to be evicted.
+    """
+    boundary = num_tokens // group.parameters[HIT_ALIGNMENT] * group.parameters[HIT_ALIGNMENT]
+    before = ends[row, LAST_BOUNDARY]
+    ends[row, LAST_BOUNDARY] = boundary
+    if boundary > before and before != ends[row, PROMPT_END]:
+        give_end_up(pool, group, rows, row, before, boundary, chain_pool, chains)
+
+
+@compiled
+def give_end_up(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    end: int,
+    later: int,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Keep what a row has passed for one end no longer, unless it serves a later one."""
+    passed = rows[row, group.parameters[AT] + FIRST_BLOCK]
+    for index in range(group.parameters[NUM_SINK_BLOCKS], min(passed, end // group.parameters[BLOCK_SIZE])):
+        if serves(group, index, end) and not serves(group, index, later) and chains.table[row, index] != NULL_BLOCK:
+            digest = chain_pool.digests[chains.table[row, index]]
+            keep_no_longer(pool, find(pool, group.parameters[NAME_IN_POOL], digest))
+
+
+@compiled
+def keep_ends(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    ends: Int32Array,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
     """Note what is to be kept of rows that are about to be given up: sequences end where they are computed to."""
     at = group.parameters[AT]
-    block_size = group.parameters[BLOCK_SIZE]
-    alignment = group.parameters[HIT_ALIGNMENT]
     for row in batch:
         record = rows[row]
         if record[FROZEN]:
             continue
-        end = min(record[at + NUM_PUBLISHED] * block_size, record[NUM_PLANNED]) // alignment * alignment
-        first = record[at + FIRST_BLOCK]
+        num_tokens = min(record[at + NUM_PUBLISHED] * group.parameters[BLOCK_SIZE], record[NUM_PLANNED])
+        move_boundary(pool, group, rows, ends, row, num_tokens, chain_pool, chains)
         for index in range(record[at + NUM_BLOCKS]):
-            if group.table[row, index] == NULL_BLOCK or group.parameters[NUM_SINK_BLOCKS] <= index < first:
-                continue
-            keep_passed(pool, group, rows, ends, row, index)
-            if serves(group, index, end):
-                keep(pool, group, rows, row, index, AT_END)
-        last = end // block_size - 1
-        if end > ends[row, PROMPT_END] and group.table[row, last] != NULL_BLOCK:
-            tip = carrier_of(pool, group, rows, row, last)
-            if tip != NULL_BLOCK:
-                pool.records[tip, KEPT] &= REASONS
-                pool.records[tip, KEPT] |= ends[row, PROMPT_END] // block_size * EARLIER_END
+            if group.table[row, index] != NULL_BLOCK:
+                keep(pool, group, rows, ends, row, index)
+        if ends[row, LAST_BOUNDARY] > ends[row, PROMPT_END]:
+            boundary = ends[row, LAST_BOUNDARY]
+            give_end_up(pool, group, rows, row, ends[row, PROMPT_END], boundary, chain_pool, chains)
+
+
+@inlined
+def keep_no_longer(pool: PoolArrays, block: int) -> None:
+    """Take the reason away that a block lies before an end; nothing if it is none, or spare."""
+    if block != NULL_BLOCK and not is_spare(pool, block):
+        pool.records[block, KEPT] &= AT_JUNCTION
+        shed(pool, block)
+
+
+@inlined
+def shed(pool: PoolArrays, block: int) -> None:
+    """Make a named block spare if nobody holds it and nothing keeps it."""
+    if pool.records[block, REF_COUNT] == 0 and not pool.records[block, KEPT]:
+        make_spare(pool, block)
 
 
 @compiled
 def shed_unkept(pool: PoolArrays, group: GroupArrays, blocks: Int32Array) -> None:
-    """Give the content of those blocks up that carry a name of this group, that nobody holds, and nothing keeps."""
+    """Make those blocks spare that carry a name of this group, that nobody holds, and nothing keeps."""
     for block in blocks:
-        record = pool.records[block]
-        is_named = record[NAME] == group.parameters[NAME_IN_POOL]
-        if is_named and record[REF_COUNT] == 0 and not record[KEPT] & REASONS:
-            drop_name(pool, block)
+        if pool.records[block, NAME] == group.parameters[NAME_IN_POOL]:
+            shed(pool, block)
 
 
 @compiled
@@ -166,32 +224,8 @@ def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
 
 
 @compiled
-def move_end_on(
-    pool: PoolArrays, group: GroupArrays, chain_pool: PoolArrays, chain: Int32Array, hits: Int32Array
-) -> None:
-    """Note that a prompt goes on where a hit ends: if a sequence ended there, its end and its prompt's end move on.
-
-    Args:
-        chain_pool: the pool of a group of equal block size that keeps whole prefixes, for its digests.
-        chain: its blocks of the hit, int32 ``[hit blocks]``; empty if there is no such group: the end of the prompt
-            is left to be evicted then.
-        hits: the blocks of this group, null where none is needed.
-    """
-    records = pool.records
-    earlier = records[hits[-1], KEPT] // EARLIER_END if hits[-1] != NULL_BLOCK else 0
+def move_end_on(pool: PoolArrays, hits: Int32Array) -> None:
+    """Note that a prompt goes on where a hit ends: if a sequence ended there, its end moves on."""
     for block in hits:
         if block != NULL_BLOCK:
-            records[block, KEPT] &= AT_JUNCTION
-    for index in range(min(earlier, len(chain))):
-        if hits[index] == NULL_BLOCK and serves(group, index, earlier * group.parameters[BLOCK_SIZE]):
-            block = find(pool, group.parameters[NAME_IN_POOL], chain_pool.digests[chain[index]])
-            if block != NULL_BLOCK:
-                shed(pool, block)
-
-
-@inlined
-def shed(pool: PoolArrays, block: int) -> None:
-    """Keep a named block for no end any longer, and give its content up if nothing else keeps it."""
-    pool.records[block, KEPT] &= AT_JUNCTION
-    if pool.records[block, KEPT] == 0 and pool.records[block, REF_COUNT] == 0:
-        drop_name(pool, block)
+            pool.records[block, KEPT] &= AT_JUNCTION

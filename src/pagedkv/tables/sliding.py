@@ -4,7 +4,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import release
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
-from pagedkv.tables.retaining import give_up, keep_passed
+from pagedkv.tables.retaining import give_up, keep, move_boundary
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -31,6 +31,8 @@ def slide(
     batch: Int32Array,
     computed: Int32Array,
     ends: Int32Array,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
 ) -> None:
     """Release what the rows of a batch no longer need.
 
@@ -39,6 +41,7 @@ def slide(
 
     Args:
         ends: int32 ``[max_sequences, NUM_ENDS]``, where all rows end (:mod:`~pagedkv.tables.retaining`).
+        chain_pool, chains: as :func:`~pagedkv.tables.retaining.move_boundary` takes them.
     """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
@@ -50,12 +53,14 @@ def slide(
         first = rows[row, at + FIRST_BLOCK]
         if stop <= first:
             continue
+        if group.parameters[SHEDS]:
+            move_boundary(pool, group, rows, ends, row, query, chain_pool, chains)
         for index in range(stop - 1, max(first, group.parameters[NUM_SINK_BLOCKS]) - 1, -1):
             block = group.table[row, index]
             if block == NULL_BLOCK:
                 continue
             if group.parameters[SHEDS]:
-                keep_passed(pool, group, rows, ends, row, index)
+                keep(pool, group, rows, ends, row, index)
                 give_up(pool, block, rows[row, LAST_STEP])
             else:
                 release(pool, block, rows[row, LAST_STEP])

@@ -1,0 +1,60 @@
+"""Spare blocks: cached, but only while there is room.
+
+Named blocks that nobody is expected to hit. They can be hit until they are handed out, and that they are before any
+other cached block, the one that became spare first before the others::
+
+    handed out:  blocks without content | spare blocks, oldest first | cached blocks, as the eviction policy says
+
+A spare block is none of the policy's: to it, the name was dropped (``note_drop``), and begins anew with a hit. Which
+blocks are spare is decided above (:mod:`pagedkv.tables.retaining`); ``KEPT`` tells it, in blocks of window groups.
+"""
+
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.pool import free_queue
+from pagedkv.pool.blocks import FREE, KEPT, NUM_FREE, QUEUE, SPARE, PoolArrays
+from pagedkv.pool.eviction import hooks
+
+__all__ = ["enqueue_spare", "is_spare", "make_cached", "make_spare", "renew"]
+
+
+@inlined
+def is_spare(pool: PoolArrays, block: int) -> bool:
+    """Tell whether a block is spare, or will be once no step needs it any more."""
+    return bool(pool.records[block, KEPT] == SPARE)
+
+
+@compiled
+def enqueue_spare(pool: PoolArrays, block: int) -> None:
+    """Put a named block that nobody uses behind the other spare ones."""
+    hooks.note_drop(pool, block)
+    free_queue.link_before(pool.records, free_queue.spare_sentinel(pool.records), block)
+    pool.records[block, QUEUE] = FREE
+    pool.counts[NUM_FREE] += 1
+
+
+@compiled
+def make_spare(pool: PoolArrays, block: int) -> None:
+    """Make a named block spare that nobody holds, free or deferred."""
+    if is_spare(pool, block):
+        return
+    pool.records[block, KEPT] = SPARE
+    if pool.records[block, QUEUE] == FREE:
+        free_queue.remove(pool.records, pool.counts, block)
+        enqueue_spare(pool, block)
+
+
+@compiled
+def make_cached(pool: PoolArrays, block: int) -> None:
+    """Make a spare block that nobody holds one like other cached ones."""
+    renew(pool, block)
+    if pool.records[block, QUEUE] == FREE:
+        free_queue.remove(pool.records, pool.counts, block)
+        hooks.enqueue(pool, block)
+
+
+@compiled
+def renew(pool: PoolArrays, block: int) -> None:
+    """Make a spare block one like others, since somebody is about to take it from wherever it is."""
+    pool.records[block, KEPT] = 0
+    if pool.records[block, QUEUE] == FREE:
+        hooks.note_name(pool, block)

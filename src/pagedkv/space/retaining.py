@@ -1,0 +1,44 @@
+"""What windows release and what they leave cached, across groups: where prompts end and branch, and sequences end."""
+
+from pagedkv.arrays import Int32Array
+from pagedkv.space.hits import PrefixHit
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.tables.retaining import JUNCTION, PROMPT_END, keep_ends, move_end_on, note_junction
+from pagedkv.tables.rows import HIT_ALIGNMENT
+from pagedkv.tables.sliding import slide
+
+__all__ = ["note_ends", "note_prompt", "slide_group"]
+
+
+def note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) -> None:
+    """Note where the prompt of a new row, of so many tokens, ends and leaves a known chain, and what it goes on from.
+
+    Nothing where no group sheds.
+    """
+    if not state.shedding_groups:
+        return
+    alignment = int(state.shedding_groups[0].arrays.parameters[HIT_ALIGNMENT])
+    note = note_junction if hit.junction == hit.num_tokens else move_end_on
+    for group in state.shedding_groups:
+        group.ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
+        group.ends[row, JUNCTION] = hit.junction
+        note(group.pool.arrays, hit.block_ids[group.index])
+
+
+def note_ends(state: SpaceState, batch: Int32Array) -> None:
+    """Note what is to be kept of rows whose blocks on the device are about to be given up."""
+    for group in state.shedding_groups:
+        chain = _chain_beside(state, group)
+        keep_ends(*group.view, batch, group.ends, chain.pool.arrays, chain.arrays)
+
+
+def slide_group(state: SpaceState, group: Group, batch: Int32Array, computed: Int32Array) -> None:
+    """Release what rows no longer need in a group, ``computed[i]`` tokens of ``batch[i]`` being computed."""
+    chain = _chain_beside(state, group)
+    slide(*group.view, batch, computed, group.ends, chain.pool.arrays, chain.arrays)
+
+
+def _chain_beside(state: SpaceState, group: Group) -> Group:
+    """Find a group with the same digests that keeps whole prefixes; the group itself if there is none."""
+    beside = state.lanes[group.lane] if group in state.shedding_groups else ()
+    return next((other for other in beside if other.keeps_whole_prefix), group)
