@@ -1,9 +1,12 @@
 """What may hit at all: never what another step could still change, nor what was to be forgotten."""
 
+from typing import Any
+
 import pytest
 
-from pagedkv import FullAttention, RecurrentState, SlidingWindow
-from tests.space.spaces import allocate, hit, new_space, prefill, run_step, tokens
+from pagedkv import Allocation, AllocStatus, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.errors import ConfigurationError
+from tests.space.spaces import allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
 
 @pytest.mark.interpreted
@@ -45,3 +48,33 @@ def test_promise_10_what_comes_back_from_the_host_after_a_reset_is_not_found() -
     run_step(space)
     assert hit(space, tokens(10)) == 0
     space.check()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "groups", [(FullAttention(4),), (FullAttention(4), SlidingWindow(8, 4)), (SlidingWindow(8, 4),)], ids=str
+)
+@pytest.mark.parametrize("most", [0, 3, 4, 11, 12, 100])
+def test_promise_25_a_hit_is_bounded_by_who_asks(groups: tuple[GroupSpec, ...], most: int) -> None:
+    space = new_space(*groups)
+    prompt = tokens(21)
+    cache(space, prompt)
+    hits = min(most // 4 * 4, 20)
+    answer = space.match(prompt, max_hit_tokens=most)
+    assert (answer.num_tokens, answer.max_hit_tokens) == (hits, most)
+    assert space.can_allocate(prompt, match=answer) is AllocStatus.OK
+    cache(space, tokens(5, first=500))  # the answer is out of date
+    admitted = space.allocate(prompt, match=answer)
+    assert isinstance(admitted, Allocation)
+    assert admitted.num_hit_tokens == hits
+    (computed,) = space.plan_step().compute.starts.tolist()
+    assert computed == hits
+    space.check()
+
+
+def test_promise_25_a_bound_is_a_number_of_tokens() -> None:
+    space = new_space()
+    wrong: Any
+    for wrong in (-1, 1.5, "all"):
+        with unchanged(space), pytest.raises(ConfigurationError, match="max_hit_tokens"):
+            space.match(tokens(5), max_hit_tokens=wrong)

@@ -60,14 +60,30 @@ class BlockSpace(SpaceView):
     # Admission
 
     def match(
-        self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS, digests: npt.ArrayLike | None = None
+        self,
+        token_ids: TokenIds,
+        *,
+        keys: RequestKeys = NO_KEYS,
+        digests: npt.ArrayLike | None = None,
+        max_hit_tokens: int | None = None,
     ) -> PrefixHit:
         """Tell how many leading tokens are cached, in which blocks. Changes nothing. O(blocks of the prompt).
 
         :meth:`can_allocate` and :meth:`allocate` take the answer as ``match=``, so that a prompt is walked once. It
         refers to ``token_ids``: leave them as they are until then.
+
+        Args:
+            token_ids, keys, digests: as in :meth:`allocate`.
+            max_hit_tokens: most tokens that may hit; 0 declines any hit, as for a prompt whose every logit is wanted.
+                Whoever is handed the answer hits no more than that, also when it has to ask again. None: no bound.
+
+        Raises:
+            ConfigurationError: ``max_hit_tokens`` is negative or no integer; see also :meth:`allocate`.
         """
-        return match_prompt(self._state, prepare_prompt(self._state, token_ids, keys, digests, 0))
+        prompt = prepare_prompt(self._state, token_ids, keys, digests, 0)
+        if max_hit_tokens is not None:
+            prompt = prompt._replace(max_hit_tokens=as_count(max_hit_tokens, "max_hit_tokens"))
+        return match_prompt(self._state, prompt)
 
     def can_allocate(  # noqa: PLR0913 - what allocate takes, by the same keywords, and for how many sequences
         self,

@@ -7,6 +7,7 @@ which may have been overwritten since, and a hit is granted for content alone.
 
 from typing import NamedTuple
 
+from pagedkv.arguments import LARGEST_SIZE
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
@@ -22,11 +23,18 @@ class Prompt(NamedTuple):
         tokens: int32 ``[n]``.
         keys: its extra keys.
         digests: words of its digests if the caller brought them, uint32 ``[n // block_size, 8]``, else empty.
+        max_hit_tokens: most tokens that may hit, if not all but the last one.
     """
 
     tokens: Int32Array
     keys: RequestKeys
     digests: Uint32Array
+    max_hit_tokens: int = LARGEST_SIZE
+
+    @property
+    def num_hittable(self) -> int:
+        """Tokens that may hit: at most all but the last one."""
+        return min(len(self.tokens) - 1, self.max_hit_tokens)
 
     def has_extra_keys(self, weights_epoch: str) -> bool:
         """Tell whether any block carries an extra key."""
@@ -43,7 +51,8 @@ class PrefixHit:
     look again. Made by :meth:`BlockSpace.match() <pagedkv.BlockSpace.match>` alone.
 
     Attributes:
-        num_tokens: leading tokens whose blocks every group with prefix caching can serve; at most ``len(prompt) - 1``.
+        num_tokens: leading tokens whose blocks every group with prefix caching can serve; at most ``len(prompt) - 1``,
+            or what the question allowed.
         block_ids: for each group read-only int32 ``[num_tokens // block_size]``: the blocks that hit, 0 where the
             group needs none (before its window). Empty for a group that stays out of prefix caching.
         num_free: for each group, how many of these blocks nobody uses now: taking them leaves fewer free blocks, too.
@@ -94,6 +103,11 @@ class PrefixHit:
     def prompt_length(self) -> int:
         """Tokens of the prompt that was asked about. O(1)."""
         return len(self._prompt.tokens)
+
+    @property
+    def max_hit_tokens(self) -> int:
+        """Most tokens that were to hit, as :meth:`BlockSpace.match <pagedkv.BlockSpace.match>` was asked. O(1)."""
+        return self._prompt.max_hit_tokens
 
     def still_holds(self, state: SpaceState, prompt: Prompt) -> bool:
         """Tell whether a space that is asked about a prompt, or a beginning of it, would answer the same.

@@ -119,7 +119,7 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
 def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
     """Match where one group is all that has prefix caching, and keeps whole prefixes: one walk tells everything."""
     block_size = group.block_size
-    most = (len(prompt.tokens) - 1) // block_size
+    most = prompt.num_hittable // block_size
     found = np.empty(most, np.int32)
     num_hits, _, num_free = state.loops.match_chain(
         group.pool.arrays,
@@ -149,7 +149,9 @@ def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> 
         return match_prompt(state, prompt)
     if not isinstance(answer, PrefixHit):
         raise ConfigurationError(f"match must be what BlockSpace.match returned, got {answer!r}")
-    return answer if answer.still_holds(state, prompt) else match_prompt(state, prompt)
+    if answer.still_holds(state, prompt):
+        return answer
+    return match_prompt(state, prompt._replace(max_hit_tokens=answer.max_hit_tokens))
 
 
 def _junction_behind(group: Group, chain: Int32Array) -> int:
@@ -183,7 +185,7 @@ class _PrefixMatch:
         self.junction = 0
 
     def run(self) -> list[Int32Array]:
-        limit = self._follow_chains(len(self._prompt.tokens) - 1)
+        limit = self._follow_chains(self._prompt.num_hittable)
         if len(self._chains) == len(self._state.cached_groups):
             chains = self._chains_up_to(limit)
             if self._has_settled_behind_pending(chains):
