@@ -57,7 +57,13 @@ def test_the_page_names_no_column_that_is_gone() -> None:
 
 def test_the_page_names_no_attribute_that_is_gone() -> None:
     config = SpaceConfig((FullAttention(),), 2)
-    owners = {"SpaceState": SpaceState(config), "StepLedger": StepLedger(1), "PoolArrays": blocks.PoolArrays}
+    state = SpaceState(config)
+    owners = {
+        "SpaceState": state,
+        "Group": state.groups[0],
+        "StepLedger": StepLedger(1),
+        "PoolArrays": blocks.PoolArrays,
+    }
     named = re.findall(r"`([A-Z]\w+)\.(\w+)`", PAGE)
     assert named
     for owner, attribute in named:

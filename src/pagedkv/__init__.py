@@ -19,6 +19,7 @@ from pagedkv.plan import (
     Allocation,
     BlockMoves,
     InvalidatedMemory,
+    Load,
     NewBlocks,
     PageLists,
     Shortage,
@@ -27,6 +28,7 @@ from pagedkv.plan import (
     Ticket,
     TokenRanges,
     UnknownTokens,
+    Withdrawal,
 )
 from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
 from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
@@ -66,6 +68,7 @@ __all__ = [
     "GroupSpec",
     "InvalidatedMemory",
     "KVCacheBlock",
+    "Load",
     "MediaSpan",
     "NewBlocks",
     "PageLists",
@@ -89,6 +92,7 @@ __all__ = [
     "Ticket",
     "TokenRanges",
     "UnknownTokens",
+    "Withdrawal",
     "hash_block_tokens",
     "hash_request_tokens",
 ]

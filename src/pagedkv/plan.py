@@ -56,6 +56,7 @@ __all__ = [
     "Allocation",
     "BlockMoves",
     "InvalidatedMemory",
+    "Load",
     "NewBlocks",
     "PageLists",
     "Shortage",
@@ -63,6 +64,7 @@ __all__ = [
     "TableWrites",
     "TokenRanges",
     "UnknownTokens",
+    "Withdrawal",
 ]
 
 
@@ -111,6 +113,33 @@ class Ticket:
 
     number: int
     pool: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """Blocks that are reserved for a prefix from elsewhere, until :meth:`BlockSpace.finish_load` gives them back.
+
+    A load equals itself alone, as a ticket does.
+
+    Args:
+        number: counts the loads of its space, for messages.
+        num_hit_tokens: leading tokens that are cached here already, and held for the load.
+        num_tokens: where it ends: a boundary at which prompts can hit.
+        block_ids: for each group read-only int32 ``[(num_tokens - num_hit_tokens) // block_size]``: the blocks to be
+            filled, of logical block ``num_hit_tokens // block_size`` on; 0 where the group needs none (before its
+            window). Empty for a group that stays out of prefix caching.
+        after_step: fill the blocks once this step has run; None: at once. Where steps run in order, they may still be
+            in use by steps in flight.
+    """
+
+    number: int
+    num_hit_tokens: int
+    num_tokens: int
+    block_ids: tuple[Int32Array, ...]
+    after_step: StepId | None
+
+    def __repr__(self) -> str:
+        return f"Load(number={self.number}, tokens {self.num_hit_tokens} to {self.num_tokens})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,10 +264,32 @@ class InvalidatedMemory:
     Args:
         lost_rows: rows that ran: free them and allocate their tokens again.
         undefined_tickets: all that are out: what they hold has no content any more. The blocks stay held.
+        failed_loads: all that are under way: what they bring is found by nobody. Finish them all the same.
     """
 
     lost_rows: tuple[Row, ...]
     undefined_tickets: tuple[Ticket, ...] = ()
+    failed_loads: tuple[Load, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """What withdrawing bad content cost.
+
+    Args:
+        lost_rows: rows that rely on it: free them, once no step in flight computes them, and allocate their tokens
+            again; the good beginning may hit.
+        first_positions: for each of them, the first position that is bad.
+        undefined_tickets: those that hold some of it.
+        failed_loads: those that hold some of it; what they bring is found by nobody. Finish them all the same.
+        num_names: blocks that lost their names.
+    """
+
+    lost_rows: tuple[Row, ...]
+    first_positions: tuple[int, ...]
+    undefined_tickets: tuple[Ticket, ...]
+    failed_loads: tuple[Load, ...]
+    num_names: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -218,6 +218,12 @@ def with_unknown(space: BlockSpace) -> BlockSpace:
     return space
 
 
+def with_load(space: BlockSpace) -> BlockSpace:
+    """Begin to load a prefix."""
+    assert space.load(tokens(9, first=700), 8) is not None
+    return space
+
+
 ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "allocate": lambda space: space.allocate(PROMPT),
     "append": lambda space: space.append([RUNNING], [7]),
@@ -230,6 +236,9 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "swap_in": lambda space: space.swap_in([SWAPPED]),
     "hold": lambda space: space.hold(space.block_ids(RUNNING)[:2]),
     "release": lambda space: space.release(next(iter(space._state.held))),
+    "load": lambda space: space.load(tokens(9, first=700), 8),
+    "finish_load": lambda space: with_load(space).finish_load(next(iter(space._state.loads))),
+    "withdraw": lambda space: space.withdraw(space.block_ids(RUNNING)[:2]),
     "plan_step": lambda space: space.plan_step(),
     "acknowledge": lambda space: space.acknowledge(last_step(space)),
     "abort": lambda space: space.abort(last_step(space)),

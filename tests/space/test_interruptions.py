@@ -92,6 +92,10 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "invalidate": lambda space: space.invalidate_memory(),
     "weights": lambda space: space.set_weights_epoch("b"),
     "drain": lambda space: space.drain_events(),
+    "load": lambda space: space.load(tokens(21), 20, keys=RequestKeys(salt=b"x")),
+    "finish a load": lambda space: space.finish_load(next(iter(space._state.loads))),
+    "bring a beginning": lambda space: space.allocate(tokens(21, first=300), num_external_tokens=9),
+    "withdraw": lambda space: space.withdraw(space.block_ids(0)[:1]),
     "questions": lambda space: (
         space.match(tokens(11)),
         space.can_allocate(tokens(11)),
@@ -111,6 +115,8 @@ def test_an_interruption_at_any_line_leaves_all_as_it_was_or_is_told(name: str) 
     After its last change an operation counts as done, although its caller does not get the answer.
     """
     start = settled_space() if name == "invalidate" else space_in_use()
+    if name == "finish a load":
+        start.load(tokens(21), 20, keys=RequestKeys(salt=b"x"))
     done = copy.deepcopy(start)
     OPERATIONS[name](done)
     done.check()

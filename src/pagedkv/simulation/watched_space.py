@@ -38,6 +38,7 @@ class WatchedSpace(BlockSpace):
         num_lookahead: int = 0,
         num_draft: int = 0,
         num_sequences: int = 1,
+        num_external_tokens: int = 0,
         match: PrefixHit | None = None,
     ) -> Allocation | Shortage:
         """Allocate, and note the hits and what the new blocks evicted."""
@@ -48,6 +49,7 @@ class WatchedSpace(BlockSpace):
             num_lookahead=num_lookahead,
             num_draft=num_draft,
             num_sequences=num_sequences,
+            num_external_tokens=num_external_tokens,
             match=match,
         )
         if isinstance(allocation, Allocation):

@@ -12,7 +12,7 @@ from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.space.forking import require_vacant_rows, take_rows
 from pagedkv.space.hits import PrefixHit, Prompt
-from pagedkv.space.matching import digest_of_prefix, match_again
+from pagedkv.space.matching import digests_of_prefix, match_again
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.publishing import publish, tag_blocks
 from pagedkv.space.retaining import note_prompt
@@ -21,7 +21,7 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.spec import AllocStatus, Row
 from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
 
-__all__ = ["Admission", "admission_status", "allocate"]
+__all__ = ["Admission", "admission_status", "allocate", "find_shortage", "free_blocks_needed", "seat_prompt"]
 
 NO_BLOCKS: Final = np.zeros(0, np.int32)
 
@@ -138,17 +138,24 @@ def allocate(
     state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None
 ) -> Allocation | Shortage:
     """Give a prompt a row and its blocks, or return the shortage, that of its forks too, with nothing changed."""
-    prompt, num_lookahead = admission.prompt, admission.num_lookahead
-    hit = match_again(state, prompt, answer)
-    hits = hit.block_ids
-    num_tokens = len(prompt.tokens)
+    hit = match_again(state, admission.prompt, answer)
     shortage = find_shortage(state, free_blocks_needed(state, admission, hit))
     if shortage is not None:
         return shortage
     require_vacant_rows(state, admission.num_sequences)
     state.is_changing = True
-    batch = take_rows(state, 1)
     state.version += 1
+    prompt_length = len(admission.prompt.tokens) if answer is None else answer.prompt_length
+    row = seat_prompt(state, ledger, admission, hit, prompt_length)
+    state.is_changing = False
+    return Allocation(row, hit.num_tokens)
+
+
+def seat_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit, prompt_length: int) -> Row:
+    """Give a prompt, which has ``prompt_length`` tokens in all, a row and its blocks; there are enough of both."""
+    prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
+    num_tokens = len(prompt.tokens)
+    batch = take_rows(state, 1)
     row = int(batch[0])
     for group, blocks in zip(state.groups, hits, strict=True):
         state.loops.reuse_all(group.pool.arrays, blocks)  # all hits before any new block, which might evict one
@@ -164,9 +171,8 @@ def allocate(
             _tag(state, row, prompt)
         _take_digests(state, row, prompt)
         publish(state, ledger, batch)
-    note_prompt(state, row, num_tokens if answer is None else answer.prompt_length, hit)
-    state.is_changing = False
-    return Allocation(Row(row), hit.num_tokens)
+    note_prompt(state, row, prompt_length, hit)
+    return Row(row)
 
 
 def _start_chains(state: SpaceState, row: int, prompt: Prompt, hits: tuple[Int32Array, ...]) -> None:
@@ -180,7 +186,7 @@ def _start_chains(state: SpaceState, row: int, prompt: Prompt, hits: tuple[Int32
         ends = [(group, hits[group.index][-1]) for group in lane if num_blocks]
         known = [group.pool.arrays.digests[block] for group, block in ends if block != NULL_BLOCK]
         if num_blocks and not known:
-            known = [digest_of_prefix(state, prompt, lane[0].block_size, num_blocks)]
+            known = [digests_of_prefix(state, prompt, lane[0].block_size, num_blocks)[-1]]
         chains[row] = known[0] if known else ROOT_WORDS
 
 

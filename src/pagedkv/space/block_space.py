@@ -11,7 +11,7 @@ blocks are short. What a step needs done in memory comes out of :meth:`BlockSpac
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an
 ``append`` of each further one. Several steps may be in flight. This class checks and documents; the
 modules beside it carry out: ``admission``, ``growing``, ``filling``, ``truncating``, ``forking``, ``swapping``,
-``holding``, ``planning``, ``stepping``, ``releasing``, ``invalidating``.
+``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
 
 import numpy as np
@@ -19,9 +19,19 @@ import numpy.typing as npt
 
 from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_row, as_token_array
 from pagedkv.arrays import Int32Array
-from pagedkv.errors import ConfigurationError, NoHostPoolError, StepError
+from pagedkv.errors import ConfigurationError, NoHostPoolError, StepError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
-from pagedkv.plan import AbortedSteps, Allocation, BlockMoves, InvalidatedMemory, Shortage, StepPlan, Ticket
+from pagedkv.plan import (
+    AbortedSteps,
+    Allocation,
+    BlockMoves,
+    InvalidatedMemory,
+    Load,
+    Shortage,
+    StepPlan,
+    Ticket,
+    Withdrawal,
+)
 from pagedkv.space import (
     aborting,
     admission,
@@ -32,11 +42,13 @@ from pagedkv.space import (
     growing,
     holding,
     invalidating,
+    loading,
     planning,
     releasing,
     stepping,
     swapping,
     truncating,
+    withdrawing,
 )
 from pagedkv.space.batches import as_step_id, require_known, require_status
 from pagedkv.space.hits import PrefixHit
@@ -83,7 +95,10 @@ class BlockSpace(SpaceView):
         prompt = prepare_prompt(self._state, token_ids, keys, digests, 0)
         if max_hit_tokens is not None:
             prompt = prompt._replace(max_hit_tokens=as_count(max_hit_tokens, "max_hit_tokens"))
-        return match_prompt(self._state, prompt)
+        hit = match_prompt(self._state, prompt)
+        if self._state.loads:
+            hit.loading = loading.load_that_continues(self._state, prompt, hit)
+        return hit
 
     def can_allocate(  # noqa: PLR0913 - what allocate takes, by the same keywords, and for how many sequences
         self,
@@ -127,6 +142,7 @@ class BlockSpace(SpaceView):
         num_lookahead: int = 0,
         num_draft: int = 0,
         num_sequences: int = 1,
+        num_external_tokens: int = 0,
         match: PrefixHit | None = None,
     ) -> Allocation | Shortage:
         """Give a new sequence a row and blocks for its tokens, sharing what is cached.
@@ -142,6 +158,10 @@ class BlockSpace(SpaceView):
                 ``num_lookahead + num_draft``.
             num_sequences: sequences that are to share the prompt by forks: a Shortage also where they would lack blocks
                 to reserve as many slots each (:meth:`append` without tokens does). The row is still one.
+            num_external_tokens: leading tokens that the engine brings from elsewhere before the open step computes
+                anything, into the row's blocks behind its hit: of a window those that the next position reads, and the
+                last state. They count as computed at once: if they turn out wrong, :meth:`withdraw` them. Not together
+                with ``num_draft``. What is brought without a row, and without holding up a step, is a :meth:`load`.
             match: what :meth:`match` answered for these keys and this prompt, or one that these tokens begin. If the
                 space has not changed since, they are not walked again, only compared with the tokens of the blocks.
 
@@ -159,6 +179,10 @@ class BlockSpace(SpaceView):
             tokens, drafts = drafting.split_drafts(self._state, tokens, num_draft, num_rows)
         prompt = prepare_prompt(self._state, tokens, keys, digests, reserve + len(drafts))
         wanted = admission.Admission(prompt, reserve + len(drafts), num_rows, len(tokens))
+        if as_count(num_external_tokens, "num_external_tokens"):
+            if len(drafts):
+                raise ConfigurationError("num_external_tokens and num_draft exclude each other: append drafts later")
+            return loading.allocate_loaded(self._state, self._ledger, wanted, match, num_external_tokens)
         answer = admission.allocate(self._state, self._ledger, wanted, match)
         if len(drafts) and isinstance(answer, Allocation):
             drafting.append_drafts(self._state, self._ledger, answer.row, drafts, reserve)
@@ -382,6 +406,76 @@ class BlockSpace(SpaceView):
         """
         self._state.version += 1
         holding.release(self._state, ticket)
+
+    # Content from elsewhere
+
+    def load(
+        self,
+        token_ids: TokenIds,
+        num_tokens: int,
+        *,
+        keys: RequestKeys = NO_KEYS,
+    ) -> Load | Shortage | None:
+        """Reserve blocks for a prefix that is brought from elsewhere: another tier, another machine.
+
+        A load takes no row and is no part of a step. Until :meth:`finish_load` nobody hits what it brings;
+        :attr:`PrefixHit.loading` tells who would wait for it. What is cached already is held for it, and not brought.
+
+        Args:
+            token_ids: a prompt.
+            num_tokens: how much of it can be brought; cut down to where hits can end.
+            keys: its extra keys.
+
+        Returns the load; a shortage, with nothing changed; or None where nothing is to be brought.
+
+        Raises:
+            ConfigurationError: the space has no prefix caching.
+            TokenError: the prompt has fewer tokens; see also :meth:`allocate`.
+
+        Cost: O(blocks), 0.1 us each and 0.08 us for its digest.
+        """
+        prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
+        most = as_count(num_tokens, "num_tokens")
+        self._state.version += 1
+        return loading.load(self._state, self._ledger, prompt, most)
+
+    def finish_load(self, load: Load, num_tokens: int | None = None) -> None:
+        """End a load, in any order: what it brought can be hit, and is cached until somebody does.
+
+        Args:
+            load: what :meth:`load` returned.
+            num_tokens: leading tokens of the prompt that are there; what is behind is given back empty. None: all that
+                it was to bring; 0: it failed.
+
+        Raises:
+            BlockError: it was finished before, or is no load of this space.
+            TokenError: more tokens than it was to bring. Nothing is changed.
+        """
+        most = None if num_tokens is None else as_count(num_tokens, "num_tokens", error=TokenError)
+        self._state.version += 1
+        loading.finish_load(self._state, load, most)
+
+    def withdraw(self, block_ids: npt.ArrayLike, *, pool: str | None = None) -> Withdrawal:
+        """Declare content bad that was computed or brought: nobody hits it, or what continues it, from now on.
+
+        Rows that rely on it are lost, from the first position that is bad. Steps in flight go on, and what they compute
+        for these rows is bad as well; tokens that were sampled from it are the caller's to discard. Of what cannot be
+        shown to be sound, the names are dropped too: all of a group of another block size, or without a full-attention
+        group beside it (then all rows are lost as well: who has read a block that left the window is not known).
+
+        Args:
+            block_ids: the blocks whose content is bad, now.
+            pool: name of their device pool; the first group's when None.
+
+        Raises:
+            BlockError: the null block or a foreign id; nothing is changed.
+
+        Cost: O(blocks + blocks of all rows), milliseconds where there are thousands.
+        """
+        owner = self._pool(pool)
+        bad = holding.as_block_ids(owner, block_ids)
+        self._state.version += 1
+        return withdrawing.withdraw(self._state, owner, bad)
 
     # Steps
 

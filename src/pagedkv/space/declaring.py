@@ -19,7 +19,7 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.tables.declaring import count_shared_unsettled, declare_planned, settle_blocks
 from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_TOKENS, RUNNING, STATUS
 
-__all__ = ["mark_computed"]
+__all__ = ["declare", "mark_computed"]
 
 
 def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
@@ -31,6 +31,12 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
     _require_no_moves(state, ledger, batch)
     _require_no_other_computes(state, ledger, batch)
     state.is_changing = True
+    declare(state, ledger, batch)
+    state.is_changing = False
+
+
+def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Count everything that these rows know as computed; it has been checked that this can be."""
     if ledger.in_flight:
         is_taken = np.zeros(len(state.rows), np.bool_)
         is_taken[batch] = True
@@ -43,7 +49,6 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
     for group in state.groups:
         if not group.keeps_whole_prefix:
             slide_group(state, group, batch, state.rows[batch, NUM_TOKENS])
-    state.is_changing = False
 
 
 def _require_no_moves(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:

@@ -19,7 +19,7 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.tables.growing import count_copies
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING
 
-__all__ = ["Growth", "append", "as_growth", "grow", "growth_shortage", "require_growth"]
+__all__ = ["Growth", "append", "as_growth", "extend", "grow", "growth_shortage", "require_growth"]
 
 
 class Growth(NamedTuple):
@@ -126,12 +126,18 @@ def append(
     if shortage is not None:
         return shortage
     state.is_changing = True
+    copies = extend(state, ledger, growth, tokens)
+    state.is_changing = False
+    return copies
+
+
+def extend(state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array) -> list[tuple[int, int]]:
+    """Grow rows for which there are enough blocks, and publish; return the copies in the first group's pool."""
     copies, any_full = grow(state, ledger, growth, tokens)
     if state.is_overlapped:
         state.num_known[growth.batch[growth.counts > 0]] = 0
     if any_full:
         publish(state, ledger, growth.batch)
-    state.is_changing = False
     return copies
 
 

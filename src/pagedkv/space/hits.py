@@ -11,6 +11,7 @@ from pagedkv.arguments import LARGEST_SIZE
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
+from pagedkv.plan import Load
 from pagedkv.space.state import SpaceState
 
 __all__ = ["PrefixHit", "Prompt"]
@@ -58,15 +59,17 @@ class PrefixHit:
         num_free: for each group, how many of these blocks nobody uses now: taking them leaves fewer free blocks, too.
         junction: where the prompt leaves a cached chain that goes on otherwise, at a boundary where hits can end; 0 if
             nowhere, and in spaces that do not shed windows.
+        loading: the load that brings what the prompt asks for next behind the hit, if one is under way.
     """
 
     # Not a frozen dataclass, whose construction takes 0.7 us instead of 0.2, of the 4 us of a match of 1,024 tokens.
-    __slots__ = ("_prompt", "_state", "_version", "block_ids", "junction", "num_free", "num_tokens")
+    __slots__ = ("_prompt", "_state", "_version", "block_ids", "junction", "loading", "num_free", "num_tokens")
 
     num_tokens: int
     block_ids: tuple[Int32Array, ...]
     num_free: tuple[int, ...]
     junction: int
+    loading: Load | None
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class PrefixHit:
         self._state = state
         self._version = state.version
         self.junction = 0
+        self.loading = None
 
     def __repr__(self) -> str:
         return f"PrefixHit(num_tokens={self.num_tokens}, num_blocks_needed={self.num_blocks_needed})"

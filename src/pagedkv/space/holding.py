@@ -30,7 +30,16 @@ from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.retaining import shed_unkept
 
-__all__ = ["hold", "num_held", "release", "undefined_tickets"]
+__all__ = [
+    "as_block_ids",
+    "give_back",
+    "hold",
+    "num_held",
+    "release",
+    "take_ticket",
+    "tickets_out",
+    "undefined_tickets",
+]
 
 NO_IDS: Final = np.zeros(0, np.int32)
 
@@ -41,14 +50,12 @@ def hold(state: SpaceState, ledger: StepLedger, pool: BlockPool, block_ids: npt.
     Raises:
         BlockError: an id that is no block with content; nothing was changed.
     """
-    held = _as_block_ids(pool, block_ids)
+    held = as_block_ids(pool, block_ids)
     _require_content(pool, held)
     _require_not_moved_into(ledger, pool, held)
     state.is_changing = True
-    state.num_tickets += 1
-    ticket = Ticket(state.num_tickets, pool.name)
     claim_all(pool.arrays, held)
-    state.held[ticket] = held
+    ticket = take_ticket(state, pool.name, held)
     state.is_changing = False
     return ticket
 
@@ -64,12 +71,31 @@ def release(state: SpaceState, ticket: Ticket) -> None:
     if ticket not in state.held:
         raise BlockError(f"{ticket!r} holds nothing here: it was released before, or another space gave it out")
     state.is_changing = True
+    give_back(state, ticket)
+    state.is_changing = False
+
+
+def take_ticket(state: SpaceState, pool: str, held: Int32Array) -> Ticket:
+    """Make a ticket for blocks of a pool, to which a reference has been taken for it."""
+    state.num_tickets += 1
+    ticket = Ticket(state.num_tickets, pool)
+    state.held[ticket] = held
+    return ticket
+
+
+def give_back(state: SpaceState, ticket: Ticket) -> None:
+    """Give the references of a ticket back that is out."""
     held = state.held.pop(ticket)
     release_all(state.pools[ticket.pool].arrays, held)
     for group in state.shedding_groups:
         if group.pool.name == ticket.pool:
             shed_unkept(group.pool.arrays, group.arrays, held)
-    state.is_changing = False
+
+
+def tickets_out(state: SpaceState) -> tuple[Ticket, ...]:
+    """Tell the tickets that callers have: all but those of loads."""
+    of_loads = {ticket for loading in state.loads.values() for ticket in loading.tickets}
+    return tuple(ticket for ticket in state.held if ticket not in of_loads)
 
 
 def num_held(state: SpaceState, pool: str) -> int:
@@ -81,9 +107,9 @@ def undefined_tickets(state: SpaceState, first_step: int, moved: dict[str, set[i
     """Tickets with a block that steps from ``first_step`` on were to compute, or that is among the moved ones."""
     return tuple(
         ticket
-        for ticket, held in state.held.items()
-        if (state.pools[ticket.pool].arrays.records[held, PENDING_STEP] >= first_step).any()
-        or not moved[ticket.pool].isdisjoint(held.tolist())
+        for ticket in tickets_out(state)
+        if (state.pools[ticket.pool].arrays.records[state.held[ticket], PENDING_STEP] >= first_step).any()
+        or not moved[ticket.pool].isdisjoint(state.held[ticket].tolist())
     )
 
 
@@ -97,7 +123,7 @@ def _require_not_moved_into(ledger: StepLedger, pool: BlockPool, held: Int32Arra
             )
 
 
-def _as_block_ids(pool: BlockPool, block_ids: npt.ArrayLike) -> Int32Array:
+def as_block_ids(pool: BlockPool, block_ids: npt.ArrayLike) -> Int32Array:
     """Turn block ids into an array in which each stands once, in their order."""
     given = np.atleast_1d(as_array(block_ids, "block ids", BlockError))
     if given.size == 0:

@@ -7,6 +7,8 @@ import numpy as np
 
 from pagedkv.errors import StepError
 from pagedkv.plan import InvalidatedMemory
+from pagedkv.space.holding import tickets_out
+from pagedkv.space.loading import freeze_loads
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import Row
@@ -32,6 +34,6 @@ def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemor
     ledger.forget_duplicates()
     running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
     state.rows[running, STATUS] = LOST
-    answer = InvalidatedMemory(tuple(map(Row, running.tolist())), tuple(state.held))
+    answer = InvalidatedMemory(tuple(map(Row, running.tolist())), tickets_out(state), freeze_loads(state))
     state.is_changing = False
     return answer

@@ -23,7 +23,7 @@ from pagedkv.space.steps import read_only
 from pagedkv.spec import TokenIds
 from pagedkv.tables.rows import HIT_ALIGNMENT, NAME_IN_POOL, GroupArrays
 
-__all__ = ["match_again", "match_prompt", "prepare_prompt"]
+__all__ = ["digests_of_prefix", "match_again", "match_prompt", "prepare_prompt"]
 
 _Lookup: TypeAlias = tuple[PoolArrays, GroupArrays, Int32Array, Int32Array, Uint32Array]
 
@@ -83,13 +83,13 @@ def extra_ids_of(state: SpaceState, prompt: Prompt, block_size: int, num_blocks:
     return ids
 
 
-def digest_of_prefix(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Uint32Array:
-    """Digest the first blocks of a prompt whose extra keys are all known; return the last digest, in words."""
-    digests = np.empty((num_blocks, 8), np.uint32)
+def digests_of_prefix(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Uint32Array:
+    """Digest the first blocks of a prompt, in words: uint32 ``[n, 8]``; none from the first unknown extra key on."""
     extra_ids = extra_ids_of(state, prompt, block_size, num_blocks)
-    digest_prompt(prompt.tokens, block_size, num_blocks, extra_ids, state.extra_keys.arrays, digests)
-    last: Uint32Array = digests[-1]
-    return last
+    num_known = min([num_blocks, *np.flatnonzero(extra_ids == UNKNOWN_KEY)[:1].tolist()])
+    digests = np.empty((num_known, 8), np.uint32)
+    digest_prompt(prompt.tokens, block_size, num_known, extra_ids, state.extra_keys.arrays, digests)
+    return digests
 
 
 def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:

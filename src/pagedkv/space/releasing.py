@@ -1,6 +1,7 @@
 """Giving sequences up, and giving the whole prefix cache up."""
 
 from pagedkv.arrays import Int32Array
+from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
 from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import SpaceState
@@ -42,4 +43,5 @@ def reset_prefix_cache(state: SpaceState, ledger: StepLedger) -> None:
         pool.clear_names()
     state.rows[:, FROZEN] = state.rows[:, STATUS] != VACANT
     ledger.forget_duplicates()
+    freeze_loads(state)
     state.is_changing = False

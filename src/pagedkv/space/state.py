@@ -11,7 +11,7 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.keys import RequestKeys
-from pagedkv.plan import Ticket
+from pagedkv.plan import Load, Ticket
 from pagedkv.plan_buffer import PlanLayout
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import HOLD_STEP, NUM_DEFERRED_LISTS, OPEN_STEP, PENDING_STEP, SETTLED_STEP, PoolArrays
@@ -41,6 +41,23 @@ __all__ = ["Group", "SpaceState"]
 
 NO_LANE: Final = -1
 STEPS_BEFORE_RENUMBERING: Final = 2**30
+
+
+@dataclass(slots=True)
+class Loading:
+    """What a space knows of a load (:mod:`pagedkv.space.loading`).
+
+    Args:
+        parents: for each group the block before what is loaded, or the null block.
+        digests: for each lane those of all blocks of the prefix, uint32 ``[n, 8]``.
+        tickets: what holds its blocks, one a pool.
+        is_frozen: nobody is to find its content any more: the cache was reset, or the memory given back.
+    """
+
+    parents: list[int]
+    digests: list[Uint32Array]
+    tickets: list[Ticket]
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +135,7 @@ class SpaceState:
             (:mod:`pagedkv.tables.filling`). is_overlapped: whether any row ever had.
         lane_columns: int32 ``[lanes, 2]``, first column and block size of the first group of each lane.
         held: the tickets that are out, and the blocks of each, int32 ``[n]``; num_tickets: those ever given out.
+        loads: the loads that are under way; num_loads: those ever begun.
         media_keys: keys of the rows whose prompts have media.
         media_reach: int32 ``[max_sequences]``, where the last medium of a row ends.
         is_recurrent: a group keeps a state, which only one sequence at a time may advance.
@@ -143,6 +161,8 @@ class SpaceState:
         self.vacant_rows = list(range(config.max_sequences))[::-1]
         self.held: dict[Ticket, Int32Array] = {}
         self.num_tickets = 0
+        self.loads: dict[Load, Loading] = {}
+        self.num_loads = 0
         self.media_keys: dict[int, RequestKeys] = {}
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch = config.weights_epoch
