@@ -1,5 +1,7 @@
 """Promise 25: content that turned out bad is withdrawn although it is shared, and who relies on it is named."""
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -167,17 +169,66 @@ def test_only_blocks_of_the_pool_can_be_withdrawn() -> None:
             space.withdraw(wrong)
 
 
-@given(st.data())
-def test_nobody_hits_what_is_bad_and_nobody_relies_on_it_unnamed(data: st.DataObject) -> None:
-    """Against simulated memory: each block remembers whether what was computed into it is bad.
+class Provenance:
+    """Simulated memory that remembers what each block's content was computed from.
 
-    A step that reads a bad block writes bad ones. After a withdrawal no running row holds a bad block, and no hit has
-    one; rows are then driven on, and admitted again.
+    Attributes:
+        sources: for each block that holds something, itself and every block that was read for it, each with the number
+            of the content that it had then.
     """
-    space = new_space(*data.draw(st.sampled_from(MIXED)), num_blocks=60, num_host_blocks=40)
-    num_groups = len(space.config.groups)
-    bad: set[int] = set()
-    rows: list[int] = []
+
+    def __init__(self, space: BlockSpace) -> None:
+        self.space = space
+        self.sources: dict[int, set[tuple[int, int]]] = {}
+        self.contents: Counter[int] = Counter()
+
+    def run_step(self) -> None:
+        """Carry a plan out: who computes a position reads all that its row holds up to there."""
+        plan = self.space.plan_step()
+        for new in plan.new_blocks:
+            for block in new.block_ids.tolist():
+                self._begin(block)
+        for copy in plan.copies:
+            for source, destination in zip(copy.src_ids.tolist(), copy.dst_ids.tolist(), strict=True):
+                self._begin(destination)
+                self.sources[destination] |= self.sources[source]
+        ranges = plan.compute
+        for row, start, end in zip(ranges.rows.tolist(), ranges.starts.tolist(), ranges.ends.tolist(), strict=True):
+            for position in range(start, end):
+                read = set().union(*(self.sources[block] for block in self.held(row, position)))
+                for block in self._written(row, position):
+                    self.sources[block] |= read
+        self.space.acknowledge(plan.step_id)
+
+    def held(self, row: int, last: int = 999) -> set[int]:
+        """Tell which blocks a row holds, in all groups, for positions up to one."""
+        tables = (
+            self.space.block_ids(row, group)[: last // spec.block_size + 1]
+            for group, spec in enumerate(self.space.config.groups)
+        )
+        return set().union(*tables) - {0}
+
+    def _written(self, row: int, position: int) -> set[int]:
+        """Tell which blocks have a slot for a position."""
+        groups = enumerate(self.space.config.groups)
+        return {self.space.block_ids(row, group)[position // spec.block_size] for group, spec in groups} - {0}
+
+    def tainted_by(self, block: int) -> set[int]:
+        """Tell which blocks hold what was computed from the content that a block has now, itself among them."""
+        return {other for other, sources in self.sources.items() if (block, self.contents[block]) in sources}
+
+    def _begin(self, block: int) -> None:
+        self.contents[block] += 1
+        self.sources[block] = {(block, self.contents[block])}
+
+
+@pytest.mark.parametrize("groups", MIXED, ids=str)
+@given(data=st.data())
+def test_nobody_hits_what_is_bad_and_nobody_relies_on_it_unnamed(
+    groups: tuple[GroupSpec, ...], data: st.DataObject
+) -> None:
+    space = new_space(*groups, num_blocks=60, in_order=data.draw(st.booleans()))
+    memory, rows = Provenance(space), list[int]()
     for _ in range(data.draw(st.integers(2, 25))):
         match data.draw(st.sampled_from(("allocate", "append", "free", "step", "fork", "break"))):
             case "allocate" if len(rows) < 12:
@@ -188,47 +239,23 @@ def test_nobody_hits_what_is_bad_and_nobody_relies_on_it_unnamed(data: st.DataOb
                 row = data.draw(st.sampled_from(rows))
                 space.append([row], tokens(5, first=data.draw(st.sampled_from((33, 900)))), [5])
             case "fork" if 0 < len(rows) < 12:
-                row = data.draw(st.sampled_from(rows))
-                plan = run(space, bad)
-                assert plan is not None
-                rows += space.fork(row).tolist()
+                memory.run_step()
+                rows += space.fork(data.draw(st.sampled_from(rows))).tolist()
             case "free" if rows:
                 space.free(rows.pop(data.draw(st.integers(0, len(rows) - 1))))
             case "break" if rows:
-                run(space, bad)
-                row, group = data.draw(st.sampled_from(rows)), data.draw(st.integers(0, num_groups - 1))
-                held = [block for block in space.block_ids(row, group) if block]
-                block = data.draw(st.sampled_from(held))
-                answer = space.withdraw([block])
-                bad.add(block)
-                assert row in answer.lost_rows
-                assert not bad & named(space)
-                space.free(list(answer.lost_rows))
-                rows = [row for row in rows if row not in answer.lost_rows]
+                memory.run_step()
+                bad = data.draw(st.sampled_from(sorted(memory.held(data.draw(st.sampled_from(rows))))))
+                tainted = memory.tainted_by(bad)
+                answer = space.withdraw([bad])
+                named = set(space.stored_blocks().block_ids.tolist())
+                assert not tainted & named, "it can still be hit"
+                lost = set(answer.lost_rows)
+                assert lost >= {row for row in rows if memory.held(row) & tainted}, "a row relies on it"
+                space.free(list(lost))
+                rows = [row for row in rows if row not in lost]
             case "step":
-                run(space, bad)
+                memory.run_step()
         space.check()
     space.free(rows)
     space.check()
-
-
-def run(space: BlockSpace, bad: set[int]) -> object:
-    """Run a step: new blocks are sound, and so is what is computed, as no row that is left reads a bad block."""
-    plan = space.plan_step()
-    bad.difference_update(block for new in plan.new_blocks for block in new.block_ids.tolist())
-    for copy in plan.copies:
-        for source, destination in zip(copy.src_ids.tolist(), copy.dst_ids.tolist(), strict=True):
-            (bad.add if source in bad else bad.discard)(destination)
-    held = {
-        block
-        for row in plan.compute.rows.tolist()
-        for group in range(len(space.config.groups))
-        for block in space.block_ids(row, group)
-    }
-    assert not bad & (held | named(space))
-    space.acknowledge(plan.step_id)
-    return plan
-
-
-def named(space: BlockSpace) -> set[int]:
-    return set(space.stored_blocks().block_ids.tolist())

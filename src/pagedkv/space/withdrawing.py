@@ -1,7 +1,8 @@
 """Withdrawing content that turned out bad: a load that was corrupt, a device that computed nonsense.
 
 Bad is what the caller names, and all that continues it, in every group: whoever computed on top of a bad block computed
-nonsense. Equal content counts as the same content, so a row is found by the digests of its blocks too::
+nonsense. Equal content counts as the same content, so a row is found by the digests of its blocks too, and by how its
+block begins where it may have copied the bad one while that was partly filled::
 
     row a   [A0][A1 bad][A2][A3]      lost from A1 on
     row b   [A0][A1 bad][B2]          lost from A1 on: it shares the block
@@ -9,11 +10,11 @@ nonsense. Equal content counts as the same content, so a row is found by the dig
     windows of the same prompts       keep their names where the full group shows that they belong to sound content
 
 What cannot be shown to be sound loses its name: where no full-attention group of equal block size tells what a block
-continues, all names of the group, and on the host all names. Where windows or states stand alone, nobody knows who has
-read the bad block before it left the window: all rows are lost. It costs O(blocks + rows x blocks of a row).
+continues, all names of the group, and on the host all names. Where no full-attention group has prefix caching, or none
+has the bad content, nobody knows who has read it: all rows are lost. It costs O(blocks + rows x blocks of a row).
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from pagedkv.arrays import Int32Array
 from pagedkv.plan import Withdrawal
 from pagedkv.pool.block_pool import BlockPool, drop_name
-from pagedkv.pool.blocks import NAME, NULL_BLOCK
+from pagedkv.pool.blocks import EXTRA, NAME, NULL_BLOCK, PARENT
 from pagedkv.pool.digests import DIGEST_NBYTES
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.holding import tickets_out
@@ -69,6 +70,25 @@ def withdraw(state: SpaceState, pool: BlockPool, bad: Int32Array) -> Withdrawal:
     return answer
 
 
+class _Beginning(NamedTuple):
+    """How a bad block begins, as a full group sees it: whoever began it the same way may have a copy of it.
+
+    Args:
+        place: logical block; parent: digest of the block before it, empty for the first one.
+        extra: id of its extra keys; tokens: int32 ``[n]``, its tokens up to the first bad one.
+    """
+
+    place: int
+    parent: bytes
+    extra: int
+    tokens: Int32Array
+
+    def begins_as(self, other: "_Beginning") -> bool:
+        """Tell whether both are the beginning of the same content; they have equally many tokens."""
+        is_there = (self.place, self.parent, self.extra) == (other.place, other.parent, other.extra)
+        return is_there and bool((self.tokens == other.tokens).all())
+
+
 class _Taint:
     """What is bad: blocks of full groups by their marks, rows from a position on.
 
@@ -85,6 +105,7 @@ class _Taint:
         self._bad = bad
         has_names = state.config.prefix_caching
         self._chains = [group for group in state.cached_groups if group.keeps_whole_prefix and has_names]
+        self._occupied = np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist()
         self.is_everything = False
         self.marks = {group.index: np.zeros(group.pool.num_blocks, np.uint8) for group in self._chains}
         self.digests: list[Digests] = [set() for _ in state.lanes]
@@ -92,15 +113,14 @@ class _Taint:
 
     def run(self) -> None:
         """Find all that is bad."""
-        self._look_at_bad_blocks()
-        if self.is_everything:
-            self.firsts[self._state.rows[:, STATUS] != VACANT] = 0
-            return
-        while True:
+        self._look_at_names()
+        self._look_at_rows()
+        while not self.is_everything:
             before = sum(map(len, self.digests)), self.firsts.sum()
             self._spread()
             if (sum(map(len, self.digests)), self.firsts.sum()) == before:
                 return
+        self.firsts[self._occupied] = 0
 
     def holds_bad(self, pool_name: str, blocks: Int32Array) -> bool:
         """Tell whether some blocks are bad."""
@@ -113,40 +133,89 @@ class _Taint:
 
     def is_sound(self, group: Group, block: int) -> bool:
         """Tell whether a full group shows that a named block of another group continues sound content."""
-        digest = group.pool.arrays.digests[block]
+        if self.is_everything or not self.digests[group.lane]:
+            return False
+        if group.pool is self._pool and (self._bad == block).any():
+            return False
+        same = self._in_chain(group, block)
+        return same is not None and self.marks[same[0].index][same[1]] != TAINTED
+
+    def _in_chain(self, group: Group, block: int) -> tuple[Group, int] | None:
+        """Find the same content in a full group of equal block size."""
         for chain in self._chains:
             if chain.lane == group.lane:
-                same = find(chain.pool.arrays, chain.index + 1, digest)
-                if same != NULL_BLOCK and self.marks[chain.index][same] != TAINTED:
-                    return not self._is_bad(group, block)
-        return False
+                same = find(chain.pool.arrays, chain.index + 1, group.pool.arrays.digests[block])
+                if same != NULL_BLOCK:
+                    return chain, same
+        return None
 
-    def _is_bad(self, group: Group, block: int) -> bool:
-        return group.pool is self._pool and bool((self._bad == block).any())
-
-    def _look_at_bad_blocks(self) -> None:
+    def _look_at_names(self) -> None:
+        """Begin with bad blocks that have names, whoever holds them."""
         for block in self._bad.tolist():
             name = int(self._pool.arrays.records[block, NAME])
-            if name:
-                self._note_bad(self._state.groups[name - 1], _as_bytes(self._pool.arrays.digests[[block]]))
-        for group in self._state.groups:
-            if group.pool is not self._pool:
+            if not name:
                 continue
-            for row in np.flatnonzero(np.isin(self._state.rows[:, STATUS], (RUNNING, LOST))).tolist():
-                held = group.arrays.table[row, : self._num_blocks(group, row, NUM_BLOCKS)]
+            group = self._state.groups[name - 1]
+            same = self._in_chain(group, block)
+            if same is not None:
+                self._taint_beginning(same[0], self._beginning_of_name(*same))
+            elif not self._is_held(group, block):
+                self.is_everything = True
+            self.digests[group.lane].add(self._pool.arrays.digests[block].tobytes())
+
+    def _is_held(self, group: Group, block: int) -> bool:
+        """Tell whether a row holds a block: it will say how the block begins."""
+        return any(not self._is_on_host(row) and (group.arrays.table[row] == block).any() for row in self._occupied)
+
+    def _look_at_rows(self) -> None:
+        """Begin with rows that hold bad blocks."""
+        for group in self._state.groups:
+            for row in self._occupied:
+                held = group.arrays.table[row, : self._count(group, row, NUM_BLOCKS)]
                 places = np.flatnonzero(np.isin(held, self._bad))
-                if len(places):
-                    self._note_bad(group, [])
-                    self.firsts[row] = min(self.firsts[row], int(places[0]) * group.block_size)
+                if group.pool is not self._pool or self._is_on_host(row) or not len(places):
+                    continue
+                self.is_everything |= not self._chains
+                first = int(places[0]) * group.block_size
+                self.firsts[row] = min(self.firsts[row], first)
+                for chain in self._chains:
+                    if first < self._state.rows[row, NUM_TOKENS]:
+                        self._taint_beginning(chain, self._beginning_in_row(chain, row, first))
 
-    def _note_bad(self, group: Group, digests: list[bytes]) -> None:
-        if not group.keeps_whole_prefix and all(chain.lane != group.lane for chain in self._chains):
-            self.is_everything = True
-        if not group.stays_out:
-            self.digests[group.lane].update(digests)
+    def _beginning_of_name(self, chain: Group, block: int) -> _Beginning:
+        arrays = chain.pool.arrays
+        parent = int(arrays.records[block, PARENT])
+        index, ancestor = 0, parent
+        while ancestor != NULL_BLOCK:
+            index, ancestor = index + 1, int(arrays.records[ancestor, PARENT])
+        digest = b"" if parent == NULL_BLOCK else arrays.digests[parent].tobytes()
+        return _Beginning(index, digest, int(arrays.records[block, EXTRA]), arrays.tokens[block, :1])
 
-    def _num_blocks(self, group: Group, row: int, column: int) -> int:
-        return int(self._state.rows[row, int(group.arrays.parameters[AT]) + column])
+    def _beginning_in_row(self, chain: Group, row: int, first: int) -> _Beginning:
+        arrays, table = self._pool_of(chain, row).arrays, chain.arrays.table[row]
+        index = first // chain.block_size
+        block = int(table[index])
+        digest = arrays.digests[table[index - 1]].tobytes() if index else b""
+        tokens = arrays.tokens[block, : first % chain.block_size + 1]
+        return _Beginning(index, digest, int(arrays.records[block, EXTRA]), tokens)
+
+    def _taint_beginning(self, chain: Group, beginning: _Beginning) -> None:
+        """Taint every row and named block of a full group that began a block in the same way."""
+        length = len(beginning.tokens)
+        position = beginning.place * chain.block_size + length - 1
+        for row in self._occupied:
+            if position < self._state.rows[row, NUM_TOKENS]:
+                other = self._beginning_in_row(chain, row, position)
+                if other.begins_as(beginning):
+                    self.firsts[row] = min(self.firsts[row], position)
+        arrays = chain.pool.arrays
+        parent = NULL_BLOCK
+        if beginning.place:
+            parent = find(arrays, chain.index + 1, np.frombuffer(beginning.parent, np.uint32))
+        records = arrays.records[: len(arrays.tokens)]
+        begins_so = (records[:, NAME] == chain.index + 1) & (records[:, EXTRA] == beginning.extra)
+        begins_so &= (records[:, PARENT] == parent) & (arrays.tokens[:, :length] == beginning.tokens).all(axis=1)
+        self.digests[chain.lane].update(_as_bytes(arrays.digests[np.flatnonzero(begins_so)]))
 
     def _spread(self) -> None:
         """From rows to digests, from digests to what continues them, and from there to rows again."""
@@ -155,13 +224,13 @@ class _Taint:
             for row in np.flatnonzero(self.firsts < NOWHERE).tolist():
                 bad.update(self._row_digests(group, row)[int(self.firsts[row]) // group.block_size :])
             marks, arrays = self.marks[group.index], group.pool.arrays
+            marks[marks != TAINTED] = 0
             for digest in bad:
                 marks[find(arrays, group.index + 1, np.frombuffer(digest, np.uint32))] = TAINTED
             marks[NULL_BLOCK] = 0
-            marks[marks != TAINTED] = 0
             spread_taint(arrays, group.index + 1, marks)
             bad.update(_as_bytes(arrays.digests[np.flatnonzero(marks == TAINTED)]))
-            for row in np.flatnonzero(self._state.rows[:, STATUS] != VACANT).tolist():
+            for row in self._occupied:
                 for place, digest in enumerate(self._row_digests(group, row)):
                     if digest in bad:
                         self.firsts[row] = min(self.firsts[row], place * group.block_size)
@@ -169,10 +238,20 @@ class _Taint:
 
     def _row_digests(self, group: Group, row: int) -> list[bytes]:
         """Digests of a row's digested blocks, wherever they are."""
-        on_host = self._state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
-        pool = group.host_pool if on_host else group.pool
+        table = group.arrays.table[row, : self._count(group, row, NUM_DIGESTED)]
+        return _as_bytes(self._pool_of(group, row).arrays.digests[table])
+
+    def _is_on_host(self, row: int) -> bool:
+        return self._state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
+
+    def _pool_of(self, group: Group, row: int) -> BlockPool:
+        """Tell in which pool a row's blocks are."""
+        pool = group.host_pool if self._is_on_host(row) else group.pool
         assert pool is not None
-        return _as_bytes(pool.arrays.digests[group.arrays.table[row, : self._num_blocks(group, row, NUM_DIGESTED)]])
+        return pool
+
+    def _count(self, group: Group, row: int, column: int) -> int:
+        return int(self._state.rows[row, int(group.arrays.parameters[AT]) + column])
 
 
 def _as_bytes(digests: npt.NDArray[np.uint32]) -> list[bytes]:
@@ -191,7 +270,7 @@ def _drop_names(state: SpaceState, taint: _Taint) -> int:
             if group.keeps_whole_prefix and taint.digests[group.lane] and not taint.is_everything:
                 is_kept = taint.marks[group.index][block] != TAINTED
             else:
-                is_kept = taint.is_sound(group, block) and bool(taint.digests[group.lane])
+                is_kept = taint.is_sound(group, block)
             if not is_kept:
                 dropped.append((pool, block))
     for pool, block in dropped:
