@@ -319,6 +319,24 @@ def test_promise_20_what_the_open_step_samples_is_not_filled_before_it_is_planne
         space.fill([row], [7])
 
 
+def test_promise_20_declaring_computed_ends_the_overlap() -> None:
+    """The step in flight that would have accepted the tokens says nothing of the row any more."""
+    space = new_space(FullAttention(4), SlidingWindow(4, 4))
+    row = allocate(space, tokens(5))
+    plans = overlapped(space, row, [5, 6, 7])
+    assert hit(space, tokens(10)) == 4, "the step is in flight that computes the eighth token"
+    space.mark_computed([row])
+    space.check()
+    assert hit(space, tokens(10)) == 8
+    assert space.block_ids(row, 1)[0] == 0, "the window slides behind them"
+    space.append([row], None)
+    space.plan_step()
+    space.fill([row], [8])
+    space.abort(plans[-1].step_id)
+    space.check()
+    assert (space.num_tokens(row), hit(space, tokens(10))) == (9, 8)
+
+
 def test_promise_20_many_rows_are_filled_at_once() -> None:
     space = new_space()
     rows = [allocate(space, tokens(5, first=100 * number)) for number in range(4)]

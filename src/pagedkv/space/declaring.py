@@ -13,11 +13,12 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import StepError
 from pagedkv.pool.blocks import NULL_BLOCK
+from pagedkv.space.publishing import publish
 from pagedkv.space.retaining import slide_group
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.declaring import count_shared_unsettled, declare_planned, settle_blocks
-from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_TOKENS, RUNNING, STATUS
+from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_BLOCKS, NUM_TOKENS, RUNNING, STATUS
 
 __all__ = ["declare", "mark_computed"]
 
@@ -46,9 +47,19 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     for column in state.planned_columns:
         declare_planned(state.rows, batch, column)
     state.relies_on[batch] = 0
+    if state.is_overlapped:
+        _end_overlap(state, ledger, batch)
     for group in state.groups:
         if not group.keeps_whole_prefix:
             slide_group(state, group, batch, state.rows[batch, NUM_TOKENS])
+
+
+def _end_overlap(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Accept what rows had not accepted since a step was still to compute it, and publish what that completes."""
+    overlapped = batch[state.num_known[batch] > 0]
+    state.rows[overlapped, NUM_ACCEPTED] = state.rows[overlapped, NUM_TOKENS]
+    state.num_known[overlapped] = 0
+    publish(state, ledger, overlapped)
 
 
 def _require_no_moves(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:

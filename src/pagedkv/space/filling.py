@@ -1,7 +1,8 @@
 """Unknown tokens across groups: appended before they are sampled, filled in afterwards, dropped with failed steps.
 
 :mod:`pagedkv.tables.filling` draws what a step samples. A row that ever had unknown tokens counts as *overlapped*, and
-publishes what it completes when the step is over that computed it, until somebody appends known tokens to it again.
+publishes what it completes when the step is over that computed it, until somebody appends known tokens to it again, or
+declares it computed.
 """
 
 from typing import NoReturn
