@@ -337,6 +337,21 @@ def test_promise_20_declaring_computed_ends_the_overlap() -> None:
     assert (space.num_tokens(row), hit(space, tokens(10))) == (9, 8)
 
 
+def test_promise_20_a_fork_of_filled_tokens_that_are_in_flight_knows_them() -> None:
+    space = new_space()
+    row = allocate(space, tokens(5))
+    plans = overlapped(space, row, [5, 6, 7])
+    (child,) = space.fork(row).tolist()
+    space.append([row, child], None)
+    plan = space.plan_step()
+    assert plan.unknown is not None
+    assert plan.unknown.counts.tolist() == [1, 1]
+    space.fill([row, child], [8, 80])
+    space.check()
+    acknowledge(space, plans[-1], plan)
+    assert (space.num_tokens(row), space.num_tokens(child), hit(space, tokens(9))) == (9, 9, 8)
+
+
 def test_promise_20_many_rows_are_filled_at_once() -> None:
     space = new_space()
     rows = [allocate(space, tokens(5, first=100 * number)) for number in range(4)]

@@ -50,6 +50,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         for column in state.planned_columns:
             rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
         state.relies_on[child] = state.relies_on[parent]
+        state.num_known[child] = state.num_known[parent]
         if parent in state.media_keys:
             state.media_keys[int(child)] = state.media_keys[parent]
             state.media_reach[child] = state.media_reach[parent]
