@@ -130,6 +130,7 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     """Copy everything a space consists of, but for the marks that checking a batch leaves on its rows."""
     state, opened = space._state, space._ledger._open
     numbers: dict[str, npt.NDArray[np.integer]] = {"rows": np.delete(state.rows, MARK, axis=1)}
+    numbers["known tokens"] = state.num_known.copy()
     numbers["tickets"] = np.array([ticket.number for ticket in state.held], np.int32)
     numbers["vacant rows"] = np.array(state.vacant_rows)
     numbers["extra keys"] = np.array(len(state.extra_keys))

@@ -125,6 +125,22 @@ def promise_of_the_open_step(space: BlockSpace) -> None:
     arrays.records[4, PENDING_STEP] = arrays.counts[OPEN_STEP]
 
 
+def known(number: int, row: int = 0, *, is_overlapped: bool = True) -> Tamper:
+    """Say that so many of a row's tokens are known, and the others are not."""
+
+    def tamper(space: BlockSpace) -> None:
+        space._state.num_known[row] = number
+        space._state.is_overlapped = is_overlapped
+
+    return tamper
+
+
+def unknown_on_the_host(space: BlockSpace) -> None:
+    space.swap_out([0])
+    row(NUM_ACCEPTED, -1)(space)
+    known(9)(space)
+
+
 def vacant_row(space: BlockSpace) -> None:
     space._state.vacant_rows.pop()
 
@@ -186,6 +202,12 @@ CONTRADICTIONS: dict[str, tuple[Tamper, str]] = {
     "changes that are none": (row_in_group(DIRTY_TO, 9), "row 0: changes beyond the table"),
     "more planned than there is": (row(NUM_PLANNED, 1), "row 0: planned beyond its tokens"),
     "more accepted than there is": (row(NUM_ACCEPTED, 1), "row 0: accepted beyond its tokens"),
+    "fewer known than accepted": (known(9), "row 0: accepted beyond what it knows"),
+    "more known than there is": (known(11), "row 0: knows more tokens than it has"),
+    "a vacant row that knows tokens": (known(1, row=5), "row 5: overlapped, and vacant"),
+    "a negative number of known tokens": (known(-1), "row 0: accepted beyond what it knows"),
+    "tokens that are unknown on the host": (unknown_on_the_host, "row 0: unknown tokens on the host"),
+    "an overlap that nobody looks at": (known(10, is_overlapped=False), "rows are overlapped, and no operation"),
     "changes that no plan will tell": (unlisted_row, r"rows \[1\] wait for a plan, untouched"),
     "a touched row that is not listed": (touched_row, "a touched row is not in the list"),
     "a list of touched rows without end": (row(TOUCHED, -1), "the list of touched rows has no end"),

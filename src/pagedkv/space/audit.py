@@ -42,6 +42,7 @@ def check_space(state: SpaceState) -> None:
     for pool in state.all_pools:
         check_pool(pool)
     _check_references(state)
+    _check_known(state)
     for group in state.groups:
         _check_rows(state, group)
         _check_pending(state, group)
@@ -74,6 +75,22 @@ def _check_references(state: SpaceState) -> None:
                 f"{name}: block {wrong[0]} has {held[wrong[0]]} references, the tables hold {num_in_tables[wrong[0]]}, "
                 f"tickets {(counted - num_in_tables)[wrong[0]]}"
             )
+
+
+def _check_known(state: SpaceState) -> None:
+    """Overlapped rows know what they have accepted, and no more than they have; nothing unknown is on the host."""
+    known, tokens, accepted = state.num_known, state.rows[:, NUM_TOKENS], state.rows[:, NUM_ACCEPTED]
+    overlapped = known != 0
+    statuses = state.rows[:, STATUS]
+    for is_wrong, what in (
+        (overlapped & (statuses == VACANT), "overlapped, and vacant"),
+        (overlapped & (known < accepted), "accepted beyond what it knows"),
+        (overlapped & (known > tokens), "knows more tokens than it has"),
+        (overlapped & (known < tokens) & np.isin(statuses, (SWAPPED, LOST_ON_HOST)), "unknown tokens on the host"),
+    ):
+        rows = np.flatnonzero(is_wrong)
+        assert len(rows) == 0, f"row {rows[0]}: {what}"
+    assert state.is_overlapped or not overlapped.any(), "rows are overlapped, and no operation looks at that"
 
 
 def _check_pending(state: SpaceState, group: Group) -> None:
