@@ -166,7 +166,6 @@ def _refuse_filling(state: SpaceState, row: int, count: int, sampler: int, limit
 def _move_down(state: SpaceState, ledger: StepLedger, refused: Int32Array, limits: Int32Array) -> None:
     """Move what steps in flight, and the open one, compute behind refused tokens."""
     for step in ledger.unfilled:
-        step.own_starts()
         lower_ranges(state.serials, refused, limits, step.rows, step.serials, step.starts, step.ends)
         number = step.plan.step_id - state.num_steps_before
         for group in state.groups:

@@ -71,7 +71,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     words = read_only(buffer[: int(buffer[NUM_WORDS])])
     plan = StepPlan(step_id, words, layout.pool_names)
     computing = words[offset : offset + num_ranges]
-    starts = words[offset + padded(num_ranges) :][:num_ranges]
+    starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
     ledger.close(InFlightStep(plan, computing, state.serials[computing], starts, ends))
     state.advance_open_step()
     if moves and state.config.in_order:

@@ -30,8 +30,8 @@ class InFlightStep:
     Args:
         rows: the rows that it computes, as in the plan.
         serials: which sequence each row of the plan served.
-        starts: the plan's, or our own copy, moved down by tokens that were refused meanwhile.
-        ends: our own copy of the plan's ends, lowered when a row is rolled back meanwhile.
+        starts: our own copy of the plan's starts, moved down by tokens that were refused meanwhile.
+        ends: our own copy of the plan's ends, moved down likewise, and lowered when a row is rolled back meanwhile.
         duplicates: for each group those found since the plan before, int32 ``[n, NUM_DUPLICATE_FIELDS]`` each.
     """
 
@@ -42,15 +42,10 @@ class InFlightStep:
     ends: Int32Array
     duplicates: list[list[Int32Array]] = field(default_factory=list)
 
-    def own_starts(self) -> None:
-        """Make the starts our own copy, as the ends are: refused tokens before a range move it down."""
-        if not self.starts.flags.writeable:
-            self.starts = self.starts.copy()
-
     def starts_in(self, group: int) -> Int32Array:
         """Where each range begins in a group, int32 ``[rows]``, moved down like the others."""
-        planned = self.plan.compute_in(group).starts
-        return planned if not self.starts.flags.writeable else planned - (self.plan.compute.starts - self.starts)
+        outside = self.plan.compute_outside.get(group)
+        return self.starts if outside is None else outside.starts - (self.plan.compute.starts - self.starts)
 
     def live_starts(self, serials: Int32Array, group: int) -> list[tuple[int, int]]:
         """Rows that it computes for and that still serve the same sequence, with their starts in a group."""
