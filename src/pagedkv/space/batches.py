@@ -44,14 +44,13 @@ def require_known(state: SpaceState, batch: Int32Array, what: str) -> None:
     """Raise SequenceError if a row has unknown tokens. Changes nothing."""
     if not state.is_overlapped:
         return
-    known, num_tokens = state.num_known[batch], state.rows[batch, NUM_TOKENS]
-    unfit = (known > 0) & (known < num_tokens)
-    if unfit.any():
-        place = int(unfit.argmax())
-        num_unknown = num_tokens[place] - known[place]
+    place = state.loops.first_unfilled(state.rows, state.num_known, batch)
+    if place >= 0:
+        row = int(batch[place])
+        known, num_tokens = int(state.num_known[row]), int(state.rows[row, NUM_TOKENS])
         raise SequenceError(
-            f"row {batch[place]} cannot be {what}: {num_unknown} of its {num_tokens[place]} tokens are unknown; fill "
-            f"them in, or roll it back to {known[place]} tokens"
+            f"row {row} cannot be {what}: {num_tokens - known} of its {num_tokens} tokens are unknown; fill them in, "
+            f"or roll it back to {known} tokens"
         )
 
 

@@ -21,6 +21,7 @@ from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
 from pagedkv.tables.filling import (
     drop_unknown,
+    is_unfilled,
     lower_ranges,
     repeat_pending,
 )
@@ -148,7 +149,7 @@ def _forgotten_samplers(state: SpaceState, batch: Int32Array, samplers: Int32Arr
 
 def _refuse_filling(state: SpaceState, row: int, count: int, sampler: int, limit: int) -> NoReturn:
     known, num_tokens = int(state.num_known[row]), int(state.rows[row, NUM_TOKENS])
-    if not 0 < known < num_tokens:
+    if not is_unfilled(state.rows, state.num_known, row):
         raise TokenError(f"row {row} cannot be filled: all of its {num_tokens} tokens are known")
     if not sampler:
         raise TokenError(
@@ -202,5 +203,4 @@ def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
 def drop_unsampled(state: SpaceState, rewound: list[int]) -> None:
     """Steps failed: rewound rows lose the unknown tokens that these, or later steps, would have sampled."""
     for row in rewound:
-        if 0 < state.num_known[row] < state.rows[row, NUM_TOKENS]:
-            drop_unknown(state.rows, state.num_known, row)
+        drop_unknown(state.rows, state.num_known, row)

@@ -17,6 +17,7 @@ from pagedkv.tables.filling import (
     advance,
     count_unfilled,
     find_samplers,
+    first_unfilled,
     first_unfit_fill,
     write_known,
 )
@@ -50,6 +51,7 @@ class SpaceLoops:
         pairs = np.zeros((0, 2), np.int32)
         words: Uint32Array = np.zeros((0, 8), np.uint32)
         self.find_samplers = specialize(find_samplers, rows, ids, ids, ids, ids, ids, ids, 0, ids, ids)
+        self.first_unfilled = specialize(first_unfilled, rows, ids, ids)
         self.first_unfit_fill = specialize(first_unfit_fill, rows, ids, ids, ids, ids, ids)
         self.write_known = specialize(write_known, pool, group, ids, ids, ids, ids)
         self.advance = specialize(advance, pool, rows, ids, ids, ids, ids, ids, ids)

@@ -16,7 +16,7 @@ computed by steps that are over.
 """
 
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.compiled import compiled
+from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, SETTLED_STEP, PoolArrays
 from pagedkv.tables.rows import (
     BLOCK_SIZE,
@@ -36,7 +36,9 @@ __all__ = [
     "count_unfilled",
     "drop_unknown",
     "find_samplers",
+    "first_unfilled",
     "first_unfit_fill",
+    "is_unfilled",
     "lower_ranges",
     "repeat_pending",
     "write_known",
@@ -76,10 +78,19 @@ def find_samplers(
             limits[row] = starts[place]
 
 
-@compiled
+@inlined
 def is_unfilled(rows: Int32Array, num_known: Int32Array, row: int) -> bool:
     """Tell whether a row has unknown tokens."""
     return bool(0 < num_known[row] < rows[row, NUM_TOKENS])
+
+
+@compiled
+def first_unfilled(rows: Int32Array, num_known: Int32Array, batch: Int32Array) -> int:
+    """Name the first place in a batch whose row has unknown tokens, or -1."""
+    for place in range(len(batch)):
+        if is_unfilled(rows, num_known, batch[place]):
+            return place
+    return -1
 
 
 @compiled
@@ -255,5 +266,7 @@ def accept_computed(
 @compiled
 def drop_unknown(rows: Int32Array, num_known: Int32Array, row: int) -> None:
     """Drop the unknown tokens of a rewound row that its next step samples: all behind the first that it computes."""
+    if not is_unfilled(rows, num_known, row):
+        return
     least = max(num_known[row], rows[row, NUM_PLANNED] + 1)
     rows[row, NUM_TOKENS] = min(rows[row, NUM_TOKENS], least)

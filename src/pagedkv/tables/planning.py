@@ -7,6 +7,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.plan_buffer import ALIGNMENT, HEADER_WORDS, LENGTH, LINE_WORDS, NUM_WORDS, OFFSET
 from pagedkv.pool.blocks import HOLD_STEP, IN_ORDER, IN_USE, NEW, OPEN_STEP, QUEUE, PoolArrays
+from pagedkv.tables.filling import is_unfilled
 from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
@@ -151,19 +152,20 @@ def collect_unknown(
     num_unknown = 0
     for place in range(ranges, ranges + num_ranges):
         row = buffer[place]
-        num_unknown += 0 < num_known[row] < rows[row, NUM_TOKENS]
+        num_unknown += is_unfilled(rows, num_known, row)
     if num_unknown == 0:
         return
     offset = place_part(buffer, line, 2, num_ranges)
     for place in range(num_ranges):
         row = buffer[ranges + place]
-        known = num_known[row]
-        is_unfilled = 0 < known < rows[row, NUM_TOKENS]
-        buffer[offset + place] = rows[row, NUM_TOKENS] - known if is_unfilled else 0
+        buffer[offset + place] = 0
         buffer[offset + stride + place] = 0
-        if is_unfilled and samplers[row] > 0:
+        if not is_unfilled(rows, num_known, row):
+            continue
+        buffer[offset + place] = rows[row, NUM_TOKENS] - num_known[row]
+        if samplers[row] > 0:
             buffer[offset + stride + place] = step - samplers[row]
-        elif is_unfilled and known <= buffer[ranges + stride + place]:
+        elif num_known[row] <= buffer[ranges + stride + place]:
             buffer[offset + stride + place] = step - settled
 
 
