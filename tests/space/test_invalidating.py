@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv import CacheEventKind, InvalidatedMemory
+from pagedkv import CacheEventKind, InvalidatedMemory, Shortage
 from pagedkv.errors import BlockError, SequenceError, StepError
 from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
@@ -33,7 +33,9 @@ def test_what_is_swapped_out_comes_back() -> None:
     space.swap_out([row])
     run_step(space)
     assert space.invalidate_memory() == InvalidatedMemory(())
-    (moves,) = space.swap_in([row])  # type: ignore[misc] # there is room
+    answer = space.swap_in([row])
+    assert not isinstance(answer, Shortage)
+    (moves,) = answer
     assert len(moves.src_ids) == 3, "what was on the device as well is gone"
     run_step(space)
     assert hit(space, tokens(9)) == 8

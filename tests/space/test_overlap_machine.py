@@ -20,11 +20,11 @@ MET = frozenset({"unknown", "filled"})
 MET_WITH_DRAFTS = MET | {"refused", "refused behind a step in flight", "lost with a step"}
 
 
-def overlap(mix: Mix, runs: int, **options: object) -> Counter[str]:
+def overlap(mix: Mix, runs: int, profile: settings | None = None) -> Counter[str]:
     """Run a mix's machine so many times; return what was met."""
     seen: Counter[str] = Counter()
-    profile = settings(max_examples=runs, stateful_step_count=RULES_A_RUN, **options)  # type: ignore[arg-type]
-    run_state_machine_as_test(overlap_machine_of(mix, seen), settings=profile)
+    chosen = settings(profile, max_examples=runs, stateful_step_count=RULES_A_RUN)
+    run_state_machine_as_test(overlap_machine_of(mix, seen), settings=chosen)
     return seen
 
 
@@ -38,13 +38,13 @@ def test_rows_read_their_own_tokens_whatever_is_accepted_refused_or_lost(mix: Mi
 @pytest.mark.long
 @pytest.mark.parametrize("mix", MIXES, ids=str)
 def test_rows_read_their_own_tokens_for_long(mix: Mix) -> None:
-    assert overlap(mix, 50 * RUNS, derandomize=False)["filled"]
+    assert overlap(mix, 50 * RUNS, settings(derandomize=False))["filled"]
 
 
 def require_noticed(name: str) -> None:
     mix = next(mix for mix in MIXES if mix.name == name)
     with pytest.raises((AssertionError, PagedKVError)):
-        overlap(mix, 200, phases=[Phase.generate], database=None, print_blob=False)
+        overlap(mix, 200, settings(phases=[Phase.generate], database=None, print_blob=False))
 
 
 def test_ranges_in_flight_that_do_not_move_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
