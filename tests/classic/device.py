@@ -1,12 +1,12 @@
 """A device for one group of full attention: memory that obeys plans, and shows what a sequence would attend to."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv import BlockMoves, BlockSpaceManager, Sequence, SpaceConfig, StepPlan
+from pagedkv import BlockMoves, SpaceConfig, StepPlan
 
 __all__ = ["Device"]
 
@@ -25,8 +25,8 @@ class Device:
         self._host_memory = np.full((num_host_blocks, group.block_size), UNDEFINED)
         self._table = np.zeros((config.max_sequences, config.max_tokens), np.int32)
 
-    def run(self, plan: StepPlan, manager: BlockSpaceManager, seqs: Iterable[Sequence]) -> None:
-        """Carry a plan out for these sequences, and see that each that is computed reads its own tokens."""
+    def run(self, plan: StepPlan, tokens: Mapping[int, list[int]]) -> None:
+        """Carry a plan out for rows with these tokens, and see that each that is computed reads its own."""
         _move(plan.swaps_out, self._memory, self._host_memory)
         _move(plan.swaps_in, self._host_memory, self._memory)
         _move(plan.copies, self._memory, self._memory)
@@ -34,9 +34,6 @@ class Device:
             runs = np.split(writes.block_ids, np.cumsum(writes.counts)[:-1])
             for row, start, run in zip(writes.rows, writes.starts, runs, strict=True):
                 self._table[row, start : start + len(run)] = run
-        self._compute(plan, {manager.row_of(seq): seq.token_ids for seq in seqs if manager.is_allocated(seq)})
-
-    def _compute(self, plan: StepPlan, tokens: Mapping[int, list[int]]) -> None:
         compute = plan.compute
         ranges = list(zip(compute.rows.tolist(), compute.starts.tolist(), compute.ends.tolist(), strict=True))
         for row, start, end in ranges:

@@ -1,14 +1,14 @@
-"""A synchronous scheduler that swaps several victims a round, over the classic door or over bare numbers of blocks."""
+"""A synchronous scheduler that preempts several victims a round, over the classic door or bare numbers of blocks."""
 
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
-from pagedkv import AllocStatus, BlockSpaceManager, FullAttention, Sequence, SequenceGroup, SpaceConfig
+from pagedkv import AllocStatus, BlockSpaceManager, FullAttention, Sequence, SequenceGroup, SpaceConfig, StepPlan
 from tests.classic.device import Device
 
-__all__ = ["Classic", "FreedAtOnce", "SynchronousScheduler", "served_through"]
+__all__ = ["Classic", "FreedAtOnce", "Overlapped", "SynchronousScheduler", "served_through"]
 
 BLOCK_SIZE: Final = 4
 NUM_BLOCKS: Final = 24
@@ -42,8 +42,8 @@ class Door(Protocol):
     def grow(self, request: Request) -> None:
         """Give its newest token a slot."""
 
-    def swap_out(self, request: Request) -> None:
-        """Preempt it."""
+    def preempt(self, request: Request) -> None:
+        """Take its blocks away."""
 
     def can_resume(self, request: Request) -> bool:
         """Tell whether it fits again, its newest token included."""
@@ -60,7 +60,7 @@ class Door(Protocol):
 
 @dataclass(eq=False)
 class FreedAtOnce:
-    """The simplest block manager: numbers of blocks, which are free as soon as a request is swapped out."""
+    """The simplest block manager: numbers of blocks, which are free as soon as a request is preempted."""
 
     num_free: int = NUM_BLOCKS
     held: dict[Request, int] = field(default_factory=dict)
@@ -81,11 +81,11 @@ class FreedAtOnce:
     can_grow = can_resume = can_admit
     grow = resume = admit
 
-    def swap_out(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         """Take its blocks away, at once."""
         self.num_free += self.held.pop(request)
 
-    free = swap_out
+    free = preempt
 
     def end(self, running: list[Request]) -> None:
         """Nothing waits for the end of a round."""
@@ -94,17 +94,18 @@ class FreedAtOnce:
 class Classic:
     """The classic door over a device, with rounds that are closed for each victim, or only at their end."""
 
-    def __init__(self, *, closes_for_victims: bool) -> None:
+    def __init__(self, *, closes_for_victims: bool, num_blocks: int = NUM_BLOCKS, in_order: bool = False) -> None:
         """Build a space as large as the numbers above."""
         # No prefix caching, so that a resumed request needs as many blocks as the simple manager counts.
         config = SpaceConfig(
             (FullAttention(BLOCK_SIZE),),
-            NUM_BLOCKS + 1,
+            num_blocks + 1,
             200,
             max_sequences=64,
             max_tokens=64,
             watermark=0,
             prefix_caching=False,
+            in_order=in_order,
         )
         self.manager = BlockSpaceManager(config)
         self.device = Device(config)
@@ -128,7 +129,7 @@ class Classic:
         """Append slots."""
         self.manager.append_slots(request.seq)
 
-    def swap_out(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         """Swap out, and close the round so that the blocks are free."""
         assert self.manager.can_swap_out(request.group)
         self.manager.swap_out(request.group)
@@ -157,14 +158,48 @@ class Classic:
             assert self.device.read(self.manager.row_of(request.seq), len(tokens)) == tokens
 
     def _end_round(self) -> None:
-        self.manager.end_round(lambda plan: self.device.run(plan, self.manager, self.served))
+        self.manager.end_round(lambda plan: self.device.run(plan, self._tokens()))
+
+    def _tokens(self) -> dict[int, list[int]]:
+        """What each row of those served holds now."""
+        alive = [seq for seq in self.served if self.manager.is_allocated(seq)]
+        return {self.manager.row_of(seq): list(seq.token_ids) for seq in alive}
+
+
+class Overlapped(Classic):
+    """The classic door with one round in flight: it has not run yet while the next one is scheduled.
+
+    Whoever is preempted is freed, and computed again when it is resumed.
+    """
+
+    def __init__(self, *, num_blocks: int, in_order: bool) -> None:
+        """Build a space that the device works for in order, or not."""
+        super().__init__(closes_for_victims=False, num_blocks=num_blocks, in_order=in_order)
+        self.in_flight: tuple[StepPlan, dict[int, list[int]]] | None = None
+
+    def preempt(self, request: Request) -> None:
+        """Free."""
+        self.free(request)
+
+    can_resume = Classic.can_admit
+    resume = Classic.admit
+
+    def end(self, running: list[Request]) -> None:
+        """Plan the round, then let the one before run and end it."""
+        assert all(self.manager.is_allocated(request.seq) for request in running)
+        before, self.in_flight = self.in_flight, (self.manager.space.plan_step(), self._tokens())
+        if before:
+            plan, tokens = before
+            self.device.run(plan, tokens)
+            self.manager.space.acknowledge(plan.step_id)
+        self.manager.space.check()
 
 
 class SynchronousScheduler:
-    """First come, first served; the latest arrivals are swapped out until the earlier ones can grow.
+    """First come, first served; the latest arrivals are preempted until the earlier ones can grow.
 
     Attributes:
-        num_preemptions: requests swapped out so far; num_rounds: rounds so far.
+        num_preemptions: requests preempted so far; num_rounds: rounds so far.
     """
 
     def __init__(self, door: Door, requests: list[Request]) -> None:
@@ -172,12 +207,12 @@ class SynchronousScheduler:
         self._door = door
         self._waiting = deque(requests)
         self._running: list[Request] = []
-        self._swapped: list[Request] = []
+        self._preempted: list[Request] = []
         self.num_preemptions = self.num_rounds = 0
 
     def serve_all(self) -> None:
         """Serve every request to its end."""
-        while self._waiting or self._running or self._swapped:
+        while self._waiting or self._running or self._preempted:
             self._serve_round()
             self.num_rounds += 1
             assert self.num_rounds < 5000, "the scheduler makes no progress"
@@ -210,18 +245,18 @@ class SynchronousScheduler:
         self._running = grown
 
     def _preempt(self, victim: Request) -> None:
-        self._door.swap_out(victim)
-        self._swapped.append(victim)
-        self._swapped.sort(key=lambda request: request.seq.seq_id)
+        self._door.preempt(victim)
+        self._preempted.append(victim)
+        self._preempted.sort(key=lambda request: request.seq.seq_id)
         self.num_preemptions += 1
 
     def _resume(self) -> None:
-        while self._swapped and self._door.can_resume(self._swapped[0]):
-            self._door.resume(self._swapped[0])
-            self._running.append(self._swapped.pop(0))
+        while self._preempted and self._door.can_resume(self._preempted[0]):
+            self._door.resume(self._preempted[0])
+            self._running.append(self._preempted.pop(0))
 
     def _admit(self) -> None:
-        while self._waiting and not self._swapped and self._door.can_admit(self._waiting[0]):
+        while self._waiting and not self._preempted and self._door.can_admit(self._waiting[0]):
             self._door.admit(self._waiting[0])
             self._running.append(self._waiting.popleft())
 

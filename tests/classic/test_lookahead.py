@@ -112,7 +112,7 @@ def test_each_sequence_of_a_group_writes_into_slots_of_its_own(num_tokens: int) 
     group = new_group(list(range(num_tokens)), n=3)
     manager.allocate(group, 5)
     for generated in range(6):
-        manager.end_round(lambda plan: device.run(plan, manager, group.seqs))
+        manager.end_round(lambda plan: device.run(plan, {manager.row_of(seq): seq.token_ids for seq in group.seqs}))
         for seq in group.seqs:
             assert device.read(manager.row_of(seq), len(seq.token_ids)) == seq.token_ids
             seq.token_ids.append(100 * seq.seq_id + generated)

@@ -5,7 +5,7 @@ import pytest
 from pagedkv import AllocStatus, BlockSpaceManager, FullAttention, Sequence, SequenceGroup, SpaceConfig, StepPlan
 from pagedkv.errors import StepError
 from tests.classic.managers import new_group, new_manager
-from tests.classic.synchronous_scheduler import Classic, FreedAtOnce, served_through
+from tests.classic.synchronous_scheduler import Classic, FreedAtOnce, Overlapped, served_through
 from tests.space.spaces import unchanged
 
 OK, NEVER = AllocStatus.OK, AllocStatus.NEVER
@@ -127,3 +127,18 @@ def test_closing_the_round_for_each_victim_preempts_no_more_than_frees_at_once(s
     assert at_once.num_preemptions > 40
     assert (closing.num_preemptions, closing.num_rounds) == (at_once.num_preemptions, at_once.num_rounds)
     assert deferring.num_preemptions > at_once.num_preemptions
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("num_blocks", [18, 24, 40])
+def test_with_a_round_in_flight_no_more_are_preempted_than_with_frees_at_once_if_rounds_run_in_order(
+    num_blocks: int, seed: int
+) -> None:
+    """Every victim is in the round in flight. Where its blocks wait for that, preempting one row drags others along."""
+    at_once = served_through(FreedAtOnce(num_blocks), seed)
+    in_order, waiting = (
+        served_through(Overlapped(num_blocks=num_blocks, in_order=in_order), seed) for in_order in (True, False)
+    )
+    assert at_once.num_preemptions > 20
+    assert (in_order.num_preemptions, in_order.num_rounds) == (at_once.num_preemptions, at_once.num_rounds)
+    assert waiting.num_preemptions > at_once.num_preemptions
