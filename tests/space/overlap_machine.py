@@ -179,10 +179,17 @@ class OverlapMachine(RuleBasedStateMachine):
         room = max(0, self.config.max_tokens - len(row.tokens))
         if not any(each.start < row.num_certain for each in row.stretches):
             return 0  # a fork that no step has computed: whoever forks late samples itself
+        if not row.is_overlapped and any(self._is_unjudged(row, planned) for planned in self.planned):
+            return 0
         if self.mix.takes_drafts:
             return min(count, room)
         is_planned = bool(row.stretches) and row.stretches[-1].end == len(row.tokens)
         return min(count, 1, room) if is_planned else 0
+
+    @staticmethod
+    def _is_unjudged(row: Row, planned: "Planned") -> bool:
+        """Whether a plan computes nothing of a row but drafts: its range begins with what another step samples."""
+        return any(seen.row is row and row.num_certain <= seen.mine.start < seen.mine.end for seen in planned.rows)
 
     @precondition(lambda self: any(not row.has_unknown for row in self.rows))
     @rule(place=PLACE, tokens=st.lists(TOKEN, min_size=1, max_size=4), num_draft=st.integers(0, 3))
@@ -213,7 +220,9 @@ class OverlapMachine(RuleBasedStateMachine):
     def _sample(row: Row) -> list[int] | None:
         """What the host may fill in now, if the row has a slot for the token behind the drafts."""
         stretch = row.sampler()
-        return stretch.sample if stretch and stretch.end < len(row.tokens) else None
+        if stretch is None or stretch.sample is None or stretch.end >= len(row.tokens):
+            return None
+        return stretch.sample[: stretch.end - row.num_certain + 1]
 
     def _filled(self, row: Row, tokens: list[int]) -> None:
         stretch = row.sampler()
@@ -298,6 +307,9 @@ class OverlapMachine(RuleBasedStateMachine):
         waiting = [each for each in row.stretches if each.end >= row.num_certain] if row.has_unknown else []
         firsts = [row.num_certain, *(each.end + 1 for each in waiting)]
         lengths = [each.end - first + 1 for each, first in zip(waiting, firsts, strict=False)]
+        if not row.is_overlapped and start >= row.num_certain:
+            for each in row.stretches:  # what it samples was guessed: the step of the drafts answers for it
+                each.end = min(each.end, row.num_certain - 1)
         mine = Stretch(plan.step_id, start, end)
         row.stretches.append(mine)
         outside = {group: int(told.starts[place]) for group, told in plan.compute_outside.items()}
@@ -339,8 +351,9 @@ class OverlapMachine(RuleBasedStateMachine):
         tokens, shift = list(seen.known), 0
         for stretch, length in zip(seen.waiting, seen.lengths, strict=True):
             assert stretch.sample is not None, "a step runs before one whose sample it takes"
-            tokens += stretch.sample
-            shift += length - len(stretch.sample)
+            sample = stretch.sample[:length]  # of a row that was rolled back, only what its range still samples
+            tokens += sample
+            shift += length - len(sample)
         return tokens, shift
 
     @staticmethod

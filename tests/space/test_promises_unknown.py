@@ -352,6 +352,25 @@ def test_promise_20_a_fork_of_filled_tokens_that_are_in_flight_knows_them() -> N
     assert (space.num_tokens(row), space.num_tokens(child), hit(space, tokens(9))) == (9, 9, 8)
 
 
+def test_promise_20_drafts_that_no_step_judges_take_no_unknown_tokens_behind_them() -> None:
+    """What the prompt's step samples was guessed, and the next step computes the guess as if it were known."""
+    space = new_space()
+    row = allocate(space, tokens(6))
+    first = space.plan_step()
+    space.append([row], [6], num_draft=1)
+    second = space.plan_step()
+    with unchanged(space), pytest.raises(TokenError, match="from position 6 on, are all that step 2 computes"):
+        space.append([row], None)
+    acknowledge(space, first, second)
+    space.append([row], None)
+    third = space.plan_step()
+    space.fill([row], [60], [1])
+    assert (space.num_tokens(row), ranges(third)) == (7, {row: (7, 8)})
+    assert space._ledger.in_flight[0].starts.tolist() == [6], "it is computed again"
+    acknowledge(space, third)
+    space.check()
+
+
 def test_promise_20_many_rows_are_filled_at_once() -> None:
     space = new_space()
     rows = [allocate(space, tokens(5, first=100 * number)) for number in range(4)]

@@ -40,8 +40,8 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
     """Grow rows by tokens that nobody knows yet, or return the shortage with nothing changed.
 
     Raises:
-        TokenError: drafts are said to be among them, or a recurrent state could have to be rolled back; see also
-            :func:`~pagedkv.space.growing.require_growth`.
+        TokenError: drafts are said to be among them, or no step would judge those before them, or a recurrent state
+            could have to be rolled back; see also :func:`~pagedkv.space.growing.require_growth`.
     """
     if growth.num_draft:
         raise TokenError(
@@ -49,6 +49,7 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
         )
     growing.require_growth(state, growth)
     _require_no_rollback(state, growth)
+    _require_judged_drafts(state, ledger, growth)
     shortage = growing.growth_shortage(state, growth)
     if shortage is not None:
         return shortage
@@ -77,6 +78,26 @@ def _require_no_rollback(state: SpaceState, growth: Growth) -> None:
             f"of which {planned[place]} are planned: a group is a recurrent state, which cannot be rolled back; append "
             "one a step, once what is before it is planned"
         )
+
+
+def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth) -> None:
+    """Drafts are judged by the step that computes the token before them: it samples what takes their place.
+
+    A range that begins with them was planned as if they were known, and nothing would compute it again.
+    """
+    begins = growth.batch[state.num_known[growth.batch] == 0]
+    if not len(begins):
+        return
+    accepted, num_tokens = (state.rows[begins, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
+    drafting = dict(zip(begins[accepted < num_tokens].tolist(), accepted[accepted < num_tokens].tolist(), strict=True))
+    for step in ledger.in_flight if drafting else ():
+        for row, start in step.live_starts(state.serials, 0):
+            if row in drafting and start >= drafting[row]:
+                raise TokenError(
+                    f"row {row} cannot take unknown tokens: its drafts, from position {start} on, are all that step "
+                    f"{step.plan.step_id} computes of it, so that no step judges them; roll it back to {start} tokens, "
+                    "or accept some, or acknowledge the step first"
+                )
 
 
 def oldest_samplers(state: SpaceState, ledger: StepLedger) -> tuple[Int32Array, Int32Array]:
