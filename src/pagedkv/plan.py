@@ -59,6 +59,7 @@ __all__ = [
     "Load",
     "NewBlocks",
     "PageLists",
+    "PrefixGone",
     "Shortage",
     "StepPlan",
     "TableWrites",
@@ -85,6 +86,28 @@ class Shortage:
     def __str__(self) -> str:
         """Say it in one line, with the numbers."""
         return f"pool {self.pool!r} has {self.num_free} free blocks, {self.num_needed} are needed"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGone:
+    """A row cannot be forked there, since a group does not hold what going on there reads (nothing was changed).
+
+    A window has moved on, or a state is past it, or not there yet; or the open step is still to compute, in a group
+    outside prefix caching, what the others hit.
+
+    Args:
+        length: tokens that the forks were to have.
+        longest: the most tokens below that with which the row can be forked; 0 if there are none: allocate anew.
+    """
+
+    length: int
+    longest: int
+
+    def __str__(self) -> str:
+        """Say it in one line, with the numbers."""
+        return (
+            f"the row cannot be forked at {self.length} tokens; the longest prefix that it can give has {self.longest}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,14 @@
 """Content that comes from elsewhere: when it may be declared computed, and what counts as computed."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from pagedkv import InvalidatedMemory
+from tests.space.live_model import Refusal
 from tests.space.memory_model import Place
 from tests.space.sequence_model import GroupRule, ModelSequence, Status
 from tests.space.step_model import StepModel
 
-__all__ = ["DeclaredModel", "Refusal"]
-
-
-class Refusal(NamedTuple):
-    """Whether an operation is refused: for sure, or perhaps, where it depends on which of several rows computes."""
-
-    is_sure: bool
-    is_possible: bool
+__all__ = ["DeclaredModel"]
 
 
 class DeclaredModel(StepModel):

@@ -6,7 +6,7 @@ from collections.abc import Sequence as AbstractSequence
 from pagedkv import RequestKeys
 from pagedkv.errors import PagedKVError, SharedPrefixError, TruncationError
 from pagedkv.plan import Shortage
-from tests.space.live_model import LiveModel, num_holders
+from tests.space.live_model import LiveModel, Refusal, num_holders
 from tests.space.memory_model import Move
 from tests.space.sequence_model import GroupRule, ModelSequence
 
@@ -220,6 +220,46 @@ class GrowthModel(LiveModel):
                 assert mine == table[: group.num_blocks(num_tokens)]
             self.sequences[row] = child
         self.seen["fork"] += 1
+
+    def may_branch(self, parent: ModelSequence, length: int) -> Refusal:
+        """Tell whether a row must not, or may not, be forked at a length below its own."""
+        is_unplanned = self.is_recurrent and length > min(parent.planned_in(group) for group in self.groups)
+        if is_unplanned or any(self._is_gone(group, parent, length) for group in self.groups):
+            return Refusal(is_sure=True, is_possible=True)
+        is_out = any(group.stays_out for group in self.groups)
+        may_lag = is_out and not (parent.is_planned and parent.planned_outside == len(parent.tokens))
+        return Refusal(is_sure=False, is_possible=may_lag)
+
+    def branch_needs(self, length: int) -> dict[str, int]:
+        """Blocks by pool that a fork at a length copies: those that it ends in."""
+        needed = dict.fromkeys(self.config.pool_names, 0)
+        for group in self.groups:
+            needed[group.pool] += length % group.block_size > 0
+        return needed
+
+    def branched(self, parent: ModelSequence, rows: list[int], length: int) -> None:
+        """Rows were made that begin with a prefix of another one: full blocks are its own, the last one is a copy."""
+        tables = self.read_tables(rows[0])
+        for group, table, mine in zip(self.groups, parent.tables, tables, strict=True):
+            num_full, is_partial = divmod(length, group.block_size)
+            assert mine[:num_full] == table[:num_full]
+            assert len(mine) == num_full + (is_partial > 0)
+            if is_partial:
+                source = self._origin(group.pool, table[num_full])
+                self.hand_out(group.pool, mine[num_full])
+                self.open_moves.append(Move("copy", (group.pool, source), (group.pool, mine[num_full])))
+        for row in rows:
+            assert row not in self.sequences
+            child = ModelSequence(row, parent.keys, parent.root, parent.tokens[:length], parent.prefixes[:length])
+            child.is_sharer, child.generation = True, parent.generation
+            child.num_accepted = min(parent.num_accepted, length)
+            child.num_planned = min(parent.num_planned, length)
+            child.planned_outside = min(parent.planned_outside, length)
+            child.sure_from = child.sure_outside = length
+            child.tables = self.read_tables(row)
+            assert child.tables == tables
+            self.sequences[row] = child
+        self.seen["fork at a prefix"] += 1
 
     def freed(self, rows: list[int]) -> None:
         """Rows were given up."""

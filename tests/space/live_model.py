@@ -7,6 +7,7 @@ model only insists that a block handed out is nobody's, that no step in flight t
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from pagedkv import BlockSpace, PoolStatistics, SpaceConfig, SpaceStatistics
 from pagedkv.events import CacheEventKind
@@ -16,7 +17,14 @@ from tests.space.new_blocks_model import NewBlocksModel
 from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Status
 from tests.space.waiting_model import WaitingModel
 
-__all__ = ["LiveModel", "num_holders"]
+__all__ = ["LiveModel", "Refusal", "num_holders"]
+
+
+class Refusal(NamedTuple):
+    """Whether an operation is refused: for sure, or perhaps, where it depends on which of several rows computes."""
+
+    is_sure: bool
+    is_possible: bool
 
 
 class LiveModel:

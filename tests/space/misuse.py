@@ -109,6 +109,8 @@ def _of_running(space: BlockSpace, model: SpaceModel, row: int) -> Iterator[Misu
     yield TruncationError, lambda: space.truncate(row, [0])
     yield TruncationError, lambda: space.truncate(row, [num_tokens + 1])
     yield ConfigurationError, lambda: space.fork(row, 0)
+    yield ConfigurationError, lambda: space.fork(row, at=0)
+    yield SequenceError, lambda: space.fork(row, at=num_tokens + 1)
     yield SequenceError if model.host_pools else NoHostPoolError, lambda: space.swap_in(row)
     if model.is_recurrent:
         yield TokenError, lambda: space.append(row, [0], num_draft=1)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from pagedkv import AllocStatus, BlockSpace, PrefixHit, RequestKeys, Shortage
+from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, RequestKeys, Shortage
 from pagedkv.errors import SequenceError, StepError, TooManySequencesError, TruncationError
 from pagedkv.keys import NO_KEYS
 from tests.space.description import describe
@@ -206,6 +206,35 @@ class SpaceOperations(RuleBasedStateMachine):
         children = self.space.fork(parent.row, num_children).tolist()
         self._answered(f"rows {children}")
         model.forked(parent, children)
+
+    def branch_row(self, parent: ModelSequence, num_children: int, length: int) -> None:
+        """Fork a row at a prefix that is shorter than it."""
+        model = self.model
+        self._note(f"fork row {parent.row} into {num_children} at {length} tokens")
+        if num_children > model.num_vacant:
+            with pytest.raises(TooManySequencesError) as caught:
+                self.space.fork(parent.row, num_children, at=length)
+            self._answered(caught.value)
+            model.require_unchanged()
+            return
+        answer = self.space.fork(parent.row, num_children, at=length)
+        self._answered(answer)
+        refusal, needed = model.may_branch(parent, length), model.branch_needs(length)
+        if isinstance(answer, PrefixGone):
+            assert refusal.is_possible, "a row could not be forked at a prefix that it holds"
+            assert answer.length == length > answer.longest
+            between = range(answer.longest + 1, length)
+            assert all(model.may_branch(parent, other).is_possible for other in between), "a longer prefix is held"
+            assert not answer.longest or not model.may_branch(parent, answer.longest).is_sure
+            model.require_unchanged()
+            self.seen["prefix gone"] += 1
+            return
+        assert not refusal.is_sure, "a row was forked at a prefix whose window or state is gone"
+        assert isinstance(answer, Shortage) == any(count > model.num_free(pool) for pool, count in needed.items())
+        if isinstance(answer, Shortage):
+            model.require_shortage(answer, needed)
+            return
+        model.branched(parent, answer.tolist(), length)
 
     def free_rows(self, batch: list[ModelSequence]) -> None:
         """Give sequences up, wherever they are."""

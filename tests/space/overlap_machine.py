@@ -14,7 +14,7 @@ from typing import Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagedkv import Allocation, BlockSpace, Shortage, StepPlan
+from pagedkv import Allocation, BlockSpace, PrefixGone, Shortage, StepPlan
 from pagedkv.errors import SharedPrefixError, TruncationError
 from pagedkv.keys import NO_KEYS
 from tests.space.memory_model import Device, Step, View, host
@@ -269,6 +269,22 @@ class OverlapMachine(RuleBasedStateMachine):
             return
         (number,) = self.space.fork(row.number).tolist()
         self.rows.append(Row(number, list(row.tokens), row.num_certain))
+
+    @precondition(lambda self: 0 < len(self.rows) < 5)
+    @rule(place=PLACE, back=st.integers(0, 5))
+    def fork_at(self, place: int, back: int) -> None:
+        """Fork a row at a prefix that is known, whatever is unknown or in flight behind it."""
+        row = self.rows[place % len(self.rows)]
+        length = max(1, (row.num_certain if row.has_unknown else len(row.tokens) - 1) - back)
+        if length >= len(row.tokens):
+            return
+        answer = self.space.fork(row.number, at=length)
+        if isinstance(answer, Shortage | PrefixGone):
+            return
+        (number,) = answer.tolist()
+        self.rows.append(Row(number, row.tokens[:length], min(row.num_certain, length)))
+        self.seen["forked at a prefix"] += 1
+        self.seen["forked before unknown tokens"] += row.has_unknown
 
     @precondition(lambda self: self.rows)
     @rule(place=PLACE)

@@ -156,6 +156,14 @@ class SpaceMachine(SpaceOperations):
         (parent,) = self._choose(self.model.running, [place])
         self.fork_row(parent, num_children)
 
+    @precondition(lambda self: self.model.running)
+    @rule(place=PLACE, num_children=st.integers(1, 3), back=st.integers(1, 12))
+    def fork_at(self, place: int, num_children: int, back: int) -> None:
+        """Fork a row into several that begin with less than all of it."""
+        (parent,) = self._choose(self.model.running, [place])
+        if len(parent.tokens) > 1:
+            self.branch_row(parent, num_children, max(1, len(parent.tokens) - back))
+
     @precondition(lambda self: self.model.sequences)
     @rule(target=prompts, places=PLACES)
     def free(self, places: list[int]) -> MultipleResults[Prompt]:

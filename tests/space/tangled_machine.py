@@ -45,8 +45,8 @@ class Action(NamedTuple):
 
 
 NUM_TOKENS: Final = st.integers(1, 14)
-TYING: Final = ("admit", "grow", "fork")
-PARTING: Final = ("leave", "leave", "leave", "admit", "grow", "swap", "roll back", "return", "declare", "plan")
+TYING: Final = ("admit", "grow", "fork", "branch")
+PARTING: Final = (*("leave",) * 3, "admit", "grow", "swap", "roll back", "return", "declare", "plan", "branch")
 STEPPING: Final = ("plan", "run", "acknowledge", "abort")
 
 
@@ -154,6 +154,8 @@ class TangledMachine(SpaceOperations):
                 self.append_tokens([row], [continuation(row.tokens, action.num_tokens)])
             case "fork":
                 self.fork_row(row, 1)
+            case "branch" if self.model.num_vacant and len(row.tokens) > 1:
+                self.branch_row(row, 1, max(1, len(row.tokens) - action.num_tokens))
             case "leave":
                 self.free_rows([row])
             case "swap" if self.model.host_pools:

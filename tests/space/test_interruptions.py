@@ -79,6 +79,7 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "append a chunk": lambda space: space.append([0], tokens(9), [9], num_draft=2, num_lookahead=2),
     "truncate": lambda space: space.truncate([3], [7]),
     "fork": lambda space: space.fork(0, 2),
+    "fork at a prefix": lambda space: space.fork(3, 2, at=7),
     "fork while pending": lambda space: space.fork(4, 2),
     "free": lambda space: space.free([0, 3]),
     "free what others wait for": lambda space: space.free([4]),

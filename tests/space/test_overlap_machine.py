@@ -17,7 +17,12 @@ from tests.space.overlap_machine import overlap_machine_of
 RULES_A_RUN = 50
 RUNS = 40
 MET = frozenset({"unknown", "filled"})
-MET_WITH_DRAFTS = MET | {"refused", "refused behind a step in flight", "lost with a step"}
+MET_WITH_DRAFTS = MET | {
+    "refused",
+    "refused behind a step in flight",
+    "lost with a step",
+    "forked before unknown tokens",
+}
 
 
 def overlap(mix: Mix, runs: int, profile: settings | None = None) -> Counter[str]:

@@ -2,6 +2,8 @@
 
 from typing import NoReturn
 
+import numpy as np
+
 from pagedkv.arguments import as_count
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import (
@@ -17,7 +19,7 @@ from pagedkv.space.state import SpaceState
 from pagedkv.spec import StepId
 from pagedkv.tables.rows import LOST, LOST_ON_HOST, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
-__all__ = ["as_step_id", "require_known", "require_status"]
+__all__ = ["as_step_id", "require_known", "require_known_prefix", "require_status"]
 
 
 def as_step_id(step_id: int) -> StepId:
@@ -52,6 +54,15 @@ def require_known(state: SpaceState, batch: Int32Array, what: str) -> None:
             f"row {row} cannot be {what}: {num_tokens - known} of its {num_tokens} tokens are unknown; fill them in, "
             f"or roll it back to {known} tokens"
         )
+
+
+def require_known_prefix(state: SpaceState, row: int, length: int) -> None:
+    """Raise SequenceError if a row has, or knows, fewer tokens to be forked at. Changes nothing."""
+    num_tokens = int(state.rows[row, NUM_TOKENS])
+    if length > num_tokens:
+        raise SequenceError(f"row {row} cannot be forked at {length} tokens: it has {num_tokens}")
+    if length > state.num_known[row]:
+        require_known(state, np.array([row], np.int32), "forked")
 
 
 def _refuse(state: SpaceState, batch: Int32Array, place: int, wanted: int) -> NoReturn:

@@ -10,9 +10,11 @@ blocks are short. What a step needs done in memory comes out of :meth:`BlockSpac
 
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an
 ``append`` of each further one. Several steps may be in flight. This class checks and documents; the
-modules beside it carry out: ``admission``, ``growing``, ``filling``, ``truncating``, ``forking``, ``swapping``,
-``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
+modules beside it carry out: ``admission``, ``growing``, ``filling``, ``truncating``, ``forking``, ``branching``,
+``swapping``, ``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
+
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,7 @@ from pagedkv.plan import (
     BlockMoves,
     InvalidatedMemory,
     Load,
+    PrefixGone,
     Shortage,
     StepPlan,
     Ticket,
@@ -35,6 +38,7 @@ from pagedkv.plan import (
 from pagedkv.space import (
     aborting,
     admission,
+    branching,
     declaring,
     drafting,
     filling,
@@ -50,7 +54,7 @@ from pagedkv.space import (
     truncating,
     withdrawing,
 )
-from pagedkv.space.batches import as_step_id, require_known, require_status
+from pagedkv.space.batches import as_step_id, require_known, require_known_prefix, require_status
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.matching import match_prompt, prepare_prompt
 from pagedkv.space.space_view import SpaceView
@@ -292,20 +296,40 @@ class BlockSpace(SpaceView):
 
     # Sharing
 
-    def fork(self, row: int, num_children: int = 1) -> Int32Array:
-        """Make sequences that share every block of a row; return their rows. Copies no keys or values.
+    @overload
+    def fork(self, row: int, num_children: int = 1) -> Int32Array: ...
+
+    @overload
+    def fork(self, row: int, num_children: int = 1, *, at: int) -> Int32Array | Shortage | PrefixGone: ...
+
+    def fork(self, row: int, num_children: int = 1, *, at: int | None = None) -> Int32Array | Shortage | PrefixGone:
+        """Make sequences that share the blocks of a row; return their rows. Copies nothing, but for ``at`` in a block.
+
+        Args:
+            row: the row.
+            num_children: how many sequences.
+            at: how many of the row's known tokens they begin with; all when None. Within a block, one copy of that
+                block, in the open plan, serves all of them. The answer may be a :class:`~pagedkv.Shortage` then, or,
+                where a window or a state of that position is gone, a :class:`~pagedkv.PrefixGone` which names the
+                longest prefix; nothing is changed.
 
         Raises:
             TooManySequencesError: there are fewer vacant rows.
-            SequenceError: a recurrent state whose tokens no plan computes yet.
+            SequenceError: unknown tokens, or more than the row has, are asked for; a recurrent state whose tokens no
+                plan computes yet.
 
-        Cost: O(blocks x children), about 1 ns each.
+        Cost: O(blocks x children), about 1 ns each; O(tokens) for the longest prefix.
         """
         parent = as_row(row)
-        require_status(self._state, as_batch(parent), RUNNING)
-        require_known(self._state, as_batch(parent), "forked")
+        batch = as_batch(parent)
+        require_status(self._state, batch, RUNNING)
+        num_new = as_count(num_children, "num_children", least=1)
+        length = self.num_tokens(parent) if at is None else as_count(at, "at", least=1)
+        require_known_prefix(self._state, parent, length)
         self._state.version += 1
-        return forking.fork(self._state, self._ledger, parent, as_count(num_children, "num_children", least=1))
+        if length < self.num_tokens(parent):
+            return branching.branch(self._state, self._ledger, parent, num_new, length)
+        return forking.fork(self._state, self._ledger, parent, num_new)
 
     def free(self, rows: Rows) -> None:
         """Give up sequences, running, swapped out or lost. O(blocks), about 5 ns each.

@@ -10,7 +10,7 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.tables.forking import fork_row
 from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, blocks_for
 
-__all__ = ["fork", "require_vacant_rows", "take_rows"]
+__all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
 
 
 def require_vacant_rows(state: SpaceState, num_rows: int) -> None:
@@ -29,6 +29,20 @@ def take_rows(state: SpaceState, num_rows: int) -> Int32Array:
     return taken
 
 
+def inherit(state: SpaceState, parent: int, child: int) -> None:
+    """Note of a new row, whose number of tokens is set, what holds of ``parent`` whatever its length."""
+    rows = state.rows
+    rows[child, FROZEN] = rows[parent, FROZEN]
+    for column in state.planned_columns:
+        rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
+    state.relies_on[child] = state.relies_on[parent]
+    if parent in state.media_keys:
+        state.media_keys[child] = state.media_keys[parent]
+        state.media_reach[child] = state.media_reach[parent]
+    for group in state.shedding_groups:
+        group.ends[child] = group.ends[parent]
+
+
 def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) -> Int32Array:
     """Make new rows that share every block of ``parent``.
 
@@ -45,17 +59,10 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
     require_vacant_rows(state, num_children)
     state.is_changing = True
     children = take_rows(state, num_children)
-    for child in children:
-        rows[child, [NUM_TOKENS, NUM_ACCEPTED, FROZEN]] = rows[parent, [NUM_TOKENS, NUM_ACCEPTED, FROZEN]]
-        for column in state.planned_columns:
-            rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
-        state.relies_on[child] = state.relies_on[parent]
+    for child in children.tolist():
+        rows[child, [NUM_TOKENS, NUM_ACCEPTED]] = rows[parent, [NUM_TOKENS, NUM_ACCEPTED]]
         state.num_known[child] = state.num_known[parent]
-        if parent in state.media_keys:
-            state.media_keys[int(child)] = state.media_keys[parent]
-            state.media_reach[child] = state.media_reach[parent]
-    for group in state.shedding_groups:
-        group.ends[children] = group.ends[parent]
+        inherit(state, parent, child)
     for group in state.groups:
         fork_row(*group.view, parent, children)
         table = group.arrays.table[parent, : blocks_for(int(rows[parent, NUM_TOKENS]), group.block_size)]

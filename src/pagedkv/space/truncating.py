@@ -12,7 +12,7 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_TOKENS
 from pagedkv.tables.truncating import CONTENT_GONE, HIT_UNCOMPUTED, SHARED, STATE_ADVANCED, obstacle, rewind_chains
 
-__all__ = ["truncate"]
+__all__ = ["rewind_chains_of", "truncate"]
 
 
 def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: Int64Array) -> None:
@@ -102,11 +102,11 @@ def _shrink(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> bool:
             num_rewound, fills = state.loops.shrink(*group.view, batch, lengths, state.row_scratch)
             any_full |= fills
         if num_rewound:
-            _rewind_chains(state, lane, chains, state.row_scratch[:num_rewound])
+            rewind_chains_of(state, lane, chains, state.row_scratch[:num_rewound])
     return any_full
 
 
-def _rewind_chains(state: SpaceState, lane: tuple[Group, ...], chains: Uint32Array, rewound: Int32Array) -> None:
+def rewind_chains_of(state: SpaceState, lane: tuple[Group, ...], chains: Uint32Array, rewound: Int32Array) -> None:
     """Continue the digest chains of rewound rows behind the blocks that they still have, in whichever group."""
     for group in lane:
         num_missing = rewind_chains(*group.view, rewound, chains)

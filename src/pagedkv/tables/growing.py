@@ -38,7 +38,7 @@ from pagedkv.tables.rows import (
     touch,
 )
 
-__all__ = ["count_copies", "count_growth", "first_unfit_growth", "grow"]
+__all__ = ["copy_block", "count_copies", "count_growth", "first_unfit_growth", "grow"]
 
 
 @inlined
@@ -202,16 +202,9 @@ def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
     note_change(rows, row, at, held, wanted)
 
 
-@compiled
-def copy_on_write(
-    pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, entry: int, copies: Int32Array, num_copies: int
-) -> int:
-    """Replace a row's reference to a shared, partly filled block by a copy, and return it.
-
-    The open step's plan touches both.
-    """
-    index = int(entry)
-    shared = group.table[row, index]
+@inlined
+def copy_block(pool: PoolArrays, shared: int) -> int:
+    """Take a block that the open plan makes a copy of another one, and return it."""
     own = acquire(pool)
     pool.records[own, EXTRA] = pool.records[shared, EXTRA]
     pool.records[own, PENDING_STEP] = pool.records[shared, PENDING_STEP]
@@ -220,6 +213,17 @@ def copy_on_write(
         pool.tokens[own, slot] = pool.tokens[shared, slot]
     pool.records[own, HOLD_STEP] = pool.counts[OPEN_STEP]
     pool.records[shared, HOLD_STEP] = pool.counts[OPEN_STEP]
+    return own
+
+
+@compiled
+def copy_on_write(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, entry: int, copies: Int32Array, num_copies: int
+) -> int:
+    """Replace a row's reference to a shared, partly filled block by a copy, and return it."""
+    index = int(entry)
+    shared = group.table[row, index]
+    own = copy_block(pool, shared)
     release(pool, shared, rows[row, LAST_STEP])
     group.table[row, index] = own
     note_change(rows, row, group.parameters[AT], index, index + 1)

@@ -7,7 +7,7 @@ group shrinks, and at last the rows' lengths are set.
 from typing import Final
 
 from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
-from pagedkv.compilation.compiled import compiled, unsigned
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.block_pool import drop_name, release
 from pagedkv.pool.blocks import DIGEST_WORDS, LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.pool.digests import ROOT_WORDS
@@ -43,6 +43,7 @@ __all__ = [
     "STATE_ADVANCED",
     "accept",
     "first_unfit_length",
+    "missing_content",
     "obstacle",
     "rewind_chains",
     "shrink",
@@ -75,7 +76,6 @@ def obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, l
     record = rows[row]
     if length == record[NUM_TOKENS]:
         return 0
-    at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
     for index in range(length // block_size, blocks_for(record[NUM_TOKENS], block_size)):
         block = group.table[row, index]
@@ -84,9 +84,19 @@ def obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, l
     planned = record[group.parameters[PLANNED]]
     if planned < length <= record[NUM_PLANNED]:
         return HIT_UNCOMPUTED
+    return missing_content(group, rows, row, length)
+
+
+@inlined
+def missing_content(group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
+    """Tell why a row cannot go on behind its first ``length`` tokens, or 0: what that reads is gone, or advanced."""
+    record = rows[row]
+    block_size = group.parameters[BLOCK_SIZE]
+    planned = record[group.parameters[PLANNED]]
     query = min(length, planned)
     first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
-    for index in range(first_token // block_size, min(record[at + FIRST_BLOCK], blocks_for(length, block_size))):
+    first_block = record[group.parameters[AT] + FIRST_BLOCK]
+    for index in range(first_token // block_size, min(first_block, blocks_for(length, block_size))):
         if group.table[row, index] == NULL_BLOCK:  # else it is a sink's
             return CONTENT_GONE
     if group.parameters[KIND] == RECURRENT and length < planned and length % block_size != 0:
