@@ -25,7 +25,7 @@ from pagedkv.tables.filling import (
     lower_ranges,
     repeat_pending,
 )
-from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS
 
 __all__ = [
     "accept",
@@ -53,13 +53,11 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
     shortage = growing.growth_shortage(state, growth)
     if shortage is not None:
         return shortage
-    batch, rows = growth.batch, state.rows
-    accepted, begins = rows[batch, NUM_ACCEPTED], state.num_known[batch] == 0
+    batch, rows, accepted = growth.batch, state.rows, state.row_scratch
+    state.loops.note_accepted(rows, batch, accepted)
     state.is_changing = True
     copies, _ = growing.grow(state, ledger, growth, np.zeros(growth.num_tokens, np.int32))
-    rows[batch, NUM_ACCEPTED] = accepted
-    begins &= growth.counts > 0
-    state.num_known[batch[begins]] = accepted[begins]
+    state.loops.begin_unknown(rows, state.num_known, batch, growth.counts, accepted)
     state.is_overlapped = True
     state.is_changing = False
     return copies
@@ -85,12 +83,12 @@ def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth
 
     A range that begins with them was planned as if they were known, and nothing would compute it again.
     """
-    begins = growth.batch[state.num_known[growth.batch] == 0]
-    if not len(begins):
+    if state.loops.first_drafting(state.rows, state.num_known, growth.batch) < 0:
         return
+    begins = growth.batch[state.num_known[growth.batch] == 0]
     accepted, num_tokens = (state.rows[begins, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
     drafting = dict(zip(begins[accepted < num_tokens].tolist(), accepted[accepted < num_tokens].tolist(), strict=True))
-    for step in ledger.in_flight if drafting else ():
+    for step in ledger.in_flight:
         for row, start in step.live_starts(state.serials, 0):
             if row in drafting and start >= drafting[row]:
                 raise TokenError(
@@ -100,16 +98,15 @@ def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth
                 )
 
 
-def oldest_samplers(state: SpaceState, ledger: StepLedger) -> tuple[Int32Array, Int32Array]:
-    """Tell which step samples each row's first unknown token, and up to where its range goes.
+def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """Tell which step samples the first unknown token of each row of a batch, and up to where its range goes.
 
     Returns int32 ``[max_sequences]`` each: the step's number, 0 where none is planned that may, or it is forgotten.
     """
     samplers, limits = np.zeros((2, len(state.rows)), np.int32)
-    for step in reversed(ledger.unfilled):
+    for step in ledger.unfilled:
         number = step.plan.step_id - state.num_steps_before
         state.loops.find_samplers(
-            state.rows,
             state.num_known,
             state.serials,
             step.rows,
@@ -120,6 +117,8 @@ def oldest_samplers(state: SpaceState, ledger: StepLedger) -> tuple[Int32Array, 
             samplers,
             limits,
         )
+        if not state.loops.is_any_unlimited(state.num_known, batch, limits):
+            break
     return samplers, limits
 
 
@@ -131,14 +130,8 @@ def fill(
     Raises:
         TokenError: counts that do not add up, known tokens, none that a step has sampled, too many or too few.
     """
-    given = np.ones(len(batch), np.int32) if counts is None else as_counts(counts, len(batch), "counts")
-    if given.min(initial=0) < 0 or given.sum() != len(tokens):
-        raise TokenError(
-            f"the counts {given.tolist()[:8]} do not add up to the {len(tokens)} token ids that were given"
-        )
-    numbers = given.astype(np.int32)
-    samplers, limits = oldest_samplers(state, ledger)
-    _forgotten_samplers(state, batch, samplers, limits)
+    numbers = _as_numbers(state, batch, counts, tokens)
+    samplers, limits = oldest_samplers(state, ledger, batch)
     place = state.loops.first_unfit_fill(state.rows, state.num_known, batch, numbers, samplers, limits)
     if place >= 0:
         _refuse_filling(
@@ -159,13 +152,16 @@ def fill(
     state.is_changing = False
 
 
-def _forgotten_samplers(state: SpaceState, batch: Int32Array, samplers: Int32Array, limits: Int32Array) -> None:
-    """Rows whose unknown tokens were appended when their sampler was over: it goes to where the next step begins."""
-    known, planned = state.num_known[batch], state.rows[batch, NUM_PLANNED]
-    is_over = (samplers[batch] == 0) & (known > 0) & (planned >= known)
-    over = batch[is_over]
-    samplers[over] = 1
-    limits[over] = np.where(limits[over] > 0, limits[over], planned[is_over])
+def _as_numbers(state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | None, tokens: Int32Array) -> Int32Array:
+    """Check how many tokens each row gets; None means one each."""
+    if counts is None and len(batch) == len(tokens):
+        return state.ones[: len(batch)]
+    given = np.ones(len(batch), np.int64) if counts is None else as_counts(counts, len(batch), "counts")
+    if given.min(initial=0) < 0 or given.sum() != len(tokens):
+        raise TokenError(
+            f"the counts {given.tolist()[:8]} do not add up to the {len(tokens)} token ids that were given"
+        )
+    return given.astype(np.int32)
 
 
 def _refuse_filling(state: SpaceState, row: int, count: int, sampler: int, limit: int) -> NoReturn:
@@ -214,11 +210,12 @@ def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     """A step is over: what it computed of known tokens is accepted, and full blocks of it are published."""
     if _is_unfilled(state, step):
         ledger.over.append(step)
-    if state.loops.accept_computed(
-        state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns
-    ):
-        is_alive = (state.serials[step.rows] == step.serials) & (state.rows[step.rows, STATUS] == RUNNING)
-        publish(state, ledger, step.rows[is_alive & (state.num_known[step.rows] > 0)])
+    full_rows = state.row_scratch
+    num_full = state.loops.accept_computed(
+        state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns, full_rows
+    )
+    if num_full:
+        publish(state, ledger, full_rows[:num_full].copy())
 
 
 def drop_unsampled(state: SpaceState, rewound: list[int]) -> None:

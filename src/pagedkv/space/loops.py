@@ -15,10 +15,14 @@ from pagedkv.tables.digesting import digest_new_blocks
 from pagedkv.tables.filling import (
     accept_computed,
     advance,
+    begin_unknown,
     count_unfilled,
     find_samplers,
+    first_drafting,
     first_unfilled,
     first_unfit_fill,
+    is_any_unlimited,
+    note_accepted,
     write_known,
 )
 from pagedkv.tables.growing import count_growth, first_unfit_growth, grow
@@ -31,7 +35,7 @@ from pagedkv.tables.matching import (
     missing_block,
 )
 from pagedkv.tables.pending import last_pending_step
-from pagedkv.tables.planning import collect_new, collect_ranges, collect_touched, collect_writes
+from pagedkv.tables.planning import collect_new, collect_ranges, collect_touched, collect_unknown, collect_writes
 from pagedkv.tables.publishing import count_unpublished, publish_new_blocks
 from pagedkv.tables.releasing import release_rows
 from pagedkv.tables.rows import GroupArrays, clear_rows, first_unfit_row
@@ -50,13 +54,18 @@ class SpaceLoops:
         longs = np.zeros(0, np.int64)
         pairs = np.zeros((0, 2), np.int32)
         words: Uint32Array = np.zeros((0, 8), np.uint32)
-        self.find_samplers = specialize(find_samplers, rows, ids, ids, ids, ids, ids, ids, 0, ids, ids)
+        self.find_samplers = specialize(find_samplers, ids, ids, ids, ids, ids, ids, 0, ids, ids)
+        self.is_any_unlimited = specialize(is_any_unlimited, ids, ids, ids)
         self.first_unfilled = specialize(first_unfilled, rows, ids, ids)
         self.first_unfit_fill = specialize(first_unfit_fill, rows, ids, ids, ids, ids, ids)
         self.write_known = specialize(write_known, pool, group, ids, ids, ids, ids)
         self.advance = specialize(advance, pool, rows, ids, ids, ids, ids, ids, ids)
         self.count_unfilled = specialize(count_unfilled, rows, ids, ids, ids, ids, ids)
-        self.accept_computed = specialize(accept_computed, rows, ids, ids, ids, ids, ids, pairs)
+        self.accept_computed = specialize(accept_computed, rows, ids, ids, ids, ids, ids, pairs, ids)
+        self.first_drafting = specialize(first_drafting, rows, ids, ids)
+        self.note_accepted = specialize(note_accepted, rows, ids, ids)
+        self.begin_unknown = specialize(begin_unknown, rows, ids, ids, ids, ids)
+        self.collect_unknown = specialize(collect_unknown, rows, ids, ids, ids, 0, 0, 0, 0, 0)
         self.match_chain = specialize(match_chain, pool, group, ids, ids, extra_keys, words, ids)
         self.longest_servable = specialize(longest_servable, pool, group, ids, ids, words, 0)
         self.missing_block = specialize(missing_block, pool, group, ids, ids, words, 0, 0)

@@ -26,7 +26,7 @@ from pagedkv.space.filling import oldest_samplers
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.tables.aborting import renew_new
-from pagedkv.tables.planning import collect_starts, collect_unknown
+from pagedkv.tables.planning import collect_starts
 from pagedkv.tables.rows import RUNNING, STATUS
 
 __all__ = ["plan_step", "renew_new_blocks"]
@@ -61,9 +61,9 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     offset = loops.collect_ranges(rows, touched, buffer, line, num_ranges, state.open_step, ends)
     _collect_new(state, buffer, [group for group, _, _ in writes])
     if state.is_overlapped:
-        samplers, _ = oldest_samplers(state, ledger)
+        samplers, _ = oldest_samplers(state, ledger, buffer[offset : offset + num_ranges])
         line = layout.lines[UNKNOWN, 0]
-        collect_unknown(
+        loops.collect_unknown(
             rows, state.num_known, samplers, buffer, line, offset, num_ranges, state.open_step, state.settled_step
         )
     for group in state.outsiders:

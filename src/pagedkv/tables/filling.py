@@ -33,21 +33,54 @@ from pagedkv.tables.rows import (
 __all__ = [
     "accept_computed",
     "advance",
+    "begin_unknown",
     "count_unfilled",
     "drop_unknown",
     "find_samplers",
+    "first_drafting",
     "first_unfilled",
     "first_unfit_fill",
+    "is_any_unlimited",
     "is_unfilled",
     "lower_ranges",
+    "note_accepted",
     "repeat_pending",
     "write_known",
 ]
 
 
 @compiled
+def first_drafting(rows: Int32Array, num_known: Int32Array, batch: Int32Array) -> int:
+    """Name the first place in a batch whose row has drafts, and had no unknown tokens yet; or -1."""
+    for place in range(len(batch)):
+        row = batch[place]
+        if num_known[row] == 0 and rows[row, NUM_ACCEPTED] < rows[row, NUM_TOKENS]:
+            return place
+    return -1
+
+
+@compiled
+def note_accepted(rows: Int32Array, batch: Int32Array, accepted: Int32Array) -> None:
+    """Write down how many tokens of each row of a batch are accepted, before it grows."""
+    for place in range(len(batch)):
+        accepted[place] = rows[batch[place], NUM_ACCEPTED]
+
+
+@compiled
+def begin_unknown(
+    rows: Int32Array, num_known: Int32Array, batch: Int32Array, counts: Int32Array, accepted: Int32Array
+) -> None:
+    """Count what rows have grown by as unknown: of no row more is accepted than before, and that much is known."""
+    for place in range(len(batch)):
+        row = batch[place]
+        if counts[place] > 0:
+            rows[row, NUM_ACCEPTED] = accepted[place]
+            if num_known[row] == 0:
+                num_known[row] = accepted[place]
+
+
+@compiled
 def find_samplers(
-    rows: Int32Array,
     num_known: Int32Array,
     serials: Int32Array,
     step_rows: Int32Array,
@@ -60,22 +93,30 @@ def find_samplers(
 ) -> None:
     """Note for each row of a step whose first unknown token it samples: its number, and the end of its range.
 
-    Where it begins behind that token, so far a step before it goes, which may be over. Asked of the newest step first,
-    so that what the oldest one says is noted in the end.
+    Where it begins behind that token, so far a step before it goes, which may be over. Asked of the oldest step first:
+    what one has said, the later ones leave. Rows whose tokens are all known may be noted, too.
 
     Args:
-        samplers, limits: int32 ``[max_sequences]``.
+        samplers, limits: int32 ``[max_sequences]``, zeros at first.
     """
     for place in range(len(step_rows)):
         row = step_rows[place]
-        if serials[row] != step_serials[place] or not is_unfilled(rows, num_known, row):
+        if serials[row] != step_serials[place] or num_known[row] == 0 or limits[row] > 0:
             continue
         if starts[place] < num_known[row] <= ends[place]:
             samplers[row] = number
             limits[row] = ends[place]
         elif starts[place] >= num_known[row]:
-            samplers[row] = 0
             limits[row] = starts[place]
+
+
+@compiled
+def is_any_unlimited(num_known: Int32Array, batch: Int32Array, limits: Int32Array) -> bool:
+    """Tell whether :func:`find_samplers` has noted nothing yet of an overlapped row of a batch."""
+    num_rows = 0
+    for row in batch:
+        num_rows += num_known[row] > 0 and limits[row] == 0
+    return num_rows > 0
 
 
 @inlined
@@ -124,9 +165,17 @@ def first_unfit_fill(
 
     A row takes one at least, and at most what its step has sampled: one more than the drafts there, for which it must
     have a slot. Which of the drafts a step accepts could not be told from the count otherwise.
+
+    Args:
+        samplers, limits: as :func:`find_samplers` left them. Where a row's unknown tokens were appended when its
+            sampler was over, and forgotten, they become 1 and where the next step begins.
     """
     for place in range(len(batch)):
         row = batch[place]
+        if samplers[row] == 0 and 0 < num_known[row] <= rows[row, NUM_PLANNED]:
+            samplers[row] = 1
+            if limits[row] == 0:
+                limits[row] = rows[row, NUM_PLANNED]
         if not is_unfilled(rows, num_known, row) or samplers[row] == 0:
             return place
         num_sampled = limits[row] - num_known[row] + 1
@@ -244,13 +293,17 @@ def accept_computed(
     step_serials: Int32Array,
     ends: Int32Array,
     lanes: Int32Array,
-) -> bool:
-    """Accept what a step that is over has computed of known tokens; tell whether a full block waits for its digest.
+    full_rows: Int32Array,
+) -> int:
+    """Accept what a step that is over has computed of known tokens.
 
     Args:
         lanes: int32 ``[lanes, 2]``, first column and block size of the first group of each digest chain.
+        full_rows: int32 ``[rows]``; gets the rows in which a full block waits for its digest.
+
+    Returns how many these are.
     """
-    any_full = False
+    num_full = 0
     for place in range(len(step_rows)):
         row = step_rows[place]
         if serials[row] != step_serials[place] or num_known[row] == 0 or rows[row, STATUS] != RUNNING:
@@ -258,9 +311,13 @@ def accept_computed(
         accepted = min(num_known[row], ends[place])
         if accepted > rows[row, NUM_ACCEPTED]:
             rows[row, NUM_ACCEPTED] = accepted
+            is_full = False
             for lane in range(len(lanes)):
-                any_full |= accepted >= (rows[row, lanes[lane, 0] + NUM_DIGESTED] + 1) * lanes[lane, 1]
-    return any_full
+                is_full |= accepted >= (rows[row, lanes[lane, 0] + NUM_DIGESTED] + 1) * lanes[lane, 1]
+            if is_full:
+                full_rows[num_full] = row
+                num_full += 1
+    return num_full
 
 
 @compiled

@@ -7,7 +7,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.plan_buffer import ALIGNMENT, HEADER_WORDS, LENGTH, LINE_WORDS, NUM_WORDS, OFFSET
 from pagedkv.pool.blocks import HOLD_STEP, IN_ORDER, IN_USE, NEW, OPEN_STEP, QUEUE, PoolArrays
-from pagedkv.tables.filling import is_unfilled
+from pagedkv.tables.filling import first_unfilled, is_unfilled
 from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
@@ -149,11 +149,7 @@ def collect_unknown(
     ``settled``, the last of these, stands for it.
     """
     stride = (num_ranges + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    num_unknown = 0
-    for place in range(ranges, ranges + num_ranges):
-        row = buffer[place]
-        num_unknown += is_unfilled(rows, num_known, row)
-    if num_unknown == 0:
+    if first_unfilled(rows, num_known, buffer[ranges : ranges + num_ranges]) < 0:
         return
     offset = place_part(buffer, line, 2, num_ranges)
     for place in range(num_ranges):
