@@ -15,7 +15,7 @@ from tests.space.mixes import MIXES, Mix
 from tests.space.overlap_machine import overlap_machine_of
 
 RULES_A_RUN = 50
-RUNS = 40
+RUNS = 60
 MET = frozenset({"unknown", "filled"})
 MET_WITH_DRAFTS = MET | {
     "refused",
