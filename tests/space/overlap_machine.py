@@ -194,12 +194,12 @@ class OverlapMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not row.has_unknown for row in self.rows))
     @rule(place=PLACE, tokens=st.lists(TOKEN, min_size=1, max_size=4), num_draft=st.integers(0, 3))
     def append(self, place: int, tokens: list[int], num_draft: int) -> None:
-        """Append known tokens, the last ones perhaps drafts."""
+        """Append known tokens, the last ones perhaps drafts: behind a certain token, whose step judges them."""
         able = [row for row in self.rows if not row.has_unknown and len(row.tokens) + len(tokens) <= 36]
         if not able:
             return
         row = able[place % len(able)]
-        drafts = min(num_draft, len(tokens)) if self.mix.takes_drafts else 0
+        drafts = min(num_draft, len(tokens) - 1) if self.mix.takes_drafts else 0
         if not isinstance(self.space.append(row.number, tokens, num_draft=drafts), Shortage):
             row.tokens += tokens
             row.num_certain, row.is_overlapped = len(row.tokens) - drafts, False

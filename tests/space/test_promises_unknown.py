@@ -371,6 +371,23 @@ def test_promise_20_drafts_that_no_step_judges_take_no_unknown_tokens_behind_the
     space.check()
 
 
+def test_promise_20_ranges_that_were_rolled_back_compute_no_drafts() -> None:
+    space = new_space()
+    row = allocate(space, tokens(6))
+    plans = [space.plan_step()]
+    space.append([row], None, [2])
+    plans.append(space.plan_step())
+    space.truncate([row], [6])
+    space.append(row, [6, 7], num_draft=1)
+    space.append([row], None)
+    plans.append(space.plan_step())
+    space.append([row], None)
+    space.fill([row], [70], [1])
+    acknowledge(space, *plans)
+    assert space.num_tokens(row) == 8
+    space.check()
+
+
 def test_promise_20_many_rows_are_filled_at_once() -> None:
     space = new_space()
     rows = [allocate(space, tokens(5, first=100 * number)) for number in range(4)]

@@ -89,7 +89,8 @@ def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth
     accepted, num_tokens = (state.rows[begins, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
     drafting = dict(zip(begins[accepted < num_tokens].tolist(), accepted[accepted < num_tokens].tolist(), strict=True))
     for step in ledger.in_flight:
-        for row, start in step.live_starts(state.serials, 0):
+        is_live = (state.serials[step.rows] == step.serials) & (step.starts < step.ends)  # else it was rolled back
+        for row, start in zip(step.rows[is_live].tolist(), step.starts[is_live].tolist(), strict=True):
             if row in drafting and start >= drafting[row]:
                 raise TokenError(
                     f"row {row} cannot take unknown tokens: its drafts, from position {start} on, are all that step "
