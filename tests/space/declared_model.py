@@ -87,6 +87,7 @@ class DeclaredModel(StepModel):
 
     def invalidated(self, answer: InvalidatedMemory) -> None:
         """The device's memory was given back: everything there is undefined, and whoever ran is lost."""
+        assert set(answer.failed_loads) == {load.answer for load in self.loads}
         assert set(answer.lost_rows) == {sequence.row for sequence in self.running}
         assert all(pool.num_named == pool.num_cached == 0 for pool in self.space.statistics().pools)
         for pool in self.config.pool_names:

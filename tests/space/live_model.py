@@ -7,17 +7,35 @@ model only insists that a block handed out is nobody's, that no step in flight t
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from pagedkv import BlockSpace, PoolStatistics, SpaceConfig, SpaceStatistics
+from pagedkv import BlockSpace, Load, PoolStatistics, SpaceConfig, SpaceStatistics
 from pagedkv.events import CacheEventKind
 from pagedkv.plan import Shortage
 from tests.space.memory_model import Device, Move, Place, Step, host
 from tests.space.new_blocks_model import NewBlocksModel
 from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Status
-from tests.space.waiting_model import WaitingModel
+from tests.space.waiting_model import Holder, WaitingModel
 
-__all__ = ["LiveModel", "Refusal", "num_holders"]
+__all__ = ["LiveModel", "ModelLoad", "Refusal", "num_holders"]
+
+
+@dataclass(eq=False, slots=True)
+class ModelLoad:
+    """A prefix that is brought from elsewhere, and is under way.
+
+    Args:
+        answer: the space's.
+        prefixes: number of the prefix that ends at each of its positions.
+        places: every block that it holds, those of its hit included.
+        last_step: the last step that touches its blocks for its sake: none.
+    """
+
+    answer: Load
+    prefixes: list[int]
+    places: set[Place]
+    last_step: int = 0
 
 
 class Refusal(NamedTuple):
@@ -33,6 +51,7 @@ class LiveModel:
     Attributes:
         sequences: live sequences by row.
         ran: steps that the device has run and that are not acknowledged; planned: steps still to run. In order.
+        loads: prefixes that are brought from elsewhere.
         open_moves: what the open step's plan will copy or swap.
         statistics: the space's, after the last operation.
         seen: how often interesting things happened.
@@ -60,6 +79,7 @@ class LiveModel:
         self.planned: list[Step] = []
         self.num_plans = 0
         self.open_moves: list[Move] = []
+        self.loads: list[ModelLoad] = []
         self.in_use: dict[str, set[int]] = {label: set() for label in labelled}
         self.named: dict[str, dict[tuple[int, int], bytes]] = {pool: {} for pool in blocks}
         self.waiting = WaitingModel(self.in_use, in_order=config.in_order)
@@ -141,8 +161,10 @@ class LiveModel:
         }
 
     def holders(self, group: GroupRule, sequence: ModelSequence, index: int) -> int:
-        """How many sequences hold the block that is logical block ``index`` of this one."""
-        return num_holders(self.sequences.values(), group, sequence, index)
+        """How many sequences and loads hold the block that is logical block ``index`` of this one."""
+        place = self.label(group, sequence), sequence.tables[group.index][index]
+        num_loads = sum(place in load.places for load in self.loads)
+        return num_loads + num_holders(self.sequences.values(), group, sequence, index)
 
     # What holds after every operation
 
@@ -153,7 +175,11 @@ class LiveModel:
         for sequence in self.sequences.values():
             for label, block in self.places(sequence):
                 self.in_use[label].add(block)
-        held = {sequence: self.places(sequence) for sequence in self.sequences.values()}
+        for load in self.loads:
+            for label, block in load.places:
+                self.in_use[label].add(block)
+        held: dict[Holder, set[Place]] = {sequence: self.places(sequence) for sequence in self.sequences.values()}
+        held.update((load, load.places) for load in self.loads)
         self.waiting.follow(held, self.open_moves, self.num_plans + 1)
         self.statistics = self.space.statistics()
         self._check_statistics(self.statistics)

@@ -17,9 +17,10 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, RequestKeys, Shortage
-from pagedkv.errors import SequenceError, StepError, TooManySequencesError, TruncationError
+from pagedkv.errors import ConfigurationError, SequenceError, StepError, TooManySequencesError, TruncationError
 from pagedkv.keys import NO_KEYS
 from tests.space.description import describe
+from tests.space.live_model import ModelLoad
 from tests.space.mixes import Mix
 from tests.space.sequence_model import ModelSequence
 from tests.space.space_model import SpaceModel
@@ -85,6 +86,8 @@ class SpaceOperations(RuleBasedStateMachine):
 
     def _finish(self) -> None:
         self.settle()
+        for load in list(self.model.loads):
+            self.finish_load(load, load.answer.num_tokens)
         rows = list(self.model.sequences)
         self.space.free(rows)
         self.model.freed(rows)
@@ -301,6 +304,38 @@ class SpaceOperations(RuleBasedStateMachine):
         model.swapped_over(batch, answer, to_host=False)
         if status is AllocStatus.OK:
             assert self.space.can_append(rows, growing, num_lookahead=num_lookahead)
+
+    # Content from elsewhere
+
+    def load_prefix(self, prompt: Prompt, most: int) -> None:
+        """Reserve blocks for the beginning of a prompt."""
+        model, tokens = self.model, list(prompt[0])
+        num_tokens = min(most, len(tokens))
+        self._note(f"load {num_tokens} tokens of {tokens}, {prompt[1]}")
+        if not self.mix.caching:
+            with pytest.raises(ConfigurationError):
+                self.space.load(tokens, num_tokens, keys=prompt[1])
+            model.require_unchanged()
+            return
+        answer = self.space.load(tokens, num_tokens, keys=prompt[1])
+        self._answered(answer)
+        if answer is None:
+            model.require_unchanged()
+        elif isinstance(answer, Shortage):
+            model.load_shortage(answer, num_tokens)
+        else:
+            model.begun(answer, tokens, prompt[1])
+            assert self.space.match(tokens, keys=prompt[1]).num_tokens <= num_tokens
+
+    def finish_load(self, load: ModelLoad, num_tokens: int) -> None:
+        """Bring so much of a prefix, once the steps are over that may use its blocks, and end the load."""
+        self._note(f"finish {load.answer} with {num_tokens} tokens")
+        after = load.answer.after_step or 0
+        while self.model.planned and self.model.planned[0].plan.step_id <= after:
+            self.run_step()
+        self.model.arrived(load, num_tokens)
+        self.space.finish_load(load.answer, num_tokens)
+        self.model.finished(load)
 
     # Steps
 

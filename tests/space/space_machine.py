@@ -172,6 +172,20 @@ class SpaceMachine(SpaceOperations):
         self.free_rows(batch)
         return self._as_origins(*((tuple(sequence.tokens), sequence.keys) for sequence in batch[:2]))
 
+    # Content from elsewhere
+
+    @rule(origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, most=LENGTH)
+    def load(self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, most: int) -> None:
+        """Reserve blocks for a prefix that somebody brings."""
+        self.load_prefix(self._prompt(origin, cut, tokens, keys), most)
+
+    @precondition(lambda self: self.model.loads)
+    @rule(place=PLACE, num_tokens=LENGTH)
+    def finish(self, place: int, num_tokens: int) -> None:
+        """Bring it, or a part of it, or nothing."""
+        load = self.model.loads[place % len(self.model.loads)]
+        self.finish_load(load, min(num_tokens, load.answer.num_tokens))
+
     # Swapping
 
     @precondition(lambda self: self.model.host_pools and self.model.running)

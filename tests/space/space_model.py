@@ -6,10 +6,11 @@ space's tables and compares. One module an operation; :mod:`tests.space.live_mod
 
 from tests.space.declared_model import DeclaredModel
 from tests.space.growth_model import GrowthModel
+from tests.space.load_model import LoadModel
 from tests.space.swap_model import SwapModel
 
 __all__ = ["SpaceModel"]
 
 
-class SpaceModel(GrowthModel, SwapModel, DeclaredModel):
+class SpaceModel(GrowthModel, SwapModel, DeclaredModel, LoadModel):
     """The expected state of one block space, and what each operation must do to it."""

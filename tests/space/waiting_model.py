@@ -1,9 +1,17 @@
 """Which blocks wait for a step before they are handed out again: those that it may still touch, and no others."""
 
-from tests.space.memory_model import Move, Place
-from tests.space.sequence_model import ModelSequence
+from typing import Protocol
 
-__all__ = ["WaitingModel"]
+from tests.space.memory_model import Move, Place
+
+__all__ = ["Holder", "WaitingModel"]
+
+
+class Holder(Protocol):
+    """Whoever holds blocks: a sequence, or a load."""
+
+    last_step: int
+    """The last step that may touch its blocks for its sake."""
 
 
 class WaitingModel:
@@ -18,10 +26,10 @@ class WaitingModel:
         """Expect nothing; ``in_use`` has a key for each pool."""
         self._in_order = in_order
         self._until: dict[str, dict[int, int]] = {label: {} for label in in_use}
-        self._held: dict[ModelSequence, set[Place]] = {}
+        self._held: dict[Holder, set[Place]] = {}
         self._copied: set[Place] = set()
 
-    def follow(self, held: dict[ModelSequence, set[Place]], moves: list[Move], open_step: int) -> None:
+    def follow(self, held: dict[Holder, set[Place]], moves: list[Move], open_step: int) -> None:
         """See what sequences hold after an operation, and what the open plan moves."""
         for sequence, places in self._held.items():
             for place in places - held.get(sequence, set()) if not self._in_order else ():

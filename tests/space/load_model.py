@@ -1,0 +1,55 @@
+"""Loads: what reserving a prefix that comes from elsewhere must hold, and what finishing it leaves."""
+
+from pagedkv import Load, Shortage
+from pagedkv.keys import RequestKeys
+from tests.space.live_model import LiveModel, ModelLoad
+
+__all__ = ["LoadModel"]
+
+
+class LoadModel(LiveModel):
+    """What loads must answer and do."""
+
+    def load_shortage(self, answer: Shortage, num_tokens: int) -> None:
+        """A load was refused for a real shortage, and nothing changed."""
+        self.seen["shortage"] += 1
+        inside = [group for group in self.groups if group.pool == answer.pool and not group.stays_out]
+        assert answer.num_free == self.num_free(answer.pool) < answer.num_needed
+        assert answer.num_needed <= sum(group.num_blocks(num_tokens) for group in inside)
+        self.require_unchanged()
+
+    def begun(self, answer: Load, tokens: list[int], keys: RequestKeys) -> None:
+        """A load got its blocks: they are nobody's, and enough for a hit at its end."""
+        root = self.prefixes.root(keys, self.generation)
+        prefixes = self.prefixes.extend(root, keys, 0, tokens[: answer.num_tokens])
+        held = self.space._state.held
+        places = {(t.pool, block) for t in self.space._state.loads[answer].tickets for block in held[t].tolist()}
+        for group, blocks in zip(self.groups, answer.block_ids, strict=True):
+            if group.stays_out:
+                assert len(blocks) == 0
+                continue
+            assert len(blocks) == (answer.num_tokens - answer.num_hit_tokens) // group.block_size
+            first = answer.num_hit_tokens // group.block_size
+            needed = group.indices(group.kept(answer.num_tokens))
+            assert all(blocks[index - first] for index in needed if index >= first), (
+                "a block that is read is not brought"
+            )
+            for block in blocks[blocks != 0].tolist():
+                self.hand_out(group.pool, block)
+                self.new_blocks.open.discard((group.pool, block))
+                assert (group.pool, block) in places
+        self.loads.append(ModelLoad(answer, prefixes, places))
+        self.seen["load"] += 1
+
+    def arrived(self, load: ModelLoad, num_tokens: int) -> None:
+        """Somebody has filled the blocks, up to a position."""
+        answer = load.answer
+        for group, blocks in zip(self.groups, answer.block_ids, strict=True):
+            table = [0] * (answer.num_hit_tokens // group.block_size) + blocks.tolist()
+            whole = num_tokens // group.block_size * group.block_size
+            if not group.stays_out:
+                self.device.put(group, table, load.prefixes, group.present(table, whole))
+
+    def finished(self, load: ModelLoad) -> None:
+        """The load is over."""
+        self.loads.remove(load)
