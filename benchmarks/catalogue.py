@@ -13,7 +13,13 @@ from benchmarks.measure import Row
 
 __all__ = ["MODULES", "Operation", "function_of", "operations"]
 
-MODULES: Final = ("benchmarks.operations", "benchmarks.matching", "benchmarks.loops", "benchmarks.plans")
+MODULES: Final = (
+    "benchmarks.operations",
+    "benchmarks.matching",
+    "benchmarks.loops",
+    "benchmarks.plans",
+    "benchmarks.receipts",
+)
 """Each has a tuple ``OPERATIONS`` of functions that check what they measure and yield rows. Add new ones here."""
 
 

@@ -34,7 +34,7 @@ from pagedkv.plan import (
 from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
 from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
 from pagedkv.pool.free_queue import FreeBlockQueue
-from pagedkv.space import BlockSpace, PoolStatistics, PrefixHit, SpaceStatistics, StoredBlock, StoredBlocks
+from pagedkv.space import BlockSpace, PoolStatistics, PrefixHit, Receipt, SpaceStatistics, StoredBlock, StoredBlocks
 from pagedkv.spec import (
     AllocStatus,
     ChunkedLocal,
@@ -77,6 +77,7 @@ __all__ = [
     "PoolStatistics",
     "PrefixGone",
     "PrefixHit",
+    "Receipt",
     "RecurrentState",
     "RequestKeys",
     "Row",

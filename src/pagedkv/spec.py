@@ -198,6 +198,7 @@ class SpaceConfig:
             may touch it is acknowledged.
         events: record stored/removed/cleared events.
         max_events: events a pool that wait to be drained; of more, the oldest are lost, and a gap is told.
+        receipts: count what each sequence takes (:meth:`BlockSpace.receipt <pagedkv.BlockSpace.receipt>`).
         eviction: name of the policy that says which cached blocks go first, of those in
             :mod:`pagedkv.pool.eviction.registry`; one that is not there is refused by whoever builds the space.
         weights_epoch: version of the model's weights, part of every block's identity.
@@ -214,6 +215,7 @@ class SpaceConfig:
     in_order: bool = False
     events: bool = False
     max_events: int = 65_536
+    receipts: bool = False
     eviction: str = "lru"
     weights_epoch: str = ""
 
@@ -225,7 +227,7 @@ class SpaceConfig:
         _check_count(self, "max_sequences")
         _check_count(self, "max_tokens")
         _check_count(self, "max_events")
-        for name in ("prefix_caching", "shed_windows", "in_order", "events"):
+        for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts"):
             _check_flag(self, name)
         _require(
             not self.prefix_caching or any(group.prefix_caching for group in self.groups),

@@ -68,6 +68,9 @@ class DeclaredModel(StepModel):
             for group, table in zip(self.groups, sequence.tables, strict=True):
                 present = group.present(table, len(sequence.tokens))
                 self.device.bring(self._last_before(), group, table, sequence.prefixes, present)
+            if self.receipts:
+                told = self.space.receipt(sequence.row).num_declared
+                self.receipts.declared(sequence, told, sequence.sure_from)
             sequence.plan_all()
             sequence.is_planned = True
             sequence.marked_steps |= {step.plan.step_id for step in self.in_flight}

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence as AbstractSequence
 
-from pagedkv import RequestKeys
+from pagedkv import Receipt, RequestKeys
 from pagedkv.errors import PagedKVError, SharedPrefixError, TruncationError
 from pagedkv.plan import Shortage
 from tests.space.live_model import LiveModel, Refusal, num_holders
@@ -44,8 +44,14 @@ class GrowthModel(LiveModel):
         assert shortage.num_free == self.num_free(shortage.pool) < shortage.num_needed
         self.require_unchanged()
 
-    def allocated(
-        self, row: int, tokens: list[int], keys: RequestKeys, num_lookahead: int, num_hit_tokens: int
+    def allocated(  # noqa: PLR0913, PLR0917 - what was asked for, and the answer
+        self,
+        row: int,
+        tokens: list[int],
+        keys: RequestKeys,
+        num_lookahead: int,
+        num_hit_tokens: int,
+        continues: Receipt | None,
     ) -> None:
         """A prompt was given a row and blocks."""
         assert row not in self.sequences
@@ -64,6 +70,9 @@ class GrowthModel(LiveModel):
             for block in table[num_hits:]:
                 self.hand_out(group.pool, block)
         self.sequences[row] = sequence
+        if self.receipts:
+            self.receipts.admitted(sequence, num_hit_tokens, continues)
+            self.seen["life continued"] += bool(continues and continues.num_reached)
         self.seen["allocation"] += 1
         self.seen["hit"] += num_hit_tokens > 0
 
@@ -199,6 +208,8 @@ class GrowthModel(LiveModel):
         kept = [table[: group.num_blocks(length)] for group, table in zip(self.groups, sequence.tables, strict=True)]
         sequence.tables = self.read_tables(sequence.row)
         assert sequence.tables == kept
+        if self.receipts and length < len(sequence.tokens):
+            self.receipts.truncated(sequence, length)
         sequence.cut(length)
 
     # Sharing
@@ -219,6 +230,8 @@ class GrowthModel(LiveModel):
             for group, table, mine in zip(self.groups, parent.tables, child.tables, strict=True):
                 assert mine == table[: group.num_blocks(num_tokens)]
             self.sequences[row] = child
+            if self.receipts:
+                self.receipts.forked(parent, child)
         self.seen["fork"] += 1
 
     def may_branch(self, parent: ModelSequence, length: int) -> Refusal:
@@ -259,9 +272,12 @@ class GrowthModel(LiveModel):
             child.tables = self.read_tables(row)
             assert child.tables == tables
             self.sequences[row] = child
+            if self.receipts:
+                self.receipts.forked(parent, child)
         self.seen["fork at a prefix"] += 1
 
-    def freed(self, rows: list[int]) -> None:
-        """Rows were given up."""
-        for row in rows:
-            del self.sequences[row]
+    def freed(self, rows: list[int], receipts: tuple[Receipt, ...]) -> None:
+        """Rows were given up, and their receipts handed out."""
+        ended = [self.sequences.pop(row) for row in rows]
+        expected = map(self.receipts.freed, ended) if self.receipts else ()
+        assert receipts == tuple(expected)

@@ -15,6 +15,7 @@ from pagedkv.events import CacheEventKind
 from pagedkv.plan import Shortage
 from tests.space.memory_model import Device, Move, Place, Step, host
 from tests.space.new_blocks_model import NewBlocksModel
+from tests.space.receipts_model import ReceiptsModel
 from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Status
 from tests.space.waiting_model import Holder, WaitingModel
 
@@ -83,6 +84,7 @@ class LiveModel:
         self.in_use: dict[str, set[int]] = {label: set() for label in labelled}
         self.named: dict[str, dict[tuple[int, int], bytes]] = {pool: {} for pool in blocks}
         self.waiting = WaitingModel(self.in_use, in_order=config.in_order)
+        self.receipts = ReceiptsModel(blocks, map(host, self.host_pools)) if config.receipts else None
         self.statistics = space.statistics()
 
     # Looking
@@ -183,6 +185,8 @@ class LiveModel:
         self.waiting.follow(held, self.open_moves, self.num_plans + 1)
         self.statistics = self.space.statistics()
         self._check_statistics(self.statistics)
+        if self.receipts:
+            self.receipts.check(self.statistics.receipts, {row: self.space.receipt(row) for row in self.sequences})
         self.seen["eviction"] += any(pool.num_evictions for pool in self.statistics.pools)
         if self.config.events:
             self._follow_events()

@@ -61,7 +61,10 @@ class Mix:
         )
 
     def config(self, size: int) -> SpaceConfig:
-        """Configure a space of one of six sizes: each eviction policy has as many, and half run in order."""
+        """Configure a space of one of six sizes: each eviction policy has as many.
+
+        Half run in order, and most keep receipts.
+        """
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
             self.groups,
@@ -73,6 +76,7 @@ class Mix:
             prefix_caching=self.caching,
             in_order=size % 2 == 1,
             events=self.events,
+            receipts=size % 3 > 0,
             eviction=list(POLICIES)[size * len(POLICIES) // NUM_SIZES],
         )
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, RequestKeys, Shortage
+from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, RequestKeys, Shortage
 from pagedkv.errors import ConfigurationError, SequenceError, StepError, TooManySequencesError, TruncationError
 from pagedkv.keys import NO_KEYS
 from tests.space.description import describe
@@ -53,6 +53,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self.is_forged = False  # whether digests were brought that are not the prompt's
         self.history: list[str] = []
         self.answers: dict[Prompt, PrefixHit] = {}
+        self.ended: dict[Prompt, Receipt] = {}
 
     def build_space(self, size: int) -> None:
         """Build the space and expect it to be empty."""
@@ -89,8 +90,7 @@ class SpaceOperations(RuleBasedStateMachine):
         for load in list(self.model.loads):
             self.finish_load(load, load.answer.num_tokens)
         rows = list(self.model.sequences)
-        self.space.free(rows)
-        self.model.freed(rows)
+        self.model.freed(rows, self.space.free(rows))
         self.model.check()
         for pool in (*self.model.statistics.pools, *self.model.statistics.host_pools):
             assert pool.num_free == pool.num_blocks, f"{pool.name}: blocks leaked"
@@ -118,8 +118,11 @@ class SpaceOperations(RuleBasedStateMachine):
         is_possible = all(count <= model.num_usable[pool] for pool, count in most.items())
         assert status is not AllocStatus.NEVER or not is_possible
         assert status is not AllocStatus.LATER or is_possible
+        continues = self.ended.get(prompt)
         try:
-            answer = space.allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=earlier)
+            answer = space.allocate(
+                tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=earlier, continues=continues
+            )
         except TooManySequencesError:
             assert model.num_vacant == 0
             assert status is not AllocStatus.OK
@@ -134,7 +137,7 @@ class SpaceOperations(RuleBasedStateMachine):
         needed = {pool: model.num_free(pool) - space.num_free_blocks(pool) for pool in most}
         is_ok = all(count <= model.num_free(pool) - model.kept_free(pool) for pool, count in needed.items())
         assert (status is AllocStatus.OK) == is_ok or not is_possible  # possible only by hits in windows
-        model.allocated(answer.row, tokens, keys, num_lookahead, hit)
+        model.allocated(answer.row, tokens, keys, num_lookahead, hit, continues)
 
     # Growth
 
@@ -243,8 +246,10 @@ class SpaceOperations(RuleBasedStateMachine):
         """Give sequences up, wherever they are."""
         rows = [sequence.row for sequence in batch]
         self._note(f"free rows {rows}")
-        self.space.free(rows)
-        self.model.freed(rows)
+        receipts = self.space.free(rows)
+        self.model.freed(rows, receipts)
+        prompts = [(tuple(sequence.tokens), sequence.keys) for sequence in batch]
+        self.ended |= dict(zip(prompts, receipts, strict=False))
 
     # Swapping
 

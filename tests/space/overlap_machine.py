@@ -52,6 +52,8 @@ class Row:
     tokens: list[int | None]
     num_certain: int
     is_overlapped: bool = False
+    num_computed: int = 0
+    num_aborted: int = 0
     stretches: list[Stretch] = field(default_factory=list)
 
     @property
@@ -130,7 +132,15 @@ class OverlapMachine(RuleBasedStateMachine):
         self.space.check()
         for row in self.rows:
             assert self.space.num_tokens(row.number) == len(row.tokens)
+            if self.config.receipts:
+                self._check_receipt(row)
         self.seen["steps"] += 1
+
+    def _check_receipt(self, row: Row) -> None:
+        """What was planned counts whole, whatever was refused of it; what comes in its place is not computed again."""
+        receipt = self.space.receipt(row.number)
+        assert (receipt.num_computed, receipt.num_aborted) == (row.num_computed, row.num_aborted)
+        assert receipt.num_recomputed == 0
 
     def teardown(self) -> None:
         """Everything ends, everything is given back."""
@@ -146,7 +156,7 @@ class OverlapMachine(RuleBasedStateMachine):
     def _end_oldest(self) -> None:
         if not self.planned[0].has_run:
             self._run(self.planned[0], 0)
-        self.space.acknowledge(self.planned.pop(0).plan.step_id)
+        self.acknowledge()
 
     # Rows
 
@@ -382,7 +392,10 @@ class OverlapMachine(RuleBasedStateMachine):
     @rule()
     def acknowledge(self) -> None:
         """Acknowledge the oldest step."""
-        self.space.acknowledge(self.planned.pop(0).plan.step_id)
+        over = self.planned.pop(0)
+        self.space.acknowledge(over.plan.step_id)
+        for seen in over.rows:
+            seen.row.num_computed += seen.end - seen.start
 
     @precondition(lambda self: self.rows and len(self.planned) < MOST_IN_FLIGHT)
     @rule(counts=st.lists(st.integers(0, 4), min_size=4, max_size=4), luck=st.integers(0, 11), late=st.booleans())
@@ -415,6 +428,8 @@ class OverlapMachine(RuleBasedStateMachine):
         del self.planned[place % len(self.planned) :]
         answer = self.space.abort(aborted[0].plan.step_id)
         ids = {each.plan.step_id for each in aborted}
+        for seen in (seen for each in aborted for seen in each.rows):
+            seen.row.num_aborted += seen.end - seen.start
         for row in list(self.rows):
             failed = [each for each in row.stretches if each.step_id in ids]
             row.stretches = [each for each in row.stretches if each.step_id not in ids]

@@ -42,6 +42,7 @@ class Settings(TypedDict, total=False):
     shed_windows: bool
     in_order: bool
     events: bool
+    receipts: bool
     weights_epoch: str
 
 
@@ -134,6 +135,9 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     numbers["tickets"] = np.array([ticket.number for ticket in state.held], np.int32)
     numbers["vacant rows"] = np.array(state.vacant_rows)
     numbers["extra keys"] = np.array(len(state.extra_keys))
+    if state.receipts is not None:
+        book = state.receipts
+        numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
     for index, chains in enumerate(state.chains):
         numbers[f"digest chains {index}"] = chains.copy()
     for group in state.groups:

@@ -1,5 +1,6 @@
 """Steps: what a plan must say, what the device makes of it, and what acknowledging or aborting it changes."""
 
+from collections import Counter
 from dataclasses import replace
 
 from pagedkv.plan import AbortedSteps, StepPlan, TokenRanges
@@ -43,6 +44,8 @@ class StepModel(LiveModel):
         for told in outside.values():
             assert [(row, end) for row, _, end in told] == [(row, end) for row, _, end in ranges]
             assert all(0 <= start <= end for _, start, end in told)
+        if self.receipts:
+            self.receipts.planned((views[row].sequence, start, end) for row, start, end in ranges)
         step = Step(plan, views, ranges, outside, frozenset())
         touched = self._touched(step)
         new = {(part.pool, block) for part in plan.new_blocks for block in part.block_ids.tolist()}
@@ -131,6 +134,8 @@ class StepModel(LiveModel):
         """The oldest step was acknowledged: windows slid, and duplicates gave way to equal content."""
         step = self.ran.pop(0)
         computed = {row: end for row, _, end in step.ranges}
+        if self.receipts:
+            self.receipts.acknowledged({sequence: self._num_held(sequence) for sequence in self.sequences.values()})
         for sequence in self.running:
             view = step.views.get(sequence.row)
             is_same = view is not None and view.sequence is sequence and sequence.row in computed
@@ -138,6 +143,13 @@ class StepModel(LiveModel):
             self.follow_changes(sequence, query)
             if view is not None and is_same and view.era == sequence.era:
                 self._require_slid(sequence, min(computed[sequence.row], sequence.num_accepted))
+
+    def _num_held(self, sequence: ModelSequence) -> Counter[str]:
+        """Blocks of a sequence's tables, by the label of their pool."""
+        held: Counter[str] = Counter()
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            held[self.label(group, sequence)] += sum(block > 0 for block in table)
+        return held
 
     def _waited(self, sequence: ModelSequence) -> int:
         """Up to where a sequence is computed that no step in flight computes: others may have done it for it."""
@@ -187,6 +199,8 @@ class StepModel(LiveModel):
         assert answer.step_ids == tuple(step.plan.step_id for step in steps)
         assert not set(answer.rewound_rows) & set(answer.lost_rows)
         spoilt = {place for step in steps for place in step.touched} | self.open_touched
+        if self.receipts:
+            self.receipts.aborted(len(steps))
         self._rewind(answer, steps)
         for sequence in self.running:
             sequence.is_planned = False  # what a row leaves uncomputed may fall to whoever shares it

@@ -63,6 +63,8 @@ class SwapModel(LiveModel):
                         message = f"block {source} was moved to {target} and elsewhere"
                         raise AssertionError(message)
             sequence.status = Status.SWAPPED if to_host else Status.RUNNING
+            if self.receipts and not to_host:
+                self.receipts.returned(sequence, sequence.num_planned)
             sequence.on_host = to_host
             sequence.era += 1
         assert told == moved

@@ -47,7 +47,7 @@ OnRows = Callable[[BlockSpace, list[int]], object]
 
 def busy_space() -> BlockSpace:
     """A space with a row of 10 tokens, its fork, a swapped-out row of 6, and one row that was freed."""
-    space = new_space(num_blocks=21, num_host_blocks=11, max_sequences=4, max_tokens=40)
+    space = new_space(num_blocks=21, num_host_blocks=11, max_sequences=4, max_tokens=40, receipts=True)
     rows = [prefill(space, tokens(10))]
     rows += space.fork(rows[0]).tolist()
     rows += [prefill(space, tokens(6, first=100)), prefill(space, tokens(5, first=200))]
@@ -215,9 +215,10 @@ ON_ANY: dict[str, OnRows] = {
     "free": lambda space, rows: space.free(rows),
     "num_tokens": lambda space, rows: space.num_tokens(rows[0]),
     "block_ids": lambda space, rows: space.block_ids(rows[0]),
+    "receipt": lambda space, rows: space.receipt(rows[0]),
 }
 EVERY = ON_ROWS | ON_SWAPPED | ON_ANY
-OF_ONE_ROW = {"fork", "computed_block_ids", "num_tokens", "block_ids"}
+OF_ONE_ROW = {"fork", "computed_block_ids", "num_tokens", "block_ids", "receipt"}
 
 
 @pytest.mark.parametrize("on_rows", EVERY.values(), ids=EVERY.keys())

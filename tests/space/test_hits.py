@@ -270,6 +270,7 @@ QUESTIONS = {
     "num_deferred_blocks",
     "num_live_blocks",
     "statistics",
+    "receipt",
     "stored_block",
     "stored_blocks",
     "has_events",

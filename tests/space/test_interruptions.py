@@ -51,7 +51,7 @@ def interrupted_at(line: int) -> Iterator[None]:
 
 def space_in_use() -> BlockSpace:
     """Rows 0 and 1 share a prompt and are computed, 2 waits for row 3, 4 is swapped out; one step is in flight."""
-    space = new_space(*GROUPS[:2], num_host_blocks=40, events=True)
+    space = new_space(*GROUPS[:2], num_host_blocks=40, events=True, receipts=True)
     first = prefill(space, tokens(9))
     space.fork(first)
     swapped = prefill(space, tokens(7, first=50))
@@ -74,6 +74,7 @@ def settled_space() -> BlockSpace:
 OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "allocate": lambda space: space.allocate(tokens(11), keys=RequestKeys(salt=b"x")),
     "allocate with a hit": lambda space: space.allocate(tokens(11), num_lookahead=3),
+    "allocate again": lambda space: space.allocate(tokens(11), continues=space.receipt(0)),
     "append with a copy": lambda space: space.append([0, 1], [5, 6]),
     "append unknown tokens": lambda space: space.append([0, 1], None),
     "append a chunk": lambda space: space.append([0], tokens(9), [9], num_draft=2, num_lookahead=2),
@@ -105,6 +106,7 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
         space.can_swap_in([2]),
         space.block_ids(0),
         space.statistics(),
+        space.receipt(0),
     ),
 }
 

@@ -188,3 +188,22 @@ def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer
         replace_method(space, question, lambda _: lambda *_args, **_options: answer)
 
     require_noticed("full", sabotage)
+
+
+TOLD = ("admitted", "forked", "planned", "acknowledged", "aborted", "declared", "truncated", "returned")
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_an_operation_that_is_on_no_receipt_is_noticed(name: str) -> None:
+    def sabotage(space: BlockSpace) -> None:
+        if space._state.receipts is not None:
+            setattr(space._state.receipts, name, lambda *_: None)
+
+    require_noticed("full", sabotage)
+
+
+def test_receipts_that_are_handed_out_for_other_rows_are_noticed() -> None:
+    def sabotage(space: BlockSpace) -> None:
+        replace_method(space, "free", lambda free: lambda rows: cast("tuple[object, ...]", free(rows))[::-1])
+
+    require_noticed("full", sabotage)

@@ -8,6 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from pagedkv.errors import PagedKVError
 from pagedkv.space import aborting, filling
+from pagedkv.space.receipts import ReceiptBook
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
 from pagedkv.tables.rows import NUM_ACCEPTED, NUM_TOKENS
@@ -54,6 +55,12 @@ def require_noticed(name: str) -> None:
 
 def test_ranges_in_flight_that_do_not_move_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filling, "lower_ranges", lambda *_: None)
+    require_noticed("full")
+
+
+def test_refused_tokens_that_count_as_reached_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes in their place would be computed again, as the receipts have it."""
+    monkeypatch.setattr(ReceiptBook, "refused", lambda *_: None)
     require_noticed("full")
 
 

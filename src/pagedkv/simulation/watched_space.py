@@ -6,7 +6,7 @@ from pagedkv.arguments import Rows, as_batch
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.plan import Allocation, BlockMoves, Shortage, StepPlan
 from pagedkv.simulation.meters.block_history import BlockHistory
-from pagedkv.space import BlockSpace, PrefixHit
+from pagedkv.space import BlockSpace, PrefixHit, Receipt
 from pagedkv.spec import SpaceConfig, StepId, TokenIds
 
 __all__ = ["WatchedSpace"]
@@ -40,6 +40,7 @@ class WatchedSpace(BlockSpace):
         num_sequences: int = 1,
         num_external_tokens: int = 0,
         match: PrefixHit | None = None,
+        continues: Receipt | None = None,
     ) -> Allocation | Shortage:
         """Allocate, and note the hits and what the new blocks evicted."""
         allocation = super().allocate(
@@ -51,6 +52,7 @@ class WatchedSpace(BlockSpace):
             num_sequences=num_sequences,
             num_external_tokens=num_external_tokens,
             match=match,
+            continues=continues,
         )
         if isinstance(allocation, Allocation):
             self.history.admitted(allocation.row, allocation.num_hit_tokens, self.now_s)
@@ -70,10 +72,10 @@ class WatchedSpace(BlockSpace):
         self.history.note_events(self.now_s)
         return shortage
 
-    def free(self, rows: Rows) -> None:
+    def free(self, rows: Rows) -> tuple[Receipt, ...]:
         """Free, and note which blocks nobody uses any more."""
         with self.history.releasing(as_batch(rows).tolist(), self.now_s):
-            super().free(rows)
+            return super().free(rows)
 
     def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
         """Swap out, and note which blocks nobody uses any more."""

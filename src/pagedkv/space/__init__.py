@@ -4,13 +4,15 @@
 (what there is) and ``steps`` (the open step, and those in flight), then an operation a module, under the name that it
 has in :mod:`pagedkv.tables`: ``matching`` and ``hits``, ``admission`` (for the tables' ``seating``), ``drafting``,
 ``growing``, ``truncating``, ``forking``, ``swapping``, ``holding``, ``releasing``; ``publishing`` and ``merging``;
-``pending``, ``declaring``, ``planning``, ``stepping``, ``aborting``. Questions: ``statistics``, ``stored``,
-``kernel_inputs``, and ``audit``, which proves every invariant; ``space_view`` is the part of the door that asks them.
+``pending``, ``declaring``, ``planning``, ``stepping``, ``aborting``. All of them tell ``receipts`` what they have done,
+where these are kept. Questions: ``statistics``, ``stored``, ``kernel_inputs``, and ``audit``, which proves every
+invariant; ``space_view`` is the part of the door that asks them.
 """
 
 from pagedkv.space.block_space import BlockSpace
 from pagedkv.space.hits import PrefixHit
+from pagedkv.space.receipts import Receipt
 from pagedkv.space.statistics import PoolStatistics, SpaceStatistics
 from pagedkv.space.stored import StoredBlock, StoredBlocks
 
-__all__ = ["BlockSpace", "PoolStatistics", "PrefixHit", "SpaceStatistics", "StoredBlock", "StoredBlocks"]
+__all__ = ["BlockSpace", "PoolStatistics", "PrefixHit", "Receipt", "SpaceStatistics", "StoredBlock", "StoredBlocks"]

@@ -34,12 +34,14 @@ class Admission(NamedTuple):
         num_lookahead: slots reserved beyond it, for each sequence.
         num_sequences: sequences that are to share it, the others by forks.
         max_chunk: most tokens of it that one step computes.
+        num_reached: leading tokens that an earlier life of the request had, as its receipt says.
     """
 
     prompt: Prompt
     num_lookahead: int
     num_sequences: int
     max_chunk: int
+    num_reached: int = 0
 
 
 def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit) -> dict[str, int]:
@@ -171,6 +173,8 @@ def seat_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit
             _tag(state, row, prompt)
         _take_digests(state, row, prompt)
         publish(state, ledger, batch)
+    if state.receipts is not None:
+        state.receipts.admitted(row, hit.num_tokens, admission.num_reached)
     note_prompt(state, row, prompt_length, hit)
     return Row(row)
 

@@ -48,6 +48,8 @@ def check_space(state: SpaceState) -> None:
         _check_pending(state, group)
         _check_kept(group)
     _check_touched(state)
+    if state.receipts is not None:
+        state.receipts.check(state.rows)
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
 

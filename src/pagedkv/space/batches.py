@@ -7,6 +7,7 @@ import numpy as np
 from pagedkv.arguments import as_count
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import (
+    ConfigurationError,
     FreedSequenceError,
     LostSequenceError,
     SequenceError,
@@ -15,11 +16,12 @@ from pagedkv.errors import (
     UnknownSequenceError,
 )
 from pagedkv.plan import StepPlan
+from pagedkv.space.receipts import Receipt
 from pagedkv.space.state import SpaceState
 from pagedkv.spec import StepId
 from pagedkv.tables.rows import LOST, LOST_ON_HOST, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
-__all__ = ["as_step_id", "require_known", "require_known_prefix", "require_status"]
+__all__ = ["as_num_reached", "as_step_id", "require_known", "require_known_prefix", "require_status"]
 
 
 def as_step_id(step_id: int) -> StepId:
@@ -27,6 +29,15 @@ def as_step_id(step_id: int) -> StepId:
     if isinstance(step_id, StepPlan):
         raise StepError("a plan was given where its number is wanted: give plan.step_id")
     return StepId(as_count(step_id, "step_id", most=2**63 - 1, error=StepError))
+
+
+def as_num_reached(state: SpaceState, continues: Receipt) -> int:
+    """Tell how many leading tokens an earlier life had. Raises ConfigurationError."""
+    if state.receipts is None:
+        raise ConfigurationError("no receipts are kept, so none continues: set receipts=True in the configuration")
+    if not isinstance(continues, Receipt):
+        raise ConfigurationError(f"continues must be a receipt, as free returns them, got {continues!r}")
+    return continues.num_reached
 
 
 def require_status(state: SpaceState, batch: Int32Array, status: int) -> int:

@@ -54,9 +54,10 @@ from pagedkv.space import (
     truncating,
     withdrawing,
 )
-from pagedkv.space.batches import as_step_id, require_known, require_known_prefix, require_status
+from pagedkv.space.batches import as_num_reached, as_step_id, require_known, require_known_prefix, require_status
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.matching import match_prompt, prepare_prompt
+from pagedkv.space.receipts import Receipt
 from pagedkv.space.space_view import SpaceView
 from pagedkv.spec import AllocStatus, StepId, TokenIds
 from pagedkv.tables.rows import OCCUPIED, RUNNING, SWAPPED
@@ -148,6 +149,7 @@ class BlockSpace(SpaceView):
         num_sequences: int = 1,
         num_external_tokens: int = 0,
         match: PrefixHit | None = None,
+        continues: Receipt | None = None,
     ) -> Allocation | Shortage:
         """Give a new sequence a row and blocks for its tokens, sharing what is cached.
 
@@ -168,21 +170,25 @@ class BlockSpace(SpaceView):
                 with ``num_draft``. What is brought without a row, and without holding up a step, is a :meth:`load`.
             match: what :meth:`match` answered for these keys and this prompt, or one that these tokens begin. If the
                 space has not changed since, they are not walked again, only compared with the tokens of the blocks.
+            continues: the receipt of the request's life before, if it was preempted or lost. Its tokens come again,
+                here and in appends, and what is computed of them is computed again. It gets a receipt of its own.
 
         Raises:
             TokenError, ConfigurationError: see :func:`~pagedkv.space.matching.prepare_prompt`; ``match`` is the answer
-                for another prompt, other keys or another space, or the tokens were overwritten since.
+                for another prompt, other keys or another space, or the tokens were overwritten since; ``continues`` is
+                no receipt, or the space keeps none.
             TooManySequencesError: fewer than ``num_sequences`` rows are vacant.
 
         Cost: O(blocks); about 0.1 us a new block, and 0.08 us where its digest is computed.
         """
+        num_reached = 0 if continues is None else as_num_reached(self._state, continues)
         reserve = as_count(num_lookahead, "num_lookahead")
         num_rows = as_count(num_sequences, "num_sequences", least=1)
         tokens, drafts = as_token_array(token_ids), drafting.NO_DRAFTS
         if as_count(num_draft, "num_draft"):
             tokens, drafts = drafting.split_drafts(self._state, tokens, num_draft, num_rows)
         prompt = prepare_prompt(self._state, tokens, keys, digests, reserve + len(drafts))
-        wanted = admission.Admission(prompt, reserve + len(drafts), num_rows, len(tokens))
+        wanted = admission.Admission(prompt, reserve + len(drafts), num_rows, len(tokens), num_reached)
         if as_count(num_external_tokens, "num_external_tokens"):
             if len(drafts):
                 raise ConfigurationError("num_external_tokens and num_draft exclude each other: append drafts later")
@@ -331,15 +337,17 @@ class BlockSpace(SpaceView):
             return branching.branch(self._state, self._ledger, parent, num_new, length)
         return forking.fork(self._state, self._ledger, parent, num_new)
 
-    def free(self, rows: Rows) -> None:
+    def free(self, rows: Rows) -> tuple[Receipt, ...]:
         """Give up sequences, running, swapped out or lost. O(blocks), about 5 ns each.
 
         Cached blocks stay findable until they are evicted: of one sequence the tail first.
+
+        Returns their receipts, in the order of ``rows``, if the space keeps any; else nothing.
         """
         batch = as_batch(rows)
         mark = require_status(self._state, batch, OCCUPIED)
         self._state.version += 1
-        releasing.free(self._state, batch, mark)
+        return releasing.free(self._state, batch, mark)
 
     # Swapping
 

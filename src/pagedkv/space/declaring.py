@@ -44,6 +44,8 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         ledger.take_out(is_taken)
     for group in state.groups:
         settle_blocks(*group.view, batch, state.relies_on)
+    if state.receipts is not None:
+        state.receipts.declared(state.rows, batch)
     for column in state.planned_columns:
         declare_planned(state.rows, batch, column)
     state.relies_on[batch] = 0

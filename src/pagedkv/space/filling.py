@@ -147,6 +147,8 @@ def fill(
     )
     if num_refused:
         _move_down(state, ledger, refused, limits)
+        if state.receipts is not None:
+            state.receipts.refused(refused, limits)
     if any_accepted:
         publish(state, ledger, batch)
     ledger.forget_filled(lambda step: _is_unfilled(state, step))

@@ -69,5 +69,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         note_reliance(state, ledger, group, children, table)
     for chains in state.chains:
         chains[children] = chains[parent]
+    if state.receipts is not None:
+        state.receipts.forked(parent, children, int(rows[parent, NUM_TOKENS]))
     state.is_changing = False
     return children

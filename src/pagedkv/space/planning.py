@@ -72,12 +72,18 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     plan = StepPlan(step_id, words, layout.pool_names)
     computing = words[offset : offset + num_ranges]
     starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
-    ledger.close(InFlightStep(plan, computing, state.serials[computing], starts, ends))
-    state.advance_open_step()
+    _close(state, ledger, InFlightStep(plan, computing, state.serials[computing], starts, ends))
     if moves and state.config.in_order:
         _end_waiting_for_copies(state, ledger, plan)
     state.is_changing = False
     return plan
+
+
+def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
+    ledger.close(step)
+    if state.receipts is not None:
+        state.receipts.planned(step)
+    state.advance_open_step()
 
 
 def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group]) -> None:

@@ -3,6 +3,7 @@
 from pagedkv.arrays import Int32Array
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
+from pagedkv.space.receipts import Receipt
 from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
@@ -11,8 +12,8 @@ from pagedkv.tables.rows import FROZEN, LOST_ON_HOST, NUM_PLANNED, NUM_TOKENS, R
 __all__ = ["free", "reset_prefix_cache"]
 
 
-def free(state: SpaceState, batch: Int32Array, mark: int) -> None:
-    """Give back the rows of a checked batch and all their blocks, in the batch's order."""
+def free(state: SpaceState, batch: Int32Array, mark: int) -> tuple[Receipt, ...]:
+    """Give back the rows of a checked batch and all their blocks, in the batch's order; return their receipts."""
     rows = state.rows
     state.is_changing = True
     status = rows[batch, STATUS]
@@ -29,7 +30,9 @@ def free(state: SpaceState, batch: Int32Array, mark: int) -> None:
     for row in batch.tolist() if state.media_keys else ():
         state.media_keys.pop(row, None)
     state.vacant_rows.extend(reversed(batch.tolist()))
+    receipts = () if state.receipts is None else state.receipts.close(batch)
     state.is_changing = False
+    return receipts
 
 
 def reset_prefix_cache(state: SpaceState, ledger: StepLedger) -> None:

@@ -22,6 +22,7 @@ from pagedkv.space import (
 )
 from pagedkv.space.audit import check_space
 from pagedkv.space.batches import require_status
+from pagedkv.space.receipts import Receipt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.space.steps import StepLedger, read_only
@@ -198,6 +199,18 @@ class SpaceView:
     def statistics(self) -> SpaceStatistics:
         """Take a snapshot of all counts. O(rows + blocks held)."""
         return take_statistics(self._state, len(self._ledger.in_flight))
+
+    def receipt(self, row: int) -> Receipt:
+        """Tell what a sequence has taken so far: computed, hit, shared, held. Changes nothing. O(1).
+
+        Running, swapped out or lost; :meth:`BlockSpace.free <pagedkv.BlockSpace.free>` returns the last one.
+
+        Raises:
+            ConfigurationError: the space keeps no receipts.
+        """
+        if self._state.receipts is None:
+            raise ConfigurationError("no receipts are kept: set receipts=True in the configuration")
+        return self._state.receipts.receipt(self._occupied(row))
 
     @property
     def has_events(self) -> bool:

@@ -18,6 +18,7 @@ from pagedkv.pool.blocks import HOLD_STEP, NUM_DEFERRED_LISTS, OPEN_STEP, PENDIN
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.space.loops import SpaceLoops
+from pagedkv.space.receipts import ReceiptBook
 from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig, StepId
 from pagedkv.tables.retaining import NUM_ENDS
 from pagedkv.tables.rows import (
@@ -144,6 +145,7 @@ class SpaceState:
         weights_epoch: version of the model's weights, part of every first block's identity.
         version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
+        receipts: what each row has taken, if the configuration asks for it.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -177,6 +179,7 @@ class SpaceState:
         self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
         self.lanes = self._lanes()
         first = self.groups[0]
+        self.receipts = self._new_receipts() if config.receipts else None
         self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
         self.is_recurrent = any(isinstance(group.spec, RecurrentState) for group in self.groups)
@@ -227,6 +230,10 @@ class SpaceState:
             ends = np.zeros((config.max_sequences if arrays.parameters[SHEDS] else 0, NUM_ENDS), np.int32)
             groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view, ends))
         return tuple(groups)
+
+    def _new_receipts(self) -> ReceiptBook:
+        groups = [(group.pool.name, group.arrays) for group in self.groups]
+        return ReceiptBook(self.config.max_sequences, groups, tuple(self.pools), tuple(self.host_pools))
 
     def _lanes(self) -> tuple[tuple[Group, ...], ...]:
         num_lanes = 1 + max(group.lane for group in self.groups)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import NUM_ACQUIRED, NUM_CACHED, NUM_DEFERRED, NUM_EVICTED, NUM_FREE, NUM_HIT_BLOCKS, NUM_NAMED
 from pagedkv.space.holding import num_held
+from pagedkv.space.receipts import Receipt
 from pagedkv.space.state import SpaceState
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
 
@@ -53,6 +54,8 @@ class SpaceStatistics:
         num_running: sequences with blocks on the device; num_swapped: with blocks in the host pool.
         num_tokens: tokens of the running sequences.
         num_steps_in_flight: planned steps that are not acknowledged.
+        receipts: what all sequences have taken since the space was built, the freed ones among them: the sum of all
+            receipts. None unless ``SpaceConfig.receipts``.
     """
 
     pools: tuple[PoolStatistics, ...]
@@ -61,6 +64,7 @@ class SpaceStatistics:
     num_swapped: int
     num_tokens: int
     num_steps_in_flight: int
+    receipts: Receipt | None
 
 
 def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatistics:
@@ -73,6 +77,7 @@ def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatist
         num_swapped=int((state.rows[:, STATUS] == SWAPPED).sum()),
         num_tokens=int(state.rows[running, NUM_TOKENS].sum()),
         num_steps_in_flight=num_steps_in_flight,
+        receipts=None if state.receipts is None else state.receipts.sum,
     )
 
 

@@ -20,6 +20,8 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
     state.is_changing = True
     step = ledger.acknowledge()
     settle(state, ledger)
+    if state.receipts is not None:
+        state.receipts.acknowledged(state.rows, state.serials, step)
     if state.is_overlapped:
         filling.accept(state, ledger, step)
     if any(not group.keeps_whole_prefix for group in state.groups):

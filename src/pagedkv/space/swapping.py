@@ -210,6 +210,8 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
         arrive(*group.view, batch)
     for name, pairs in moves.items():
         ledger.add_swaps_in(name, pairs)
+    if state.receipts is not None:
+        state.receipts.returned(state.rows, batch, state.open_step_id)
     publish(state, ledger, batch)
     answer = _as_block_moves(moves)
     state.is_changing = False

@@ -26,6 +26,8 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     _require_truncation(state, batch, lengths)
     _require_known_lengths(state, batch, lengths)
     state.is_changing = True
+    if state.receipts is not None:
+        state.receipts.truncated(state.rows, batch, lengths)
     any_full = _shrink(state, batch, lengths)
     accepted = state.rows[batch, NUM_ACCEPTED]
     state.loops.accept(state.rows, batch, lengths)
