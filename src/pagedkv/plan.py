@@ -117,10 +117,14 @@ class Allocation:
     Args:
         row: its row in the tables.
         num_hit_tokens: leading tokens that need not be computed, but in groups that stay out of prefix caching.
+        checkpoint: where a step's tokens of this sequence are to end, so that its recurrent states there are kept for
+            later prompts to hit; 0 if nowhere. It lies in the prompt that ``match`` answered for, or in the tokens that
+            were allocated.
     """
 
     row: Row
     num_hit_tokens: int
+    checkpoint: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

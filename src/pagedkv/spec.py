@@ -153,7 +153,8 @@ class RecurrentState:
     A block holds one state. A sequence holds the block of its current state; with prefix caching on,
     the state at every multiple of ``checkpoint_interval`` tokens stays in a block of its own, so that
     prefixes hit there. The step that computes positions ``[s, e)`` reads the state from the block of
-    position ``s - 1``, and writes it to the block of ``e - 1`` and of every checkpoint it passes.
+    position ``s - 1``, and writes it to the block of ``e - 1`` and of every checkpoint it passes. Where a
+    step ends at :attr:`Allocation.checkpoint <pagedkv.Allocation.checkpoint>`, that state is kept as well.
 
     Args:
         checkpoint_interval: tokens between checkpoints: the group's block size.
@@ -190,9 +191,10 @@ class SpaceConfig:
         max_tokens: longest sequence, lookahead included; sets the width of the tables.
         watermark: fraction of a pool that admissions leave free for running sequences, in [0, 1).
         prefix_caching: name full blocks and share them between sequences.
-        shed_windows: of what windows and chunks leave behind, keep cached what later prompts can hit: what lies before
-            the ends of prompts and sequences, and before places where prompts were seen to branch. False keeps it all
-            until it is evicted; so does a space without full attention, which would not see where prompts branch.
+        shed_windows: of what windows, chunks and states leave behind, keep cached what later prompts can hit: what lies
+            before the ends of prompts and sequences, and before places where prompts were seen to branch. False keeps
+            it all until it is evicted; so does a space without full attention, which would not see where prompts
+            branch.
         in_order: steps are carried out one after the other on one stream, so that a block which is given back waits for
             no forward pass: whatever writes it next comes later. Without it, a block waits until the last step that
             may touch it is acknowledged.

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from pagedkv.errors import ConfigurationError, StepError, TokenError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.spec import FullAttention, SpaceConfig
+from pagedkv.spec import FullAttention, RecurrentState, SpaceConfig
 from tests.scheduling.engine import Engine
 
 pytestmark = pytest.mark.interpreted
@@ -199,3 +199,18 @@ def test_who_is_swapped_out_holds_no_rows_that_others_need() -> None:
             served.step()
     assert len(served.finished) == 3
     assert served.finished.index(first) < served.finished.index(last)
+
+
+def test_promise_23_a_chunk_ends_where_a_state_is_to_be_kept() -> None:
+    """Of 22 tokens 20 are computed first: the same prompt hits as many, and one that goes on from there, too."""
+    groups = FullAttention(4), RecurrentState(16)
+    num_blocks = {"device": 41, "state": 9}
+    config = SpaceConfig(groups, num_blocks, max_sequences=8, max_tokens=160, watermark=0.0)
+    served = Engine(SchedulingConfig(max_sequences=8, max_batched_tokens=32), config)
+    told = []
+    for prompt in ([*range(22)], [*range(22)], [*range(22), 7, 8, 9]):
+        served.add(prompt, 2)
+        first = served.step()
+        told.append((first.admitted[0].num_hit_tokens, [(chunk.start, chunk.stop) for chunk in first.prefilling]))
+        served.run()
+    assert told == [(0, [(0, 20)]), (20, [(20, 22)]), (20, [(20, 24)])]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence as AbstractSequence
 
-from pagedkv import Receipt, RequestKeys
+from pagedkv import PrefixHit, Receipt, RequestKeys
 from pagedkv.errors import PagedKVError, SharedPrefixError, TruncationError
 from pagedkv.plan import Shortage
 from tests.space.live_model import LiveModel, Refusal, num_holders
@@ -26,10 +26,10 @@ class GrowthModel(LiveModel):
         return needed
 
     def check_hit(self, num_tokens: int, num_hit_tokens: int) -> None:
-        """A hit leaves the last token to be computed, and ends at a block boundary of every group."""
+        """A hit leaves the last token to be computed, and ends at a block boundary of every group, states apart."""
         assert 0 <= num_hit_tokens < num_tokens
         inside = [group for group in self.groups if not group.stays_out]
-        assert all(num_hit_tokens % group.block_size == 0 for group in inside) or num_hit_tokens == 0
+        assert all(num_hit_tokens % group.block_size == 0 for group in inside if not group.is_state)
         assert self.config.prefix_caching or num_hit_tokens == 0
 
     def require_admission_shortage(
@@ -50,10 +50,16 @@ class GrowthModel(LiveModel):
         tokens: list[int],
         keys: RequestKeys,
         num_lookahead: int,
-        num_hit_tokens: int,
+        hit: PrefixHit,
         continues: Receipt | None,
     ) -> None:
-        """A prompt was given a row and blocks."""
+        """A prompt was given a row and blocks.
+
+        Where its hit ends inside an interval, it goes on from a copy of the state that is kept there, or, if there is
+        no room for a copy and nobody holds that state, from the state itself.
+        """
+        num_hit_tokens = hit.num_tokens
+        kept = {tail.group: tail.block for tail in hit.tails}
         assert row not in self.sequences
         root = self.prefixes.root(keys, self.generation)
         sequence = ModelSequence(
@@ -67,14 +73,23 @@ class GrowthModel(LiveModel):
             num_hits = 0 if group.stays_out else num_hit_tokens // group.block_size
             assert all(table[index] for index in group.indices(group.kept(num_hit_tokens)))
             assert len(set(table[num_hits:])) == len(table) - num_hits
+            is_inside = group.is_state and not group.stays_out and num_hit_tokens % group.block_size > 0
+            assert (group.index in kept) == is_inside
             for block in table[num_hits:]:
-                self.hand_out(group.pool, block)
+                if block == kept.get(group.index):
+                    assert block not in self.in_use[group.pool], "a state was taken over that somebody holds"
+                    self.take_over(group.pool, block)
+                else:
+                    self.hand_out(group.pool, block)
+            if group.index in kept and table[num_hits] != kept[group.index]:
+                self.open_moves.append(Move("copy", (group.pool, kept[group.index]), (group.pool, table[num_hits])))
         self.sequences[row] = sequence
         if self.receipts:
             self.receipts.admitted(sequence, num_hit_tokens, continues)
             self.seen["life continued"] += bool(continues and continues.num_reached)
         self.seen["allocation"] += 1
         self.seen["hit"] += num_hit_tokens > 0
+        self.seen["kept state hit"] += bool(kept)
 
     # Growth
 
@@ -85,7 +100,7 @@ class GrowthModel(LiveModel):
         num_lookahead: int,
         among: AbstractSequence[ModelSequence] | None = None,
     ) -> dict[str, int]:
-        """Blocks by pool that appending takes: new ones, and one for each copy on write.
+        """Blocks by pool that appending takes: new ones, and one for each copy on write of what others hold.
 
         ``among``: the sequences that may share blocks with the batch; all live ones when None.
         """
@@ -112,6 +127,7 @@ class GrowthModel(LiveModel):
         num_full = self._num_full_accepted(batch)
         copied: list[Move] = []
         num_taken = dict.fromkeys(needed, 0)
+        num_states = dict.fromkeys(needed, 0)
         for sequence, new in zip(batch, tokens, strict=True):
             before, sequence.tables = sequence.tables, self.read_tables(sequence.row)
             for group, old, table in zip(self.groups, before, sequence.tables, strict=True):
@@ -123,11 +139,13 @@ class GrowthModel(LiveModel):
                 for block in fresh:
                     self.hand_out(group.pool, block)
                 num_taken[group.pool] += len(fresh)
+                num_states[group.pool] += group.is_state and copy is not None
                 if copy is not None:
                     copied.append(Move("copy", (group.pool, self._origin(group.pool, copy[0])), (group.pool, copy[1])))
                     self.open_moves.append(copied[-1])
             sequence.extend(self.prefixes, new, num_draft)
-        assert num_taken == needed
+        for pool, num_needed in needed.items():  # states that are kept are copied too, where there is room
+            assert num_needed <= num_taken[pool] <= num_needed + num_states[pool]
         self._require_own_tails(batch, tokens, num_lookahead)
         if num_full == self._num_full_accepted(batch):
             self._require_no_new_names()

@@ -260,6 +260,12 @@ class LiveModel:
             self.device.forget((label, block))
         self.new_blocks.open.add((label, block))
 
+    def take_over(self, label: str, block: int) -> None:
+        """A free block begins a new life with the content that it has."""
+        assert (label, block) not in self.open_touched, f"{label}: block {block} was taken over, the open plan moves it"
+        self.in_use[label].add(block)
+        self.waiting.handed_out((label, block))
+
 
 def num_holders(sequences: Iterable[ModelSequence], group: GroupRule, sequence: ModelSequence, index: int) -> int:
     """How many of some sequences hold the block that is logical block ``index`` of one of them."""

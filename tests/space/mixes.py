@@ -47,6 +47,11 @@ class Mix:
         return not any(isinstance(group, RecurrentState) for group in self.groups)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether states are kept for prefixes to hit."""
+        return self.caching and any(isinstance(group, RecurrentState) and group.prefix_caching for group in self.groups)
+
+    @property
     def finds_all_it_holds(self) -> bool:
         """Whether every full block of a sequence can be found: only where nothing but full attention is cached."""
         return self.caching and all(isinstance(group, FullAttention) for group in self.groups if group.prefix_caching)
@@ -86,6 +91,7 @@ EXTRA_BLOCKS = 40
 ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "several steps in flight", "truncate"})
 CACHED = ALWAYS | {"hit", "eviction"}
 SWAPPING = frozenset({"swap out", "swap in"})
+KEEPING = frozenset({"chunk to a checkpoint", "kept state hit"})
 
 MIXES = (
     Mix(
@@ -121,7 +127,7 @@ MIXES = (
         (RecurrentState(4), FullAttention(2)),
         {"state": (8, 16), "device": (16, 40)},
         watermark=0.2,
-        expected=CACHED | {"slide"},
+        expected=CACHED | KEEPING | {"slide"},
     ),
     Mix(
         "state",
@@ -129,7 +135,7 @@ MIXES = (
         {"state": (6, 12, 20)},
         {"state": 10},
         events=True,
-        expected=CACHED | SWAPPING | {"slide"},
+        expected=CACHED | SWAPPING | KEEPING | {"slide"},
     ),
     Mix(
         "all rules, swapping",
@@ -137,11 +143,11 @@ MIXES = (
             FullAttention(2),
             SlidingWindow(window=5, block_size=1, num_sink_tokens=2),
             ChunkedLocal(chunk_size=4, block_size=4),
-            RecurrentState(4),
+            RecurrentState(8),
         ),
-        {"device": (40, 60), "state": (10, 16)},
+        {"device": (40, 60), "state": (6, 12)},
         {"device": 30, "state": 6},
-        expected=CACHED | SWAPPING | {"slide"},
+        expected=CACHED | SWAPPING | KEEPING | {"slide"},
     ),
     Mix(
         "full, others outside",

@@ -103,17 +103,24 @@ class SpaceOperations(RuleBasedStateMachine):
 
     # Admission
 
-    def allocate_prompt(self, prompt: Prompt, num_lookahead: int = 0, digests: Digests | None = None) -> None:
-        """Admit a prompt."""
+    def allocate_prompt(
+        self, prompt: Prompt, num_lookahead: int = 0, digests: Digests | None = None, *, in_chunks: bool = False
+    ) -> None:
+        """Admit a prompt; in chunks, only up to where its states are to be kept."""
         space, model = self.space, self.model
         tokens, keys = list(prompt[0]), prompt[1]
+        whole = space.match(tokens, keys=keys) if in_chunks else None
+        if whole is not None and whole.checkpoint:
+            assert whole.num_tokens < whole.checkpoint < len(tokens)
+            tokens = tokens[: whole.checkpoint]
+            self.seen["chunk to a checkpoint"] += 1
         self._note(f"allocate {tokens}, {keys}, {num_lookahead} lookahead" if keys != NO_KEYS else f"allocate {tokens}")
-        question = space.match(tokens, keys=keys, digests=digests)
+        question = space.match(tokens, keys=keys, digests=digests) if whole is None else whole
         hit = question.num_tokens
         model.check_hit(len(tokens), hit)
         status = space.can_allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=question)
         assert status is space.can_allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead)
-        earlier = self.answers.get(prompt, question)  # perhaps of long ago
+        earlier = self.answers.get(prompt, question) if whole is None else whole  # perhaps of long ago
         most = model.prompt_blocks(len(tokens), num_lookahead)
         is_possible = all(count <= model.num_usable[pool] for pool, count in most.items())
         assert status is not AllocStatus.NEVER or not is_possible
@@ -134,10 +141,11 @@ class SpaceOperations(RuleBasedStateMachine):
             model.require_admission_shortage(answer, len(tokens), num_lookahead, hit)
             return
         assert answer.num_hit_tokens == hit
+        assert answer.checkpoint == question.checkpoint
         needed = {pool: model.num_free(pool) - space.num_free_blocks(pool) for pool in most}
         is_ok = all(count <= model.num_free(pool) - model.kept_free(pool) for pool, count in needed.items())
         assert (status is AllocStatus.OK) == is_ok or not is_possible  # possible only by hits in windows
-        model.allocated(answer.row, tokens, keys, num_lookahead, hit, continues)
+        model.allocated(answer.row, tokens, keys, num_lookahead, question, continues)
 
     # Growth
 

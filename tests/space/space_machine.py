@@ -100,6 +100,16 @@ class SpaceMachine(SpaceOperations):
         self.allocate_prompt(prompt)
         return self._as_origins(prompt)
 
+    @precondition(lambda self: self.mix.keeps_states)
+    @rule(target=prompts, origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, num_lookahead=LOOKAHEAD)
+    def allocate_in_chunks(
+        self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, num_lookahead: int
+    ) -> MultipleResults[Prompt]:
+        """Admit a prompt up to where its states are to be kept."""
+        prompt = self._prompt(origin, cut, tokens, keys)
+        self.allocate_prompt(prompt, num_lookahead, in_chunks=True)
+        return self._as_origins(prompt)
+
     @precondition(lambda self: self.mix.takes_digests)
     @rule(origin=prompts, cut=LENGTH, tokens=TOKENS, other=prompts, kind=st.sampled_from(("own", "another's", "zeros")))
     def allocate_with_digests(self, origin: Prompt, cut: int, tokens: list[int], other: Prompt, kind: str) -> None:

@@ -138,6 +138,10 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     if state.receipts is not None:
         book = state.receipts
         numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
+    if state.checkpoints is not None:
+        numbers["checkpoints wanted"] = state.checkpoints.wanted.copy()
+        notes = [(block, note.length, note.life) for (_, block), note in state.checkpoints._notes.items()]
+        numbers["checkpoints kept"] = np.array(notes, np.int64)
     for index, chains in enumerate(state.chains):
         numbers[f"digest chains {index}"] = chains.copy()
     for group in state.groups:

@@ -120,22 +120,55 @@ def test_an_interruption_at_any_line_leaves_all_as_it_was_or_is_told(name: str) 
     start = settled_space() if name == "invalidate" else space_in_use()
     if name == "finish a load":
         start.load(tokens(21), 20, keys=RequestKeys(salt=b"x"))
+    outcomes = outcomes_of(OPERATIONS[name], start)
+    assert outcomes["unchanged"] > 0
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE or name == "questions"
+    assert (outcomes["told"] > 0) == (name != "questions")
+
+
+def space_with_states() -> BlockSpace:
+    """Row 0 ends where its state is kept, which leaves three; row 1 is about to."""
+    groups, num_blocks = (FullAttention(4), RecurrentState(16)), {"device": 31, "state": 6}
+    space = new_space(*groups, num_blocks=num_blocks, max_sequences=3, max_tokens=80, events=True)
+    for first in (0, 100):
+        space.allocate(tokens(20, first=first), match=space.match(tokens(22, first=first)))
+        if first == 0:
+            space.acknowledge(space.plan_step().step_id)
+    return space
+
+
+STATE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
+    "go on from a kept state": lambda space: space.append([0], [20]),
+    "give a kept state up": lambda space: space.append([0], tokens(40), [40]),
+    "hit a kept state": lambda space: space.allocate(tokens(22)),
+    "keep a state": lambda space: space.plan_step(),
+}
+
+
+@pytest.mark.parametrize("name", STATE_OPERATIONS)
+def test_an_interruption_while_states_are_kept_leaves_all_as_it_was_or_is_told(name: str) -> None:
+    outcomes = outcomes_of(STATE_OPERATIONS[name], space_with_states())
+    assert outcomes["unchanged"] > 0
+    assert outcomes["told"] > 0
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
+
+
+def outcomes_of(operation: Callable[[BlockSpace], object], start: BlockSpace) -> Counter[str]:
+    """Interrupt an operation at every line in turn; count how that left the space."""
     done = copy.deepcopy(start)
-    OPERATIONS[name](done)
+    operation(done)
     done.check()
     outcomes = Counter[str]()
     for line in count(1):
         space = copy.deepcopy(start)
         try:
             with interrupted_at(line):
-                OPERATIONS[name](space)
+                operation(space)
         except Interruption:
             outcomes[outcome(space, start, done)] += 1
         else:
-            break
-    assert outcomes["unchanged"] > 0
-    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE or name == "questions"
-    assert (outcomes["told"] > 0) == (name != "questions")
+            return outcomes
+    raise AssertionError
 
 
 def outcome(space: BlockSpace, start: BlockSpace, done: BlockSpace) -> str:

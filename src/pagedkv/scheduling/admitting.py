@@ -89,7 +89,8 @@ def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget
     """Give a request its first blocks; return how many tokens of the budget that took."""
     match = state.space.match(request.known_token_ids, keys=request.keys)
     num_hit_tokens = match.num_tokens
-    first_chunk = request.known_token_ids[: num_hit_tokens + budget]
+    request.checkpoint = match.checkpoint
+    first_chunk = request.known_token_ids[: request.end_of_chunk(num_hit_tokens, budget)]
     allocation = state.space.allocate(first_chunk, keys=request.keys, match=match)
     assert not isinstance(allocation, Shortage), f"a prompt that was to fit finds too few blocks: {allocation}"
     request.rows = [allocation.row]

@@ -28,10 +28,11 @@ def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
     """Append the next chunks of prompts; return what is left of the budget."""
     for request in list(state.prefilling):
         while budget > 0 and request in state.prefilling:
-            chunk = request.known_token_ids[request.num_scheduled : request.num_scheduled + budget]
+            stop = request.end_of_chunk(request.num_scheduled, budget)
+            chunk = request.known_token_ids[request.num_scheduled : stop]
             shortage = state.space.append(request.rows, chunk, [len(chunk)])
             if shortage is None:
-                schedule_chunk(state, draft, request, request.num_scheduled, request.num_scheduled + len(chunk))
+                schedule_chunk(state, draft, request, request.num_scheduled, stop)
                 budget -= len(chunk)
                 break
             if state.is_coming(shortage):

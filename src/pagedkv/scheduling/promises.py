@@ -56,6 +56,7 @@ def _targets(state: SchedulerState, newcomer: Request, growth: int) -> Iterator[
     """Give the length of each who runs, and that up to which it is to have room; it advances while others prefill."""
     if growth:
         growth += -(-newcomer.num_known // max(1, state.config.max_batched_tokens - state.config.max_sequences))
+        growth += state.keeps_states
     lengths = state.space.lengths([request.rows[0] for request in state.running]).tolist()
     for request, length in zip(state.running, lengths, strict=True):
         yield request, length, max(request.promised_tokens, min(length + growth, request.most_tokens))

@@ -58,6 +58,7 @@ class Request:
         rows: rows of its sequences while it has blocks; one until the prompt is computed.
         known_token_ids: int32, what is to be computed before it can decode.
         num_scheduled: tokens of these that are in the space.
+        checkpoint: where a chunk is to end, so that its recurrent states are kept there; 0: nowhere.
         next_token_ids: int32 ``[num_sequences]``, tokens that it appends next; while it decodes, ``decoding`` has them.
         num_preemptions: how often it had to give its blocks up.
         promised_tokens: length up to which blocks were kept for each of its sequences when somebody returned.
@@ -79,6 +80,7 @@ class Request:
     rows: list[int] = field(default_factory=list)
     known_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_scheduled: int = 0
+    checkpoint: int = 0
     next_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_preemptions: int = 0
     promised_tokens: int = 0
@@ -125,6 +127,11 @@ class Request:
         """Whether it has generated all that it may, or all its sequences ended."""
         return self.num_generated >= self.max_new_tokens or not self.num_sequences
 
+    def end_of_chunk(self, start: int, budget: int) -> int:
+        """Tell where a chunk of its known tokens ends that begins at ``start`` and has at most so many."""
+        end = min(start + budget, len(self.known_token_ids))
+        return self.checkpoint if start < self.checkpoint < end else end
+
     def load_tokens(self) -> None:
         """Have the known tokens at hand: the prompt, and what was generated before a preemption."""
         if not len(self.known_token_ids):
@@ -154,7 +161,7 @@ class Request:
             self._num_generated = 0
         self.rows = []
         self.known_token_ids = self.next_token_ids = NO_TOKENS
-        self.num_scheduled = self.promised_tokens = 0
+        self.num_scheduled = self.promised_tokens = self.checkpoint = 0
         self.parents = self.awaited = None
 
     def drop(self) -> None:

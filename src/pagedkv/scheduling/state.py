@@ -11,6 +11,7 @@ from pagedkv.scheduling.decoding import Decoding
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.waiting import WaitingQueue
 from pagedkv.space import BlockSpace
+from pagedkv.spec import RecurrentState
 
 __all__ = ["SchedulerState"]
 
@@ -29,6 +30,7 @@ class SchedulerState:
         prefilling: those who run and have known tokens that are not scheduled, in order of their keys.
         in_flight: batches that are not finished, oldest first.
         block_size: tokens of the largest block.
+        keeps_states: prompts are split where their recurrent states are kept, which takes a step more.
         num_changes: grows whenever a row begins or ceases to run.
     """
 
@@ -42,6 +44,10 @@ class SchedulerState:
         self.in_flight: deque[Batch] = deque()
         self.num_changes = 0
         self.block_size = max(group.block_size for group in space.config.groups)
+        config_of_space = space.config
+        self.keeps_states = config_of_space.prefix_caching and any(
+            isinstance(group, RecurrentState) and group.prefix_caching for group in config_of_space.groups
+        )
         self._decoding: Decoding | None = None
         self._has_newcomers = False
 

@@ -55,7 +55,8 @@ class WatchedSpace(BlockSpace):
             continues=continues,
         )
         if isinstance(allocation, Allocation):
-            self.history.admitted(allocation.row, allocation.num_hit_tokens, self.now_s)
+            tails = match.tails if match is not None and match.num_tokens == allocation.num_hit_tokens else ()
+            self.history.admitted(allocation.row, allocation.num_hit_tokens, tails, self.now_s)
         return allocation
 
     def append(

@@ -5,11 +5,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.arrays import Int32Array
 from pagedkv.plan import Allocation, Shortage
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.pool.digests import ROOT_WORDS
+from pagedkv.space.checkpoints import Tail
 from pagedkv.space.forking import require_vacant_rows, take_rows
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching import digests_of_prefix, match_again
@@ -17,6 +17,7 @@ from pagedkv.space.pending import note_reliance
 from pagedkv.space.publishing import publish, tag_blocks
 from pagedkv.space.retaining import note_prompt
 from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import AllocStatus, Row
 from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
@@ -123,10 +124,35 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
         needed = peak_free_blocks_needed(state, admission, hit)
     else:
         needed = free_blocks_needed(state, admission, hit)
-    for name, count in needed.items():
-        if count > state.pools[name].num_free - kept_free(state, state.pools[name]):
-            return otherwise
-    return AllocStatus.OK
+    return AllocStatus.OK if _leaves_free(state, needed) else otherwise
+
+
+def _leaves_free(state: SpaceState, needed: dict[str, int]) -> bool:
+    """Tell whether taking so many blocks leaves what the watermark keeps free."""
+    return all(count <= pool.num_free - kept_free(state, pool) for pool, count in _by_pool(state, needed))
+
+
+def _by_pool(state: SpaceState, counts: dict[str, int]) -> list[tuple[BlockPool, int]]:
+    return [(state.pools[name], count) for name, count in counts.items()]
+
+
+def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit) -> tuple[Tail, ...]:
+    """Find the kept states of a hit that nobody holds, in pools without room for a copy beside them."""
+    counts = free_tails(state, hit.tails)
+    is_tight = {
+        pool.name: count + counts[pool.name] > pool.num_free - kept_free(state, pool)
+        for pool, count in _by_pool(state, needed)
+    }
+    return tuple(
+        tail
+        for tail in hit.tails
+        if (pool := state.groups[tail.group].pool) and is_tight[pool.name] and is_free(pool, tail.block)
+    )
+
+
+def is_free(pool: BlockPool, block: int) -> bool:
+    """Tell whether nobody holds or awaits a block."""
+    return bool(pool.arrays.records[block, QUEUE] == FREE)
 
 
 def kept_free(state: SpaceState, pool: BlockPool) -> int:
@@ -141,20 +167,32 @@ def allocate(
 ) -> Allocation | Shortage:
     """Give a prompt a row and its blocks, or return the shortage, that of its forks too, with nothing changed."""
     hit = match_again(state, admission.prompt, answer)
-    shortage = find_shortage(state, free_blocks_needed(state, admission, hit))
+    needed = free_blocks_needed(state, admission, hit)
+    shortage = find_shortage(state, needed)
     if shortage is not None:
         return shortage
+    taken_over = _tails_to_take_over(state, needed, hit) if hit.tails else ()
     require_vacant_rows(state, admission.num_sequences)
     state.is_changing = True
     state.version += 1
     prompt_length = len(admission.prompt.tokens) if answer is None else answer.prompt_length
-    row = seat_prompt(state, ledger, admission, hit, prompt_length)
+    row = seat_prompt(state, ledger, admission, hit, prompt_length, taken_over)
     state.is_changing = False
-    return Allocation(row, hit.num_tokens)
+    return Allocation(row, hit.num_tokens, checkpoint_of(state, prompt_length, hit.num_tokens))
 
 
-def seat_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit, prompt_length: int) -> Row:
-    """Give a prompt, which has ``prompt_length`` tokens in all, a row and its blocks; there are enough of both."""
+def seat_prompt(  # noqa: PLR0913, PLR0917 - what is admitted, and all that was found out about it
+    state: SpaceState,
+    ledger: StepLedger,
+    admission: Admission,
+    hit: PrefixHit,
+    prompt_length: int,
+    taken_over: tuple[Tail, ...] = (),
+) -> Row:
+    """Give a prompt, which has ``prompt_length`` tokens in all, a row and its blocks; there are enough of both.
+
+    Of the hit's kept states those ``taken_over`` become the row's own; the others are copied.
+    """
     prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
     num_tokens = len(prompt.tokens)
     batch = take_rows(state, 1)
@@ -162,13 +200,18 @@ def seat_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit
     for group, blocks in zip(state.groups, hits, strict=True):
         state.loops.reuse_all(group.pool.arrays, blocks)  # all hits before any new block, which might evict one
         note_reliance(state, ledger, group, batch, blocks)
+    claim_tails(state, ledger, batch, hit.tails)
     for group, blocks in zip(state.groups, hits, strict=True):
+        for tail in taken_over:
+            if tail.group == group.index:
+                take_over(state, tail)
         state.loops.seat(*group.view, row, blocks, prompt.tokens, num_lookahead)
+    resume_states(state, ledger, row, hit.tails)
     state.rows[row, NUM_TOKENS] = num_tokens
     state.rows[row, NUM_ACCEPTED] = num_tokens
     state.rows[row, NUM_PLANNED] = hit.num_tokens
     if state.config.prefix_caching:
-        _start_chains(state, row, prompt, hits)
+        _start_chains(state, row, prompt, hit)
         if prompt.has_extra_keys(state.weights_epoch):
             _tag(state, row, prompt)
         _take_digests(state, row, prompt)
@@ -176,16 +219,23 @@ def seat_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit
     if state.receipts is not None:
         state.receipts.admitted(row, hit.num_tokens, admission.num_reached)
     note_prompt(state, row, prompt_length, hit)
+    if state.checkpoints is not None:
+        state.checkpoints.wanted[row] = checkpoint_of(state, prompt_length, hit.num_tokens)
     return Row(row)
 
 
-def _start_chains(state: SpaceState, row: int, prompt: Prompt, hits: tuple[Int32Array, ...]) -> None:
+def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
     """Continue the digest chain of each lane behind the hit.
 
     Its last block knows the digest, in one group of the lane at least; but where a lane is all chunks and the hit ends
-    where a chunk begins, there may be none.
+    where a chunk begins, there may be none. A state kept inside an interval knows what comes before it.
     """
+    hits = hit.block_ids
+    parents = {state.groups[tail.group].lane: tail.parent for tail in hit.tails}
     for chains, lane in zip(state.chains, state.lanes, strict=True):
+        if lane[0].lane in parents:
+            chains[row] = parents[lane[0].lane]
+            continue
         num_blocks = len(hits[lane[0].index])
         ends = [(group, hits[group.index][-1]) for group in lane if num_blocks]
         known = [group.pool.arrays.digests[block] for group, block in ends if block != NULL_BLOCK]

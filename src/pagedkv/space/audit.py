@@ -6,7 +6,8 @@ An invariant that does not hold is a fault of this library, so these are asserti
 import numpy as np
 
 from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import AHEAD, KEPT, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT
+from pagedkv.pool.blocks import AHEAD, EXTRA, KEPT, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT
+from pagedkv.pool.digests import digest_block
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.tables.rows import (
     AT,
@@ -47,6 +48,7 @@ def check_space(state: SpaceState) -> None:
         _check_rows(state, group)
         _check_pending(state, group)
         _check_kept(group)
+        _check_kept_states(state, group)
     _check_touched(state)
     if state.receipts is not None:
         state.receipts.check(state.rows)
@@ -125,6 +127,31 @@ def _check_kept(group: Group) -> None:
         return
     unkept = np.flatnonzero(is_named & (records[:, REF_COUNT] == 0) & (records[:, KEPT] == 0))
     assert len(unkept) == 0, f"group {group.index}: block {unkept[0]} is cached, but no later prompt would hit it"
+
+
+def _check_kept_states(state: SpaceState, group: Group) -> None:
+    """A state that is kept inside an interval is named for the tail that is noted of it, and nobody has written it."""
+    if group not in state.state_groups or state.checkpoints is None:
+        return
+    arrays, name = group.pool.arrays, group.index + 1
+    for block in state.checkpoints.noted_blocks(group.pool.name):
+        note = state.checkpoints.note_of(group.pool.name, arrays, block)
+        if note is None or note.group != group.index:
+            continue
+        assert 0 < note.length < group.block_size, f"group {group.index}: block {block} is kept for a whole interval"
+        parent = np.frombuffer(note.parent, np.uint32)
+        tail, extra = arrays.tokens[block, : note.length], int(arrays.records[block, EXTRA])
+        digest = np.empty_like(parent)
+        digest_block(parent, tail, state.extra_keys.arrays, extra, digest)
+        assert (digest == arrays.digests[block]).all(), f"group {group.index}: block {block} is kept for other tokens"
+    at = int(group.arrays.parameters[AT])
+    for row in np.flatnonzero(state.rows[:, STATUS] == RUNNING).tolist():
+        index, length = divmod(int(state.rows[row, NUM_TOKENS]), group.block_size)
+        block = int(group.arrays.table[row, index]) if index < state.rows[row, at + NUM_BLOCKS] else NULL_BLOCK
+        if length and arrays.records[block, NAME] == name:
+            note = state.checkpoints.note_of(group.pool.name, arrays, block)
+            is_as_kept = note is not None and note.length == length
+            assert is_as_kept, f"group {group.index}, row {row}: block {block} is kept, but was written since"
 
 
 def _check_touched(state: SpaceState) -> None:

@@ -15,6 +15,7 @@ from pagedkv.space.batches import require_known, require_status
 from pagedkv.space.pending import leave_shared_blocks
 from pagedkv.space.publishing import publish, tag_blocks
 from pagedkv.space.state import SpaceState
+from pagedkv.space.states import give_way
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.growing import count_copies
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING
@@ -94,18 +95,30 @@ def require_growth(state: SpaceState, growth: Growth) -> None:
 
 def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
     """Tell exactly whether the free blocks suffice for growing. Changes nothing."""
-    # A generous bound first: a block for every slot and a copy on write, in every group.
-    bound = len(growth.batch) * (growth.most + growth.num_lookahead + 1) * len(state.groups)
-    if all(bound <= counts[NUM_FREE] for counts in state.pool_counts):
+    if _is_ample(state, growth):
         return None
+    return find_shortage(state, _needed_blocks(state, growth)[0])
+
+
+def _is_ample(state: SpaceState, growth: Growth) -> bool:
+    """Tell whether there is, in every group, a block for every slot and a copy on write: a generous bound."""
+    bound = len(growth.batch) * (growth.most + growth.num_lookahead + 1) * len(state.groups)
+    return all(bound <= counts[NUM_FREE] for counts in state.pool_counts)
+
+
+def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[dict[str, int], dict[str, int]]:
+    """Count, by pool, the blocks that growing must have, and with the copies that keep states."""
     needed = dict.fromkeys(state.pools, 0)
+    keeping = dict.fromkeys(state.pools, 0)
     for group in state.groups:
         shared = state.row_scratch
         num_new, num_writers = state.loops.count_growth(
             *group.view, growth.batch, growth.counts, growth.num_lookahead, shared
         )
-        needed[group.pool.name] += num_new + count_copies(group.pool.arrays, shared[:num_writers])
-    return find_shortage(state, needed)
+        num_copies, num_kept = count_copies(group.pool.arrays, shared[:num_writers])
+        needed[group.pool.name] += num_new + num_copies
+        keeping[group.pool.name] += num_new + num_copies + num_kept
+    return needed, keeping
 
 
 def append(
@@ -145,6 +158,10 @@ def grow(
     state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
 ) -> tuple[list[tuple[int, int]], int]:
     """Give every group its blocks; return the copies on write in the first group's pool, and if a block is full."""
+    if state.state_groups and not _is_ample(state, growth):
+        _, keeping = _needed_blocks(state, growth)
+        if find_shortage(state, keeping) is not None:
+            give_way(state, growth.batch[growth.counts > 0])
     if ledger.shares_pending:
         leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
     scratch = state.copy_scratch

@@ -29,6 +29,7 @@ from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.holding import give_back, take_ticket
 from pagedkv.space.matching import digests_of_prefix, match_again, match_prompt
 from pagedkv.space.state import Group, Loading, SpaceState
+from pagedkv.space.states import checkpoint_of
 from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.tables.loading import count_to_load, publish_loaded, take_to_load, unname_unfilled
 from pagedkv.tables.rows import HIT_ALIGNMENT
@@ -66,7 +67,10 @@ def load(state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int)
 
 
 def match_settled(state: SpaceState, prompt: Prompt, most: int) -> PrefixHit:
-    """Match a prompt, but nothing that a step is still to compute: nobody else could take that over."""
+    """Match a prompt, but nothing that a step is still to compute: nobody else could take that over.
+
+    Nor a state kept inside an interval, which whoever goes on from it copies.
+    """
     while True:
         hit = match_prompt(state, prompt._replace(max_hit_tokens=min(most, prompt.max_hit_tokens)))
         unsettled = [
@@ -74,9 +78,10 @@ def match_settled(state: SpaceState, prompt: Prompt, most: int) -> PrefixHit:
             for group, blocks in zip(state.groups, hit.block_ids, strict=True)
             if (pending := group.pool.arrays.records[blocks, PENDING_STEP] > state.settled_step).any()
         ]
-        if not unsettled:
+        if not unsettled and not hit.tails:
             return hit
-        most = min(unsettled)
+        alignment = int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT])
+        most = min([*unsettled, hit.num_tokens // alignment * alignment])
 
 
 def _num_needed(state: SpaceState, hit: PrefixHit, num_tokens: int) -> dict[str, int]:
@@ -227,4 +232,4 @@ def allocate_loaded(
     copies = extend(state, ledger, growth, rest)
     assert copies == [], f"row {row} copies what it has just been given"
     state.is_changing = False
-    return Allocation(row, hit.num_tokens)
+    return Allocation(row, hit.num_tokens, checkpoint_of(state, num_tokens, hit.num_tokens))

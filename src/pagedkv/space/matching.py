@@ -4,6 +4,7 @@ A question throughout: preparing and matching a prompt changes nothing.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -15,12 +16,14 @@ from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.keys import RequestKeys
 from pagedkv.pool.block_keys import keys_of_blocks
 from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, SUCCESSOR, PoolArrays
-from pagedkv.pool.digests import DIGEST_NBYTES, digest_prompt, words_of_digests
+from pagedkv.pool.digests import DIGEST_NBYTES, ROOT_WORDS, digest_prompt, words_of_digests
 from pagedkv.pool.prefix_index import is_child_of
+from pagedkv.space.checkpoints import Tail, keys_of_tail
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import read_only
 from pagedkv.spec import TokenIds
+from pagedkv.tables.checkpoints import find_tail
 from pagedkv.tables.rows import HIT_ALIGNMENT, NAME_IN_POOL, GroupArrays
 
 __all__ = ["digests_of_prefix", "match_again", "match_prompt", "prepare_prompt"]
@@ -112,6 +115,8 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
     )
     first = state.cached_groups[0]
     hit = PrefixHit(state, prompt, len(block_ids[first.index]) * first.block_size, block_ids, num_free)
+    if search.tails:
+        hit.num_tokens, hit.tails = search.end_of_tails, search.tails
     hit.junction = search.junction
     return hit
 
@@ -170,6 +175,7 @@ class _PrefixMatch:
     Attributes:
         _chains: blocks that hit, for each group that keeps whole prefixes.
         _compute_from: first position that a pending hit would have to compute if its computer left.
+        tails: the states inside an interval that the hit ends with; end_of_tails: where they end.
         junction: where the prompt leaves a chain that goes on otherwise, at a boundary where hits can end, or 0.
     """
 
@@ -182,6 +188,8 @@ class _PrefixMatch:
         ]
         self._chains: dict[int, Int32Array] = {}
         self._compute_from = len(prompt.tokens)
+        self.tails: tuple[Tail, ...] = ()
+        self.end_of_tails = 0
         self.junction = 0
 
     def run(self) -> list[Int32Array]:
@@ -192,6 +200,13 @@ class _PrefixMatch:
                 return self._chains_up_to(self._align(self._compute_from))
             return chains
         digests = self._lane_digests(limit)
+        blocks = self._at_boundaries(digests, limit)
+        if self._state.checkpoints:
+            return self._inside_intervals(digests, limit, blocks)
+        return blocks
+
+    def _at_boundaries(self, digests: list[Uint32Array], limit: int) -> list[Int32Array]:
+        """Find the blocks of the longest hit that ends where blocks of all groups end."""
         while True:
             length = self._agree(digests, limit)
             blocks = self._hold(digests, length)
@@ -292,6 +307,72 @@ class _PrefixMatch:
             if min(compute_from, wanted) == wanted:
                 self._compute_from = wanted
                 return blocks
+
+    def _inside_intervals(self, digests: list[Uint32Array], limit: int, blocks: list[Int32Array]) -> list[Int32Array]:
+        """Find the blocks of a longer hit that ends with states kept inside intervals; those given if there is none."""
+        first = self._state.cached_groups[0]
+        length = len(blocks[first.index]) * first.block_size
+        ends = {end for group in self._state.state_groups for end in self._ends_of_tails(group, digests, length, limit)}
+        for end in sorted(ends, reverse=True):
+            longer = self._blocks_up_to(digests, end)
+            if longer is not None:
+                return longer
+        return blocks
+
+    def _ends_of_tails(self, group: Group, digests: list[Uint32Array], length: int, limit: int) -> Iterator[int]:
+        """Tell where states of a group end that were kept inside intervals, longer than ``length``."""
+        checkpoints = self._state.checkpoints
+        assert checkpoints is not None
+        num_known = min(len(digests[group.lane]), limit // group.block_size)
+        for index in range(length // group.block_size, num_known + 1):
+            for num_tokens in checkpoints.lengths(group.index, self._parent(group, digests, index)):
+                end = index * group.block_size + num_tokens
+                if length < end <= limit and end % checkpoints.alignment == 0:
+                    yield end
+
+    @staticmethod
+    def _parent(group: Group, digests: list[Uint32Array], index: int) -> Uint32Array:
+        """Digest of what comes before a logical block."""
+        parent: Uint32Array = digests[group.lane][index - 1] if index else ROOT_WORDS
+        return parent
+
+    def _blocks_up_to(self, digests: list[Uint32Array], end: int) -> list[Int32Array] | None:
+        """Collect the blocks of a hit that ends with states kept inside intervals; None if a group lacks any."""
+        tails = []
+        blocks = self._chains_up_to(end)
+        for group in self._looked_up_groups():
+            blocks[group.index] = np.zeros(end // group.block_size, np.int32)
+            if group in self._state.state_groups and end % group.block_size:
+                tail = self._tail(group, digests, end)
+                if tail is None:
+                    return None
+                tails.append(tail)
+                continue
+            if len(digests[group.lane]) * group.block_size < end:
+                return None
+            lookup = self._lookup(group, digests)
+            if self._state.loops.missing_block(*lookup, end, end) >= 0:
+                return None
+            self._state.loops.collect_servable(*lookup, end, end, blocks[group.index])
+        self.tails, self.end_of_tails = tuple(tails), end
+        return blocks
+
+    def _tail(self, group: Group, digests: list[Uint32Array], end: int) -> Tail | None:
+        """Find a group's state behind the prompt's first ``end`` tokens, which end inside an interval."""
+        state, prompt = self._state, self._prompt
+        index = end // group.block_size
+        start = index * group.block_size
+        if len(digests[group.lane]) < index:
+            return None
+        extra: int | None = 0
+        if prompt.has_extra_keys(state.weights_epoch):
+            extra = state.extra_keys.id_of(keys_of_tail(prompt.keys, state.weights_epoch, start, end))
+        if extra is None:
+            return None
+        parent = self._parent(group, digests, index)
+        pool, keys = group.pool.arrays, state.extra_keys.arrays
+        block = find_tail(pool, group.arrays, parent, prompt.tokens[start:end], keys, extra)
+        return Tail(group.index, int(block), index, parent.copy()) if block != NULL_BLOCK else None
 
     def _looked_up_groups(self) -> list[Group]:
         return [group for group in self._state.cached_groups if group.index not in self._chains]

@@ -24,6 +24,7 @@ from pagedkv.plan_buffer import (
 from pagedkv.pool.block_pool import lower_hold
 from pagedkv.space.filling import oldest_samplers
 from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.states import keep_states
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.tables.aborting import renew_new
 from pagedkv.tables.planning import collect_starts
@@ -72,6 +73,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     plan = StepPlan(step_id, words, layout.pool_names)
     computing = words[offset : offset + num_ranges]
     starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
+    keep_states(state, computing, ends)
     _close(state, ledger, InFlightStep(plan, computing, state.serials[computing], starts, ends))
     if moves and state.config.in_order:
         _end_waiting_for_copies(state, ledger, plan)

@@ -17,6 +17,7 @@ from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import HOLD_STEP, NUM_DEFERRED_LISTS, OPEN_STEP, PENDING_STEP, SETTLED_STEP, PoolArrays
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
+from pagedkv.space.checkpoints import Checkpoints
 from pagedkv.space.loops import SpaceLoops
 from pagedkv.space.receipts import ReceiptBook
 from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig, StepId
@@ -124,7 +125,8 @@ class SpaceState:
         groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching
             (all, if the space has none); outsiders: those; planned_columns: those of the rows that say how far any
             group is planned. lanes: the groups of each digest chain. shedding_groups: those whose windows leave
-            cached only what later prompts can hit.
+            cached only what later prompts can hit. state_groups: those that keep states, for prefixes to hit.
+        checkpoints: which states are kept inside intervals, or None where there are no such groups.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, last first: the one vacated last is warm in the processor's caches.
@@ -172,6 +174,8 @@ class SpaceState:
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
         self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
+        self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
+        self.checkpoints = Checkpoints(config) if self.state_groups else None
         self.planned_columns = tuple(dict.fromkeys(group.planned for group in self.groups))
         cached = self.cached_groups[0]
         is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
@@ -183,9 +187,7 @@ class SpaceState:
         self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
         self.is_recurrent = any(isinstance(group.spec, RecurrentState) for group in self.groups)
-        self.serials = np.zeros(config.max_sequences, np.int32)
-        self.relies_on = np.zeros(config.max_sequences, np.int32)
-        self.num_known = np.zeros(config.max_sequences, np.int32)
+        self.serials, self.relies_on, self.num_known = np.zeros((3, config.max_sequences), np.int32)
         self.is_overlapped = False
         self.lane_columns = np.array(
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
@@ -289,8 +291,15 @@ class SpaceState:
         self.num_known[batch] = 0
         for group in self.shedding_groups:
             group.ends[batch] = 0
+        if self.checkpoints is not None:
+            self.checkpoints.wanted[batch] = 0
 
     def next_mark(self) -> int:
         """Make a number that no batch of rows was marked with before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
+
+
+def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:
+    """Tell whether a group keeps states for prefixes to hit."""
+    return config.prefix_caching and isinstance(spec, RecurrentState)

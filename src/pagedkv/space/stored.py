@@ -29,7 +29,7 @@ class StoredBlock:
         pool: name of its pool; group: index of its group; block_id: where it is.
         digest: what it is found by.
         parent_digest: digest of the block before it; ``ROOT_DIGEST`` for a first one, None if it is not known any more.
-        token_ids: read-only int32 ``[block_size]``.
+        token_ids: read-only int32 ``[block_size]``; fewer for a state that is kept inside an interval.
         extra_keys: its encoded extra keys (:class:`~pagedkv.RequestKeys`), empty for most blocks.
         is_computed: no step in flight or open still writes it.
     """
@@ -80,7 +80,7 @@ def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | No
     block = pool.prefix_index.find(group.index, wanted)
     if block is None:
         return None
-    token_ids = pool.arrays.tokens[block, : group.block_size].copy()
+    token_ids = _tokens_of(state, group, block).copy()
     token_ids.flags.writeable = False
     return StoredBlock(
         pool=pool.name,
@@ -139,9 +139,16 @@ def _is_first(state: SpaceState, pool: BlockPool, block: int) -> bool:
     group = state.groups[int(record[NAME]) - 1]
     if group.keeps_whole_prefix:
         return True
-    token_ids = pool.arrays.tokens[block, : group.block_size]
-    digest = hash_block_tokens(ROOT_DIGEST, token_ids, _extra_keys_of(state, pool, block))
+    digest = hash_block_tokens(ROOT_DIGEST, _tokens_of(state, group, block), _extra_keys_of(state, pool, block))
     return digest == _as_bytes(pool.arrays.digests[[block]]).tobytes()
+
+
+def _tokens_of(state: SpaceState, group: Group, block: int) -> Int32Array:
+    """Tokens that a named block stands for: all of its size, or the tail for which a state is kept."""
+    kept = state.checkpoints and state.checkpoints.note_of(group.pool.name, group.pool.arrays, block)
+    num_tokens = kept.length if kept else group.block_size
+    token_ids: Int32Array = group.pool.arrays.tokens[block, :num_tokens]
+    return token_ids
 
 
 def _extra_keys_of(state: SpaceState, pool: BlockPool, block: int) -> bytes:

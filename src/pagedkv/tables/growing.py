@@ -16,7 +16,7 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.block_pool import acquire, release
-from pagedkv.pool.blocks import EXTRA, HOLD_STEP, IN_USE, OPEN_STEP, PENDING_STEP, QUEUE, REF_COUNT, PoolArrays
+from pagedkv.pool.blocks import EXTRA, HOLD_STEP, IN_USE, NAME, OPEN_STEP, PENDING_STEP, QUEUE, REF_COUNT, PoolArrays
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -49,11 +49,15 @@ def slots_to_reserve(group: GroupArrays, num_lookahead: int) -> int:
 
 @inlined
 def writes_shared_block(pool: PoolArrays, group: GroupArrays, row: int, num_tokens: int) -> bool:
-    """Tell whether the next token, or a slot reserved for it, goes into a partly filled block that others hold too."""
+    """Tell whether the next token, or a slot reserved for it, goes into a partly filled block that must not change.
+
+    Others hold it too, or it is a kept state, which has a name (:mod:`~pagedkv.tables.checkpoints`).
+    """
     block_size = group.parameters[BLOCK_SIZE]
     if num_tokens % block_size == 0:
         return False
-    return bool(pool.records[group.table[row, num_tokens // block_size], REF_COUNT] > 1)
+    block = group.table[row, num_tokens // block_size]
+    return bool(pool.records[block, REF_COUNT] > 1 or pool.records[block, NAME])
 
 
 @compiled
@@ -68,7 +72,8 @@ def count_growth(
 ) -> tuple[int, int]:
     """Count the new blocks that :func:`grow` would take, and the rows that write a shared, partly filled block.
 
-    Not all of these rows copy their block: one that is left alone with it does not (:func:`count_copies`).
+    Not all of these rows copy their block: one that is left alone with it does not (:func:`count_copies`), unless it is
+    a kept state.
 
     Args:
         shared: int32 ``[rows]``; gets the shared block of each such row.
@@ -89,10 +94,16 @@ def count_growth(
     return num_new, num_writers
 
 
-def count_copies(pool: PoolArrays, shared: Int32Array) -> int:
-    """Count the copies on write of rows that write these shared blocks: all copy but the last one to hold a block."""
+def count_copies(pool: PoolArrays, shared: Int32Array) -> tuple[int, int]:
+    """Count the copies on write of rows that write these blocks: all copy but the last one to hold a block.
+
+    Of a kept state that one copies as well; returns how many there are without these copies, and how many are these.
+    """
     blocks, num_writers = np.unique(shared, return_counts=True)
-    return int(np.minimum(num_writers, pool.records[blocks, REF_COUNT] - 1).sum())
+    records = pool.records[blocks]
+    num_forced = np.minimum(num_writers, records[:, REF_COUNT] - 1)
+    num_all = np.minimum(num_writers, records[:, REF_COUNT] - (records[:, NAME] == 0))
+    return int(num_forced.sum()), int((num_all - num_forced).sum())
 
 
 @compiled
@@ -122,6 +133,7 @@ def grow(
     reserve = slots_to_reserve(group, num_lookahead)
     block_size = group.parameters[BLOCK_SIZE]
     caching = group.parameters[CACHING]
+    is_state = group.parameters[KIND] == RECURRENT
     open_step = pool.counts[OPEN_STEP]
     # Unsigned indices: signed ones are guarded against being negative, 9.1 us instead of 6.7 for 1,024 rows.
     num_blocks_column = unsigned(group.parameters[AT] + NUM_BLOCKS)
@@ -137,7 +149,8 @@ def grow(
         entry = unsigned(start // block_size)
         offset = start % block_size
         block = unsigned(group.table[row, entry])
-        if offset > 0 and pool.records[block, REF_COUNT] > 1 and count + reserve > 0:
+        is_kept = is_state and pool.records[block, NAME] != 0
+        if offset > 0 and (pool.records[block, REF_COUNT] > 1 or is_kept) and count + reserve > 0:
             block = copy_on_write(pool, group, rows, row, entry, copies, num_copies)
             num_copies += 1
         if end + reserve > rows[row, num_blocks_column] * block_size:

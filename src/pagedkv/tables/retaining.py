@@ -10,6 +10,9 @@ record (``KEPT``) when a sequence moved past it or ended:
 ``AT_JUNCTION``
     It lies in the window before a place where a prompt has left a known chain that goes on otherwise.
 
+States are kept like windows: the checkpoint before an end, and before a junction. Those that a long prompt has passed
+in between are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
+
 Everything else is *shed* with its last reference: it becomes spare, cached only while there is room
 (:mod:`pagedkv.pool.sparing`)::
 
@@ -49,6 +52,7 @@ from pagedkv.tables.rows import (
 from pagedkv.tables.rules import first_block_of_hit
 
 __all__ = [
+    "AT_END",
     "JUNCTION",
     "NUM_ENDS",
     "PROMPT_END",

@@ -166,7 +166,7 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     parameters[ENDS_HITS] = kind != CHUNK or all(isinstance(other, ChunkedLocal) for other in others)
     parameters[PLANNED] = NUM_PLANNED
     has_chains = any(isinstance(other, FullAttention) for other in others)
-    parameters[SHEDS] = caching and config.shed_windows and has_chains and kind in {WINDOW, CHUNK}
+    parameters[SHEDS] = caching and config.shed_windows and has_chains and kind != FULL
     parameters[HIT_ALIGNMENT] = math.lcm(*(other.block_size for other in others)) if caching else 0
     if config.prefix_caching and not caching:
         parameters[PLANNED] = parameters[AT] + PLANNED_HERE

@@ -16,6 +16,7 @@ from pagedkv.events import REMOVED, CacheEvents
 from pagedkv.plan import StepPlan
 from pagedkv.simulation.meters.ages import AgeHistogram
 from pagedkv.space import BlockSpace
+from pagedkv.space.checkpoints import Tail
 from pagedkv.spec import FullAttention, GroupSpec
 from pagedkv.tables.rows import rule_of
 from pagedkv.tables.rules import first_needed_token
@@ -95,8 +96,14 @@ class BlockHistory:
             for events in self._space.drain_events():
                 self.pools[events.pool].note(events, self._space.ref_counts(events.pool), now_s)
 
-    def admitted(self, row: int, num_hit_tokens: int, now_s: float) -> None:
-        """Note the hits of a sequence just allocated, and then what its new blocks evicted."""
+    def admitted(self, row: int, num_hit_tokens: int, tails: Sequence[Tail], now_s: float) -> None:
+        """Note the hits of a sequence just allocated, and then what its new blocks evicted.
+
+        Of the kept states of its hit (``tails``) it holds copies.
+        """
+        for tail in tails:
+            pool, blocks = self._groups[tail.group][1].pool, np.array([tail.block], np.int32)
+            self.pools[pool].hit(blocks, self._space.ref_counts(pool)[blocks] + 1, now_s)
         for index, spec in self._groups:
             hits = self._space.block_table(index)[row, : num_hit_tokens // spec.block_size]
             hits = hits[hits > 0]
@@ -127,7 +134,7 @@ class BlockHistory:
             known = known[known > 0]
             self.pools[pool].released(known[self._space.ref_counts(pool)[known] == 0], now_s)
 
-    # Windows slide when a step is acknowledged
+    # Windows slide when a step is acknowledged, and who went on from a kept state has its copy
 
     def before_acknowledge(self, plan: StepPlan) -> None:
         """Remember the blocks that acknowledging a plan may release."""
@@ -139,6 +146,8 @@ class BlockHistory:
             for row, end in zip(plan.compute.rows.tolist(), plan.compute.ends.tolist(), strict=True):
                 stop = first_needed_token(*rule_of(spec), end) // spec.block_size
                 self._slid.setdefault(spec.pool, []).append(table[row, :stop].copy())
+        for copies in plan.copies:
+            self._slid.setdefault(copies.pool, []).append(copies.src_ids)
 
     def after_acknowledge(self, end_s: float) -> None:
         """Note which of them have no user any more."""
