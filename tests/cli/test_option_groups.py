@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.user_errors import reported
 from pagedkv.errors import ConfigurationError
 
 
@@ -68,3 +69,20 @@ def test_what_a_group_refuses_is_told_in_one_line() -> None:
 def test_a_command_is_called_by_names(positional: list[object]) -> None:
     with pytest.raises(TypeError):
         measure(*positional)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("block_size must be at least 1, got 0", "--block-size must be at least 1, got 0"),
+        ("watermark must be in [0, 1), got 2.0", "--watermark must be in [0, 1), got 2.0"),
+        ("the watermark must stay below 1", "the watermark must stay below 1"),
+        ("host_blocks (--host-blocks) must be set", "host_blocks (--host-blocks) must be set"),
+        ("no file 'block_size.json'", "no file 'block_size.json'"),
+    ],
+)
+def test_messages_name_options_as_they_are_typed(message: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"block_size": "--block-size", "watermark": "--watermark", "host_blocks": "--host-blocks"}
+    with pytest.raises(typer.Exit), reported(options):
+        raise ConfigurationError(message)
+    assert capsys.readouterr().err == f"pagedkv: {told}\n"

@@ -33,15 +33,32 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         known = parameter.replace(annotation=hints[parameter.name])
         parameters += [known] if group is None else _options(group)
 
+    typed = {parameter.name: _typed(parameter) for parameter in parameters if _is_option(parameter)}
+
     @wraps(function)
     def run(**values: object) -> None:
-        with reported():
+        with reported(typed):
             gathered = {name: _gather(group, values) for name, group in groups.items()}
             function(**values, **gathered)
 
     run.__dict__["__signature__"] = Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _is_option(parameter: Parameter) -> bool:
+    return parameter.kind is Parameter.KEYWORD_ONLY
+
+
+def _typed(parameter: Parameter) -> str:
+    """Tell how an option is typed: as its declaration says, else by its name."""
+    declared = [
+        name
+        for told in getattr(parameter.annotation, "__metadata__", ())
+        for name in getattr(told, "param_decls", None) or ()
+        if name.startswith("--")
+    ]
+    return declared[0] if declared else f"--{parameter.name.replace('_', '-')}"
 
 
 def _options(group: Any) -> Iterator[Parameter]:  # noqa: ANN401 - a class; typeshed knows no type of dataclasses

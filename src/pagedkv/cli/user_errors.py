@@ -10,8 +10,11 @@ Ctrl-C                                                130
 Anything else is a fault of this library and keeps its traceback.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Final
 
 import typer
 
@@ -19,6 +22,9 @@ from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, INTERRUPTE
 from pagedkv.errors import ConfigurationError, TraceError
 
 __all__ = ["InterruptedRunError", "OutputError", "reported"]
+
+
+NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class OutputError(Exception):
@@ -30,12 +36,16 @@ class InterruptedRunError(Exception):
 
 
 @contextmanager
-def reported() -> Iterator[None]:
-    """Turn the errors above into a line on stderr and an exit code."""
+def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
+    """Turn the errors above into a line on stderr and an exit code.
+
+    Args:
+        options: the options of the command as they are typed, by the names of their parameters.
+    """
     try:
         yield
     except (TraceError, ConfigurationError, OutputError) as error:
-        typer.echo(f"pagedkv: {_in_one_line(error)}", err=True)
+        typer.echo(f"pagedkv: {_by_option(_in_one_line(error), options)}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
     except MemoryError as error:
         typer.echo("pagedkv: not enough memory: ask for fewer or smaller blocks, or fewer sequences", err=True)
@@ -46,6 +56,16 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt as error:
         typer.echo(f"pagedkv: {INTERRUPTED_EARLY}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+def _by_option(message: str, options: Mapping[str, str]) -> str:
+    """Name options as they are typed: the library's messages name settings as Python does."""
+    for name, typed in options.items():
+        if typed not in message:
+            # A name of one word may be any word, but for the one that a message begins with.
+            pattern = rf"(?<![\w'-]){name}(?![\w'])" if "_" in name else rf"^{name}(?= must )"
+            message = re.sub(pattern, typed, message)
+    return message
 
 
 def _in_one_line(error: Exception) -> str:
