@@ -22,6 +22,7 @@ __all__ = [
     "as_batch",
     "as_count",
     "as_counts",
+    "as_flag",
     "as_row",
     "as_token_array",
 ]
@@ -58,6 +59,13 @@ def as_count(
         bounds = f"at least {least}" if number < least else f"at most {most}"
         raise error(f"{what} must be {bounds}, got {number}")
     return number
+
+
+def as_flag(value: object, what: str) -> bool:
+    """Check a truth value. Raises ConfigurationError for anything else, numbers among it."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigurationError(f"{what} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def as_array(values: object, what: str, error: type[PagedKVError] = ConfigurationError) -> npt.NDArray[np.generic]:

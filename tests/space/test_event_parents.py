@@ -16,7 +16,7 @@ from pagedkv import (
     hash_block_tokens,
     hash_request_tokens,
 )
-from tests.space.spaces import allocate, cache, new_space, only_pool, prefill, run_step, tokens
+from tests.space.spaces import allocate, cache, new_space, prefill, run_step, tokens
 
 
 def stored(space: BlockSpace) -> list[tuple[bytes, bytes]]:
@@ -63,7 +63,7 @@ def test_every_stored_block_is_the_child_of_the_parent_that_is_told(groups: tupl
     """Recomputed from the parent's digest and the block's tokens, right after it was stored."""
     rng = np.random.default_rng(seed)
     space = new_space(*groups, num_blocks=30, max_sequences=5, max_tokens=60, events=True)
-    pool, rows, num_stored = only_pool(space), list[int](), 0
+    rows, num_stored = list[int](), 0
     for _ in range(120):
         if len(rows) < 4:
             answer = space.allocate(tokens(int(rng.integers(1, 30)), first=int(rng.choice([0, 100]))))
@@ -74,12 +74,10 @@ def test_every_stored_block_is_the_child_of_the_parent_that_is_told(groups: tupl
         if rows and rng.random() < 0.3:
             space.free(rows.pop(int(rng.integers(len(rows)))))
         for digest, parent in stored(space):
-            block = next(
-                (block for group in range(len(groups)) if (block := pool.prefix_index.find(group, digest))), None
-            )
-            if block is not None:  # else it was evicted since
+            found = [block for group in range(len(groups)) if (block := space.stored_block(digest, group)) is not None]
+            if found:  # else it was evicted since
                 parents = ROOT_DIGEST if parent == bytes(32) else parent
-                assert hash_block_tokens(parents, pool.arrays.tokens[block, :4]) == digest
+                assert hash_block_tokens(parents, found[0].token_ids) == digest
                 num_stored += 1
         run_step(space)
     space.check()

@@ -147,7 +147,10 @@ def test_the_first_chunk_of_a_prompt_takes_the_answer_for_the_whole(groups: tupl
         for each in (space, same):
             cache(each, PROMPT)
         answer = space.match(tokens(20))
-        assert space.allocate(tokens(length), match=answer) == same.allocate(tokens(length))
+        mine, other = space.allocate(tokens(length), match=answer), same.allocate(tokens(length))
+        assert isinstance(mine, Allocation)
+        assert isinstance(other, Allocation)
+        assert (mine.row, mine.num_hit_tokens) == (other.row, other.num_hit_tokens)
         assert [held(space, 0, group) for group in range(len(groups))] == [
             held(same, 0, group) for group in range(len(groups))
         ]

@@ -6,15 +6,17 @@ other cached block, the one that became spare first before the others::
     handed out:  blocks without content | spare blocks, oldest first | cached blocks, as the eviction policy says
 
 A spare block is none of the policy's: to it, the name was dropped (``note_drop``), and begins anew with a hit. Which
-blocks are spare is decided above (:mod:`pagedkv.tables.retaining`); ``KEPT`` tells it, in blocks of window groups.
+blocks are spare is decided above (:mod:`pagedkv.tables.retaining`, and whoever frees sequences that are superseded);
+``KEPT`` tells it: in groups that are walked, where that column leads walks ahead, a spare block leads nowhere.
 """
 
+from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool import free_queue
-from pagedkv.pool.blocks import FREE, KEPT, NUM_FREE, QUEUE, SPARE, PoolArrays
+from pagedkv.pool.blocks import FREE, KEPT, NAME, NUM_FREE, QUEUE, REF_COUNT, SPARE, PoolArrays
 from pagedkv.pool.eviction import hooks
 
-__all__ = ["enqueue_spare", "is_spare", "make_cached", "make_spare", "renew"]
+__all__ = ["enqueue_spare", "is_spare", "make_cached", "make_spare", "make_unheld_spare", "renew"]
 
 
 @inlined
@@ -41,6 +43,14 @@ def make_spare(pool: PoolArrays, block: int) -> None:
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
         enqueue_spare(pool, block)
+
+
+@compiled
+def make_unheld_spare(pool: PoolArrays, blocks: Int32Array) -> None:
+    """Make those blocks spare that have a name and that nobody holds, whatever they were kept for."""
+    for block in blocks:
+        if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0:
+            make_spare(pool, block)
 
 
 @compiled

@@ -41,6 +41,7 @@ class WatchedSpace(BlockSpace):
         num_external_tokens: int = 0,
         match: PrefixHit | None = None,
         continues: Receipt | None = None,
+        publish: bool = True,
     ) -> Allocation | Shortage:
         """Allocate, and note the hits and what the new blocks evicted."""
         allocation = super().allocate(
@@ -53,6 +54,7 @@ class WatchedSpace(BlockSpace):
             num_external_tokens=num_external_tokens,
             match=match,
             continues=continues,
+            publish=publish,
         )
         if isinstance(allocation, Allocation):
             tails = match.tails if match is not None and match.num_tokens == allocation.num_hit_tokens else ()
@@ -73,10 +75,10 @@ class WatchedSpace(BlockSpace):
         self.history.note_events(self.now_s)
         return shortage
 
-    def free(self, rows: Rows) -> tuple[Receipt, ...]:
+    def free(self, rows: Rows, *, superseded_by: int | None = None) -> tuple[Receipt, ...]:
         """Free, and note which blocks nobody uses any more."""
         with self.history.releasing(as_batch(rows).tolist(), self.now_s):
-            return super().free(rows)
+            return super().free(rows, superseded_by=superseded_by)
 
     def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
         """Swap out, and note which blocks nobody uses any more."""

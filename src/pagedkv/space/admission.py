@@ -20,7 +20,7 @@ from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import AllocStatus, Row
-from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
+from pagedkv.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
 
 __all__ = ["Admission", "admission_status", "allocate", "find_shortage", "free_blocks_needed", "seat_prompt"]
 
@@ -36,6 +36,7 @@ class Admission(NamedTuple):
         num_sequences: sequences that are to share it, the others by forks.
         max_chunk: most tokens of it that one step computes.
         num_reached: leading tokens that an earlier life of the request had, as its receipt says.
+        publishes: whether others may find what it computes.
     """
 
     prompt: Prompt
@@ -43,6 +44,7 @@ class Admission(NamedTuple):
     num_sequences: int
     max_chunk: int
     num_reached: int = 0
+    publishes: bool = True
 
 
 def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit) -> dict[str, int]:
@@ -210,6 +212,7 @@ def seat_prompt(  # noqa: PLR0913, PLR0917 - what is admitted, and all that was 
     state.rows[row, NUM_TOKENS] = num_tokens
     state.rows[row, NUM_ACCEPTED] = num_tokens
     state.rows[row, NUM_PLANNED] = hit.num_tokens
+    state.rows[row, FROZEN] = not admission.publishes
     if state.config.prefix_caching:
         _start_chains(state, row, prompt, hit)
         if prompt.has_extra_keys(state.weights_epoch):
@@ -218,7 +221,8 @@ def seat_prompt(  # noqa: PLR0913, PLR0917 - what is admitted, and all that was 
         publish(state, ledger, batch)
     if state.receipts is not None:
         state.receipts.admitted(row, hit.num_tokens, admission.num_reached)
-    note_prompt(state, row, prompt_length, hit)
+    if admission.publishes:  # else its end would not stand for those of others
+        note_prompt(state, row, prompt_length, hit)
     if state.checkpoints is not None:
         state.checkpoints.wanted[row] = checkpoint_of(state, prompt_length, hit.num_tokens)
     return Row(row)

@@ -6,7 +6,7 @@ An invariant that does not hold is a fault of this library, so these are asserti
 import numpy as np
 
 from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import AHEAD, EXTRA, KEPT, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT
+from pagedkv.pool.blocks import AHEAD, EXTRA, KEPT, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SPARE
 from pagedkv.pool.digests import digest_block
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.tables.rows import (
@@ -122,7 +122,7 @@ def _check_kept(group: Group) -> None:
     records = group.pool.arrays.records
     is_named = records[:, NAME] == group.arrays.parameters[NAME_IN_POOL]
     if not group.arrays.parameters[SHEDS]:
-        is_foreign = is_named & ((records[:, AHEAD] < 0) | (records[:, AHEAD] >= group.pool.num_blocks))
+        is_foreign = is_named & ((records[:, AHEAD] < SPARE) | (records[:, AHEAD] >= group.pool.num_blocks))
         assert not is_foreign.any(), f"group {group.index}: what a walk is to fetch is foreign"
         return
     unkept = np.flatnonzero(is_named & (records[:, REF_COUNT] == 0) & (records[:, KEPT] == 0))

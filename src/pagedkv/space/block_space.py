@@ -19,9 +19,9 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_row, as_token_array
+from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.arrays import Int32Array
-from pagedkv.errors import ConfigurationError, NoHostPoolError, StepError, TokenError
+from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.plan import (
     AbortedSteps,
@@ -150,6 +150,7 @@ class BlockSpace(SpaceView):
         num_external_tokens: int = 0,
         match: PrefixHit | None = None,
         continues: Receipt | None = None,
+        publish: bool = True,
     ) -> Allocation | Shortage:
         """Give a new sequence a row and blocks for its tokens, sharing what is cached.
 
@@ -172,6 +173,8 @@ class BlockSpace(SpaceView):
                 space has not changed since, they are not walked again, only compared with the tokens of the blocks.
             continues: the receipt of the request's life before, if it was preempted or lost. Its tokens come again,
                 here and in appends, and what is computed of them is computed again. It gets a receipt of its own.
+            publish: False keeps what this sequence, and forks of it, compute from being found: content that is private,
+                or that nobody will ask for again. It hits what is cached all the same.
 
         Raises:
             TokenError, ConfigurationError: see :func:`~pagedkv.space.matching.prepare_prompt`; ``match`` is the answer
@@ -188,7 +191,9 @@ class BlockSpace(SpaceView):
         if as_count(num_draft, "num_draft"):
             tokens, drafts = drafting.split_drafts(self._state, tokens, num_draft, num_rows)
         prompt = prepare_prompt(self._state, tokens, keys, digests, reserve + len(drafts))
-        wanted = admission.Admission(prompt, reserve + len(drafts), num_rows, len(tokens), num_reached)
+        wanted = admission.Admission(
+            prompt, reserve + len(drafts), num_rows, len(tokens), num_reached, as_flag(publish, "publish")
+        )
         if as_count(num_external_tokens, "num_external_tokens"):
             if len(drafts):
                 raise ConfigurationError("num_external_tokens and num_draft exclude each other: append drafts later")
@@ -337,17 +342,33 @@ class BlockSpace(SpaceView):
             return branching.branch(self._state, self._ledger, parent, num_new, length)
         return forking.fork(self._state, self._ledger, parent, num_new)
 
-    def free(self, rows: Rows) -> tuple[Receipt, ...]:
+    def free(self, rows: Rows, *, superseded_by: int | None = None) -> tuple[Receipt, ...]:
         """Give up sequences, running, swapped out or lost. O(blocks), about 5 ns each.
 
         Cached blocks stay findable until they are evicted: of one sequence the tail first.
 
+        Args:
+            rows: the rows.
+            superseded_by: a row that replaces these, as a conversation that went on elsewhere does, or an edited one:
+                what only they held is asked for no more, and is handed out before anything else that is cached.
+
         Returns their receipts, in the order of ``rows``, if the space keeps any; else nothing.
+
+        Raises:
+            SequenceError: ``superseded_by`` is among ``rows``, or no row that runs or is swapped out.
         """
         batch = as_batch(rows)
+        if superseded_by is not None:
+            self._require_successor(as_row(superseded_by), batch)
         mark = require_status(self._state, batch, OCCUPIED)
         self._state.version += 1
-        return releasing.free(self._state, batch, mark)
+        return releasing.free(self._state, batch, mark, is_superseded=superseded_by is not None)
+
+    def _require_successor(self, row: int, batch: Int32Array) -> None:
+        """Check that a row lives on that replaces those of a batch."""
+        require_status(self._state, as_batch(row), OCCUPIED)
+        if (batch == row).any():
+            raise SequenceError(f"row {row} cannot be superseded by itself: name the row that replaces it")
 
     # Swapping
 

@@ -1,6 +1,9 @@
 """Giving sequences up, and giving the whole prefix cache up."""
 
+import numpy as np
+
 from pagedkv.arrays import Int32Array
+from pagedkv.pool.sparing import make_unheld_spare
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
 from pagedkv.space.receipts import Receipt
@@ -12,8 +15,11 @@ from pagedkv.tables.rows import FROZEN, LOST_ON_HOST, NUM_PLANNED, NUM_TOKENS, R
 __all__ = ["free", "reset_prefix_cache"]
 
 
-def free(state: SpaceState, batch: Int32Array, mark: int) -> tuple[Receipt, ...]:
-    """Give back the rows of a checked batch and all their blocks, in the batch's order; return their receipts."""
+def free(state: SpaceState, batch: Int32Array, mark: int, *, is_superseded: bool = False) -> tuple[Receipt, ...]:
+    """Give back the rows of a checked batch and all their blocks, in the batch's order; return their receipts.
+
+    Of superseded rows, what nobody else holds stays cached only while there is room.
+    """
     rows = state.rows
     state.is_changing = True
     status = rows[batch, STATUS]
@@ -22,10 +28,13 @@ def free(state: SpaceState, batch: Int32Array, mark: int) -> tuple[Receipt, ...]
         hand_over(state, row, mark)
     on_host = (status == SWAPPED) | (status == LOST_ON_HOST)
     note_ends(state, batch[~on_host])
+    left = [(group, np.unique(group.arrays.table[batch[~on_host]])) for group in state.groups if is_superseded]
     for group in state.groups:
         state.loops.release_rows(*group.view, batch[~on_host])
         if group.host_pool is not None and on_host.any():
             state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, batch[on_host])
+    for group, blocks in left:
+        make_unheld_spare(group.pool.arrays, blocks)
     state.clear_rows(batch, VACANT)
     for row in batch.tolist() if state.media_keys else ():
         state.media_keys.pop(row, None)
