@@ -5,9 +5,10 @@ from typing import Final
 import numpy as np
 
 from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.events import STORED
 from pagedkv.keys import RequestKeys
 from pagedkv.pool.block_keys import keys_of_blocks
-from pagedkv.pool.blocks import EXTRA, NULL_BLOCK
+from pagedkv.pool.blocks import DIGEST_WORDS, EXTRA, NULL_BLOCK, NUM_EVENTS
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.digesting import copy_new_digests
@@ -32,9 +33,12 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     for group in state.cached_groups:
         num_blocks = state.loops.count_unpublished(group.arrays, state.rows, batch)
         found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
+        num_events = int(group.pool.arrays.counts[NUM_EVENTS])
         num_found = state.loops.publish_new_blocks(*group.view, batch, found, *ends[group.lane])
         if num_found:
             ledger.duplicates[group.index].append(found[:num_found])
+        if state.config.events and not group.keeps_whole_prefix:
+            _tell_missing_parents(state, group, batch, num_events)
 
 
 def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Array]:
@@ -43,6 +47,25 @@ def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Arra
         return NO_ENDS
     at = int(group.arrays.parameters[AT])
     return state.rows[:, at + NUM_DIGESTED].copy(), state.chains[group.lane].copy()
+
+
+def _tell_missing_parents(state: SpaceState, group: Group, batch: Int32Array, num_before: int) -> None:
+    """Complete the events since ``num_before`` of blocks that are published again, behind what a window has left.
+
+    A group of equal block size that keeps whole prefixes knows their parents.
+    """
+    chain = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
+    if chain is None:
+        return
+    log = group.pool.arrays.event_log
+    num_after = int(group.pool.arrays.counts[NUM_EVENTS])
+    for number in range(max(num_before, num_after - len(log)), num_after):
+        event = log[number % len(log)]
+        if event[0] != STORED or event[-DIGEST_WORDS:].any():
+            continue
+        for row, index in np.argwhere(group.arrays.table[batch] == event[2])[:1].tolist():
+            parent = chain.arrays.table[batch[row], index - 1] if index else NULL_BLOCK
+            event[-DIGEST_WORDS:] = chain.pool.arrays.digests[parent] if parent != NULL_BLOCK else 0
 
 
 def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
