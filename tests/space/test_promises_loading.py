@@ -260,6 +260,18 @@ def test_what_nobody_brings_of_a_beginning_has_no_name(groups: tuple[GroupSpec, 
     space.check()
 
 
+def test_a_group_that_stays_out_is_brought_whole() -> None:
+    space = new_space(FullAttention(4), FullAttention(4, prefix_caching=False))
+    cache(space, PROMPT[:18])
+    admitted = space.allocate(PROMPT, num_external_tokens=19)
+    assert isinstance(admitted, Allocation)
+    assert admitted.num_hit_tokens == 0
+    plan = space.plan_step()
+    assert [plan.compute_in(group).starts.tolist() for group in range(2)] == [[19], [19]]
+    acknowledge(space, plan)
+    space.check()
+
+
 def test_what_is_brought_can_be_hit_in_the_same_step() -> None:
     space = new_space()
     first = space.allocate(PROMPT, num_external_tokens=20)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
+from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
 from pagedkv.errors import PagedKVError, SequenceError, TokenError, TruncationError
 from tests.space.spaces import acknowledge, allocate, hit, new_space, prefill, run_step, tokens, unchanged
 
@@ -402,3 +402,43 @@ def test_promise_20_many_rows_are_filled_at_once() -> None:
     acknowledge(space, first, second)
     space.check()
     assert hit(space, [*range(100, 108), 0]) == 4, "the last of them is not computed"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_others", [0, 11])
+def test_promise_20_unknown_tokens_behind_a_kept_state_are_counted_where_blocks_are_short(num_others: int) -> None:
+    groups = FullAttention(4), RecurrentState(12)
+    space = new_space(*groups, num_blocks={"device": 200, "state": num_others + 6}, max_tokens=96)
+    for other in range(num_others):
+        allocate(space, tokens(1, first=100 + other))
+    prompt = tokens(17)
+    allocation = space.allocate(prompt[:16], match=space.match(prompt))
+    assert isinstance(allocation, Allocation)
+    plan = space.plan_step()
+    assert space.append(allocation.row, None, [1]) is None
+    space.check()
+    acknowledge(space, plan)
+    space.plan_step()
+    space.fill(allocation.row, [16])
+    assert space.num_tokens(allocation.row) == 17
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_20_a_range_that_was_rolled_back_samples_nothing() -> None:
+    """Two steps compute the row; rolled back to within the first, the second says nothing of what comes next."""
+    space = new_space()
+    row = prefill(space, tokens(4))
+    space.append(row, None, [2])
+    first = space.plan_step()
+    space.append(row, None, [1])
+    second = space.plan_step()
+    acknowledge(space, first, second)
+    space.truncate(row, [3])
+    space.append(row, None, [3])
+    third = space.plan_step()
+    assert space.num_tokens(row) == 6
+    space.fill(row, [50])
+    assert space.num_tokens(row) == 6, "the one token that was waited for is there; none was refused"
+    acknowledge(space, third)
+    space.check()

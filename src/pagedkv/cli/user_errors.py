@@ -45,7 +45,9 @@ def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
     try:
         yield
     except (TraceError, ConfigurationError, OutputError) as error:
-        typer.echo(f"pagedkv: {_by_option(_in_one_line(error), options)}", err=True)
+        message = _in_one_line(error)  # that of a trace names fields of the file
+        told = _by_option(message, options) if isinstance(error, ConfigurationError) else message
+        typer.echo(f"pagedkv: {told}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
     except MemoryError as error:
         typer.echo("pagedkv: not enough memory: ask for fewer or smaller blocks, or fewer sequences", err=True)

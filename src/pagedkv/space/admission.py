@@ -179,8 +179,9 @@ def allocate(
     state.version += 1
     prompt_length = len(admission.prompt.tokens) if answer is None else answer.prompt_length
     row = seat_prompt(state, ledger, admission, hit, prompt_length, taken_over)
+    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, prompt_length, hit.num_tokens))
     state.is_changing = False
-    return Allocation(row, hit.num_tokens, checkpoint_of(state, prompt_length, hit.num_tokens))
+    return allocation
 
 
 def seat_prompt(  # noqa: PLR0913, PLR0917 - what is admitted, and all that was found out about it

@@ -166,9 +166,10 @@ class BlockSpace(SpaceView):
             num_sequences: sequences that are to share the prompt by forks: a Shortage also where they would lack blocks
                 to reserve as many slots each (:meth:`append` without tokens does). The row is still one.
             num_external_tokens: leading tokens that the engine brings from elsewhere before the open step computes
-                anything, into the row's blocks behind its hit: of a window those that the next position reads, and the
-                last state. They count as computed at once: if they turn out wrong, :meth:`withdraw` them. Not together
-                with ``num_draft``. What is brought without a row, and without holding up a step, is a :meth:`load`.
+                anything, into the row's blocks behind its hit: of a window the whole blocks that the next position
+                reads, and the last state. Nothing hits where a group stays out of prefix caching. They count as
+                computed at once: if they turn out wrong, :meth:`withdraw` them. Not together with ``num_draft``. What
+                is brought without a row, and without holding up a step, is a :meth:`load`.
             match: what :meth:`match` answered for these keys and this prompt, or one that these tokens begin. If the
                 space has not changed since, they are not walked again, only compared with the tokens of the blocks.
             continues: the receipt of the request's life before, if it was preempted or lost. Its tokens come again,

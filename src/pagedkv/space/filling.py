@@ -53,7 +53,7 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
     shortage = growing.growth_shortage(state, growth)
     if shortage is not None:
         return shortage
-    batch, rows, accepted = growth.batch, state.rows, state.row_scratch
+    batch, rows, accepted = growth.batch, state.rows, np.empty(len(state.rows), np.int32)  # growing uses the scratch
     state.loops.note_accepted(rows, batch, accepted)
     state.is_changing = True
     copies, _ = growing.grow(state, ledger, growth, np.zeros(growth.num_tokens, np.int32))

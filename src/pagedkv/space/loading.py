@@ -211,7 +211,8 @@ def allocate_loaded(
     hit = match_again(state, prompt, answer)
     if hit.num_tokens >= num_external:
         return allocate(state, ledger, admission, hit)
-    hit = match_settled(state, prompt, min(num_external, hit.max_hit_tokens))
+    # A group outside prefix caching has nothing of a hit: there all is brought.
+    hit = match_settled(state, prompt, 0 if state.outsiders else min(num_external, hit.max_hit_tokens))
     shortage = find_shortage(state, free_blocks_needed(state, admission, hit))
     if shortage is not None:
         return shortage
@@ -231,5 +232,6 @@ def allocate_loaded(
     growth.starts[:] = num_external
     copies = extend(state, ledger, growth, rest)
     assert copies == [], f"row {row} copies what it has just been given"
+    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, num_tokens, hit.num_tokens))
     state.is_changing = False
-    return Allocation(row, hit.num_tokens, checkpoint_of(state, num_tokens, hit.num_tokens))
+    return allocation

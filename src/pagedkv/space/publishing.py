@@ -8,7 +8,7 @@ from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.events import STORED
 from pagedkv.keys import RequestKeys
 from pagedkv.pool.block_keys import keys_of_blocks
-from pagedkv.pool.blocks import DIGEST_WORDS, EXTRA, NULL_BLOCK, NUM_EVENTS
+from pagedkv.pool.blocks import DIGEST_WORDS, EXTRA, NAME, NULL_BLOCK, NUM_EVENTS
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.digesting import copy_new_digests
@@ -78,7 +78,7 @@ def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
         if encodings:
             blocks = group.arrays.table[row, list(encodings)]
             ids = np.array(state.extra_keys.intern_all(list(encodings.values())), np.int32)
-            is_held = blocks != NULL_BLOCK
+            is_held = (blocks != NULL_BLOCK) & (group.pool.arrays.records[blocks, NAME] == 0)  # else it is a kept state
             group.pool.arrays.records[blocks[is_held], EXTRA] = ids[is_held]
 
 

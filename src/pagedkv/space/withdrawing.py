@@ -22,7 +22,7 @@ import numpy.typing as npt
 from pagedkv.arrays import Int32Array
 from pagedkv.plan import Withdrawal
 from pagedkv.pool.block_pool import BlockPool, drop_name
-from pagedkv.pool.blocks import EXTRA, NAME, NULL_BLOCK, PARENT
+from pagedkv.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE
 from pagedkv.pool.digests import DIGEST_NBYTES
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.holding import tickets_out
@@ -268,7 +268,7 @@ def _drop_names(state: SpaceState, taint: _Taint) -> int:
         for block in pool.prefix_index.named_blocks().tolist():
             group = state.groups[int(pool.arrays.records[block, NAME]) - 1]
             if group.keeps_whole_prefix and taint.digests[group.lane] and not taint.is_everything:
-                is_kept = taint.marks[group.index][block] != TAINTED
+                is_kept = taint.marks[group.index][block] != TAINTED and not _is_orphan(pool, block)
             else:
                 is_kept = taint.is_sound(group, block)
             if not is_kept:
@@ -278,6 +278,13 @@ def _drop_names(state: SpaceState, taint: _Taint) -> int:
     for pool in state.host_pools.values():
         pool.clear_names()
     return len(dropped)
+
+
+def _is_orphan(pool: BlockPool, block: int) -> bool:
+    """Tell whether what a named block continues is gone: nobody can say what that was."""
+    records = pool.arrays.records
+    parent = int(records[block, PARENT])
+    return parent != NULL_BLOCK and bool(records[parent, LIFE] != records[block, PARENT_LIFE])
 
 
 def _lose(state: SpaceState, lost: list[int]) -> None:

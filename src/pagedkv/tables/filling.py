@@ -103,6 +103,8 @@ def find_samplers(
         row = step_rows[place]
         if serials[row] != step_serials[place] or num_known[row] == 0 or limits[row] > 0:
             continue
+        if starts[place] >= ends[place]:  # it was rolled back: the step samples nothing for the row any more
+            continue
         if starts[place] < num_known[row] <= ends[place]:
             samplers[row] = number
             limits[row] = ends[place]
