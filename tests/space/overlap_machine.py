@@ -176,7 +176,14 @@ class OverlapMachine(RuleBasedStateMachine):
         """Let rows grow by tokens that nobody knows."""
         batch = self.rows[: len(counts)] if everybody else [self.rows[place % len(self.rows)]]
         wanted = [self._bounded(row, count) for row, count in zip(batch, counts, strict=False)]
-        if isinstance(self.space.append([row.number for row in batch], None, wanted), Shortage):
+        try:
+            answer = self.space.append([row.number for row in batch], None, wanted)
+        except SharedPrefixError:
+            drafts = [row for row in batch if not row.is_overlapped and row.num_certain < len(row.tokens)]
+            assert drafts, "no drafts that another row may share"
+            assert len(self.rows) > 1
+            return
+        if isinstance(answer, Shortage):
             return
         for row, count in zip(batch, wanted, strict=True):
             if count:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
-from pagedkv.errors import PagedKVError, SequenceError, TokenError, TruncationError
+from pagedkv.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
 from tests.space.spaces import acknowledge, allocate, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted
@@ -441,4 +441,19 @@ def test_promise_20_a_range_that_was_rolled_back_samples_nothing() -> None:
     space.fill(row, [50])
     assert space.num_tokens(row) == 6, "the one token that was waited for is there; none was refused"
     acknowledge(space, third)
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_20_drafts_that_others_share_are_not_overwritten() -> None:
+    """A fork shares the drafts; were they refused, the other row's next tokens would be written over them."""
+    space = new_space()
+    row = prefill(space, tokens(5))
+    space.append(row, [90, 91], num_draft=1)
+    run_step(space)
+    child = space.fork(row)[0]
+    with unchanged(space), pytest.raises(SharedPrefixError, match="hold its drafts, positions 6 to 6"):
+        space.append(row, None, [1])
+    space.free([child])
+    assert space.append(row, None, [1]) is None
     space.check()

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from pagedkv.arguments import as_counts
 from pagedkv.arrays import Int32Array
-from pagedkv.errors import TokenError
+from pagedkv.errors import SharedPrefixError, TokenError
 from pagedkv.plan import Shortage
+from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.space import growing
 from pagedkv.space.growing import Growth
 from pagedkv.space.publishing import publish
@@ -85,8 +86,9 @@ def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth
     """
     if state.loops.first_drafting(state.rows, state.num_known, growth.batch) < 0:
         return
-    begins = growth.batch[state.num_known[growth.batch] == 0]
+    begins = growth.batch[(state.num_known[growth.batch] == 0) & (growth.counts > 0)]
     accepted, num_tokens = (state.rows[begins, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
+    _require_own_drafts(state, begins, accepted, num_tokens)
     drafting = dict(zip(begins[accepted < num_tokens].tolist(), accepted[accepted < num_tokens].tolist(), strict=True))
     for step in ledger.in_flight:
         is_live = (state.serials[step.rows] == step.serials) & (step.starts < step.ends)  # else it was rolled back
@@ -96,6 +98,18 @@ def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth
                     f"row {row} cannot take unknown tokens: its drafts, from position {start} on, are all that step "
                     f"{step.plan.step_id} computes of it, so that no step judges them; roll it back to {start} tokens, "
                     "or accept some, or acknowledge the step first"
+                )
+
+
+def _require_own_drafts(state: SpaceState, batch: Int32Array, accepted: Int32Array, num_tokens: Int32Array) -> None:
+    """Drafts that a step is to judge may be overwritten, so no other sequence and no ticket may hold them."""
+    for row, first, stop in zip(batch.tolist(), accepted.tolist(), num_tokens.tolist(), strict=True):
+        for group in state.groups if first < stop else ():
+            table = group.arrays.table[row, first // group.block_size : -(-stop // group.block_size)]
+            if (group.pool.arrays.records[table[table != NULL_BLOCK], REF_COUNT] > 1).any():
+                raise SharedPrefixError(
+                    f"row {row} cannot take unknown tokens: other sequences or tickets hold its drafts, positions "
+                    f"{first} to {stop - 1}, in group {group.index}; accept them, or roll them back, first"
                 )
 
 
