@@ -10,27 +10,12 @@
 96
 """
 
+from pagedkv.answers import AbortedSteps, Allocation, InvalidatedMemory, Load, PrefixGone, Shortage, Ticket, Withdrawal
 from pagedkv.classic import BlockSpaceManager, BlockTable
 from pagedkv.errors import PagedKVError
 from pagedkv.events import CacheEventKind, CacheEvents
 from pagedkv.keys import MediaSpan, RequestKeys
-from pagedkv.plan import (
-    AbortedSteps,
-    Allocation,
-    BlockMoves,
-    InvalidatedMemory,
-    Load,
-    NewBlocks,
-    PageLists,
-    PrefixGone,
-    Shortage,
-    StepPlan,
-    TableWrites,
-    Ticket,
-    TokenRanges,
-    UnknownTokens,
-    Withdrawal,
-)
+from pagedkv.plan import BlockMoves, NewBlocks, PageLists, StepPlan, TableWrites, TokenRanges, UnknownTokens
 from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
 from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
 from pagedkv.pool.free_queue import FreeBlockQueue

@@ -1,7 +1,7 @@
 """Every error pagedkv raises, as one tree.
 
 Scarcity is an answer, not an error: an operation that finds too few free blocks changes nothing and
-returns a :class:`~pagedkv.plan.Shortage`, or, in the words of the classic block managers, answers
+returns a :class:`~pagedkv.answers.Shortage`, or, in the words of the classic block managers, answers
 ``AllocStatus.LATER`` when asked first and raises :class:`OutOfBlocksError` when not asked at all.
 Misuse raises, with the numbers that explain it. A broken invariant is a fault of this library: an
 ``AssertionError`` that stops the program.

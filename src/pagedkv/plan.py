@@ -1,4 +1,4 @@
-"""What the core tells a device: immutable plans, and the other answers of the block space.
+"""What the core tells a device: immutable plans, and page lists for its kernels.
 
 A :class:`StepPlan` is everything that one forward pass needs done in memory. Its parts are carried out
 in this order, each complete before the next::
@@ -49,124 +49,17 @@ from pagedkv.plan_buffer import (
     read_directory,
     read_step_id,
 )
-from pagedkv.spec import Row, StepId
+from pagedkv.spec import StepId
 
 __all__ = [
-    "AbortedSteps",
-    "Allocation",
     "BlockMoves",
-    "InvalidatedMemory",
-    "Load",
     "NewBlocks",
     "PageLists",
-    "PrefixGone",
-    "Shortage",
     "StepPlan",
     "TableWrites",
     "TokenRanges",
     "UnknownTokens",
-    "Withdrawal",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Too few free blocks (nothing was changed).
-
-    Args:
-        pool: name of the pool that ran out.
-        num_needed: blocks the operation would take from the free blocks.
-        num_free: blocks that are free now.
-    """
-
-    pool: str
-    num_needed: int
-    num_free: int
-
-    def __str__(self) -> str:
-        """Say it in one line, with the numbers."""
-        return f"pool {self.pool!r} has {self.num_free} free blocks, {self.num_needed} are needed"
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixGone:
-    """A row cannot be forked there, since a group does not hold what going on there reads (nothing was changed).
-
-    A window has moved on, or a state is past it, or not there yet; or the open step is still to compute, in a group
-    outside prefix caching, what the others hit.
-
-    Args:
-        length: tokens that the forks were to have.
-        longest: the most tokens below that with which the row can be forked; 0 if there are none: allocate anew.
-    """
-
-    length: int
-    longest: int
-
-    def __str__(self) -> str:
-        """Say it in one line, with the numbers."""
-        return (
-            f"the row cannot be forked at {self.length} tokens; the longest prefix that it can give has {self.longest}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """A sequence that got its blocks.
-
-    Args:
-        row: its row in the tables.
-        num_hit_tokens: leading tokens that need not be computed, but in groups that stay out of prefix caching.
-        checkpoint: where a step's tokens of this sequence are to end, so that its recurrent states there are kept for
-            later prompts to hit; 0 if nowhere. It lies in the prompt that ``match`` answered for, or in the tokens that
-            were allocated.
-    """
-
-    row: Row
-    num_hit_tokens: int
-    checkpoint: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ticket:
-    """A claim to blocks that :meth:`BlockSpace.hold <pagedkv.BlockSpace.hold>` holds, until it is released.
-
-    A ticket equals itself alone: one made up, or given out by another space, releases nothing.
-
-    Args:
-        number: counts the tickets of its space, for messages.
-        pool: name of the device pool whose blocks it holds.
-    """
-
-    number: int
-    pool: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Load:
-    """Blocks that are reserved for a prefix from elsewhere, until :meth:`BlockSpace.finish_load` gives them back.
-
-    A load equals itself alone, as a ticket does.
-
-    Args:
-        number: counts the loads of its space, for messages.
-        num_hit_tokens: leading tokens that are cached here already, and held for the load.
-        num_tokens: where it ends: a boundary at which prompts can hit.
-        block_ids: for each group read-only int32 ``[(num_tokens - num_hit_tokens) // block_size]``: the blocks to be
-            filled, of logical block ``num_hit_tokens // block_size`` on; 0 where the group needs none (before its
-            window). Empty for a group that stays out of prefix caching.
-        after_step: fill the blocks once this step has run; None: at once. Where steps run in order, they may still be
-            in use by steps in flight.
-    """
-
-    number: int
-    num_hit_tokens: int
-    num_tokens: int
-    block_ids: tuple[Int32Array, ...]
-    after_step: StepId | None
-
-    def __repr__(self) -> str:
-        return f"Load(number={self.number}, tokens {self.num_hit_tokens} to {self.num_tokens})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,41 +175,6 @@ class NewBlocks:
 
     def __repr__(self) -> str:
         return f"NewBlocks({self.pool!r}, {len(self.block_ids):,} blocks)"
-
-
-@dataclass(frozen=True, slots=True)
-class InvalidatedMemory:
-    """What giving the device's memory back cost.
-
-    Args:
-        lost_rows: rows that ran: free them and allocate their tokens again.
-        undefined_tickets: all that are out: what they hold has no content any more. The blocks stay held.
-        failed_loads: all that are under way: what they bring is found by nobody. Finish them all the same.
-    """
-
-    lost_rows: tuple[Row, ...]
-    undefined_tickets: tuple[Ticket, ...] = ()
-    failed_loads: tuple[Load, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawal:
-    """What withdrawing bad content cost.
-
-    Args:
-        lost_rows: rows that rely on it: free them, once no step in flight computes them, and allocate their tokens
-            again; the good beginning may hit.
-        first_positions: for each of them, the first position that is bad.
-        undefined_tickets: those that hold some of it.
-        failed_loads: those that hold some of it; what they bring is found by nobody. Finish them all the same.
-        num_names: blocks that lost their names.
-    """
-
-    lost_rows: tuple[Row, ...]
-    first_positions: tuple[int, ...]
-    undefined_tickets: tuple[Ticket, ...]
-    failed_loads: tuple[Load, ...]
-    num_names: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -506,21 +364,3 @@ class PageLists:
 
     def __repr__(self) -> str:
         return f"PageLists({len(self.starts):,} rows, {len(self.indices):,} pages)"
-
-
-@dataclass(frozen=True, slots=True)
-class AbortedSteps:
-    """What aborting did.
-
-    Args:
-        step_ids: the aborted steps: the one named and every later one in flight.
-        rewound_rows: rows whose next plan computes the aborted positions again.
-        lost_rows: rows whose memory is undefined: free them and allocate their tokens again.
-        undefined_tickets: tickets with a block that the aborted steps were to compute, or to copy or swap into: what
-            their holders have read of it is not to be used. The blocks stay held.
-    """
-
-    step_ids: tuple[StepId, ...]
-    rewound_rows: tuple[Row, ...]
-    lost_rows: tuple[Row, ...]
-    undefined_tickets: tuple[Ticket, ...] = ()

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence as AbstractSequence
 
 from pagedkv import PrefixHit, Receipt, RequestKeys
+from pagedkv.answers import Shortage
 from pagedkv.errors import PagedKVError, SharedPrefixError, TruncationError
-from pagedkv.plan import Shortage
 from tests.space.live_model import LiveModel, Refusal, num_holders
 from tests.space.memory_model import Move
 from tests.space.sequence_model import GroupRule, ModelSequence

@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
-from pagedkv.plan import AbortedSteps, StepPlan, TokenRanges
+from pagedkv.answers import AbortedSteps
+from pagedkv.plan import StepPlan, TokenRanges
 from tests.plan_packing import as_plain, pack, parts_of, pools_and_groups
 from tests.space.live_model import LiveModel
 from tests.space.memory_model import Place, Step, View, destinations, host, moves_of, nonempty, sources

@@ -1,9 +1,9 @@
 """BlockTable: one sequence's blocks as an object, on the state of a block space."""
 
+from pagedkv.answers import Shortage
 from pagedkv.arguments import as_token_array
 from pagedkv.errors import ConfigurationError, FreedSequenceError, OutOfBlocksError, SequenceError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
-from pagedkv.plan import Shortage
 from pagedkv.space.block_space import BlockSpace
 from pagedkv.spec import RecurrentState, TokenIds
 

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence as AbstractSequence
 
 import numpy as np
 
+from pagedkv.answers import Shortage
 from pagedkv.arrays import Int32Array
 from pagedkv.classic.block_table import BlockTable
 from pagedkv.classic.row_map import Place, RowMap
 from pagedkv.errors import OutOfBlocksError, SequenceError, StepError, UnknownSequenceError
 from pagedkv.keys import NO_KEYS, RequestKeys
-from pagedkv.plan import BlockMoves, Shortage, StepPlan
+from pagedkv.plan import BlockMoves, StepPlan
 from pagedkv.space import BlockSpace
 from pagedkv.spec import AllocStatus, RecurrentState, Row, Sequence, SequenceGroup, SpaceConfig
 

@@ -1,6 +1,6 @@
 """The phase of a step that lets others run: who waits is admitted, who is swapped out returns, in one order."""
 
-from pagedkv.plan import Shortage
+from pagedkv.answers import Shortage
 from pagedkv.scheduling.batch import Admission, BatchDraft
 from pagedkv.scheduling.growing import schedule_chunk
 from pagedkv.scheduling.promises import num_promised_slots, promise

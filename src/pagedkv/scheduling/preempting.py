@@ -2,7 +2,7 @@
 
 from bisect import insort
 
-from pagedkv.plan import Shortage
+from pagedkv.answers import Shortage
 from pagedkv.scheduling.batch import BatchDraft, Preempted
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import BY_KEY, SchedulerState

@@ -4,7 +4,7 @@ from bisect import insort
 from collections import deque
 from operator import attrgetter
 
-from pagedkv.plan import Shortage
+from pagedkv.answers import Shortage
 from pagedkv.scheduling.batch import Batch
 from pagedkv.scheduling.config import SchedulingConfig
 from pagedkv.scheduling.decoding import Decoding

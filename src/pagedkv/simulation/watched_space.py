@@ -2,9 +2,10 @@
 
 import numpy.typing as npt
 
+from pagedkv.answers import Allocation, Shortage
 from pagedkv.arguments import Rows, as_batch
 from pagedkv.keys import NO_KEYS, RequestKeys
-from pagedkv.plan import Allocation, BlockMoves, Shortage, StepPlan
+from pagedkv.plan import BlockMoves, StepPlan
 from pagedkv.simulation.meters.block_history import BlockHistory
 from pagedkv.space import BlockSpace, PrefixHit, Receipt
 from pagedkv.spec import SpaceConfig, StepId, TokenIds

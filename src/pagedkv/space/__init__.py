@@ -1,9 +1,10 @@
 """The floor of the space: sequences, batches of rows and steps, over all groups and pools at once.
 
-``block_space`` is the front door: every operation, its checks and its documentation. Reading order behind it: ``state``
-(what there is) and ``steps`` (the open step, and those in flight), then an operation a module, under the name that it
-has in :mod:`pagedkv.tables`: ``matching`` and ``hits``, ``admission`` (for the tables' ``seating``), ``drafting``,
-``growing``, ``truncating``, ``forking``, ``swapping``, ``holding``, ``releasing``; ``publishing`` and ``merging``;
+``block_space`` is the front door, with ``content_space`` under it for what names no sequences: every operation, its
+checks and its documentation. Reading order behind them: ``state`` (what there is) and ``steps`` (the open step, and
+those in flight), then an operation a module, under the name that it has in :mod:`pagedkv.tables`: ``matching`` and
+``hits``, ``admission`` (for the tables' ``seating``), ``drafting``, ``growing``, ``filling``, ``truncating``,
+``forking``, ``swapping``, ``holding``, ``loading``, ``withdrawing``, ``releasing``; ``publishing`` and ``merging``;
 ``pending``, ``declaring``, ``planning``, ``stepping``, ``aborting``. All of them tell ``receipts`` what they have done,
 where these are kept. Questions: ``statistics``, ``stored``, ``kernel_inputs``, and ``audit``, which proves every
 invariant; ``space_view`` is the part of the door that asks them.

@@ -12,7 +12,8 @@ Content that the aborted steps were to compute, on device or host, counts as nev
 
 import numpy as np
 
-from pagedkv.plan import AbortedSteps, BlockMoves
+from pagedkv.answers import AbortedSteps
+from pagedkv.plan import BlockMoves
 from pagedkv.pool.block_pool import BlockPool, drop_name, withdraw_since
 from pagedkv.pool.blocks import NAME
 from pagedkv.space.filling import drop_unsampled

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.plan import Allocation, Shortage
+from pagedkv.answers import Allocation, Shortage
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.pool.digests import ROOT_WORDS
@@ -37,6 +37,7 @@ class Admission(NamedTuple):
         max_chunk: most tokens of it that one step computes.
         num_reached: leading tokens that an earlier life of the request had, as its receipt says.
         publishes: whether others may find what it computes.
+        prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part; known with the hit.
     """
 
     prompt: Prompt
@@ -45,6 +46,7 @@ class Admission(NamedTuple):
     max_chunk: int
     num_reached: int = 0
     publishes: bool = True
+    prompt_length: int = 0
 
 
 def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit) -> dict[str, int]:
@@ -178,21 +180,16 @@ def allocate(
     state.is_changing = True
     state.version += 1
     prompt_length = len(admission.prompt.tokens) if answer is None else answer.prompt_length
-    row = seat_prompt(state, ledger, admission, hit, prompt_length, taken_over)
+    row = seat_prompt(state, ledger, admission._replace(prompt_length=prompt_length), hit, taken_over)
     allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation
 
 
-def seat_prompt(  # noqa: PLR0913, PLR0917 - what is admitted, and all that was found out about it
-    state: SpaceState,
-    ledger: StepLedger,
-    admission: Admission,
-    hit: PrefixHit,
-    prompt_length: int,
-    taken_over: tuple[Tail, ...] = (),
+def seat_prompt(
+    state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit, taken_over: tuple[Tail, ...] = ()
 ) -> Row:
-    """Give a prompt, which has ``prompt_length`` tokens in all, a row and its blocks; there are enough of both.
+    """Give a prompt a row and its blocks; there are enough of both.
 
     Of the hit's kept states those ``taken_over`` become the row's own; the others are copied.
     """
@@ -223,9 +220,9 @@ def seat_prompt(  # noqa: PLR0913, PLR0917 - what is admitted, and all that was 
     if state.receipts is not None:
         state.receipts.admitted(row, hit.num_tokens, admission.num_reached)
     if admission.publishes:  # else its end would not stand for those of others
-        note_prompt(state, row, prompt_length, hit)
+        note_prompt(state, row, admission.prompt_length, hit)
     if state.checkpoints is not None:
-        state.checkpoints.wanted[row] = checkpoint_of(state, prompt_length, hit.num_tokens)
+        state.checkpoints.wanted[row] = checkpoint_of(state, admission.prompt_length, hit.num_tokens)
     return Row(row)
 
 

@@ -7,8 +7,8 @@ copied. Only one row is branched off; what else is asked for are forks of it, wh
 
 import numpy as np
 
+from pagedkv.answers import PrefixGone, Shortage
 from pagedkv.arrays import Int32Array
-from pagedkv.plan import PrefixGone, Shortage
 from pagedkv.pool.blocks import PENDING_STEP
 from pagedkv.space.admission import find_shortage
 from pagedkv.space.forking import fork, inherit, require_vacant_rows, take_rows

@@ -10,10 +10,10 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.answers import Shortage
 from pagedkv.arguments import as_counts
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import SharedPrefixError, TokenError
-from pagedkv.plan import Shortage
 from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.space import growing
 from pagedkv.space.growing import Growth

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.answers import Shortage
 from pagedkv.arguments import as_count, as_counts
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import TokenError
-from pagedkv.plan import Shortage
 from pagedkv.pool.blocks import NUM_FREE
 from pagedkv.space.admission import find_shortage
 from pagedkv.space.batches import require_known, require_status

@@ -7,11 +7,11 @@ which may have been overwritten since, and a hit is granted for content alone.
 
 from typing import NamedTuple
 
+from pagedkv.answers import Load
 from pagedkv.arguments import LARGEST_SIZE
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
-from pagedkv.plan import Load
 from pagedkv.space.checkpoints import Tail
 from pagedkv.space.state import SpaceState
 from pagedkv.space.states import checkpoint_of, free_tails

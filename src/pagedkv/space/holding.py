@@ -19,10 +19,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.answers import Ticket
 from pagedkv.arguments import as_array
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import BlockError
-from pagedkv.plan import Ticket
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NAME, NEW, NULL_BLOCK, OPEN_STEP, PENDING_STEP, QUEUE
 from pagedkv.pool.holding import claim_all, release_all

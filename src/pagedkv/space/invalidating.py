@@ -5,8 +5,8 @@ What stands on the host stays: sequences that are swapped out come back once the
 
 import numpy as np
 
+from pagedkv.answers import InvalidatedMemory
 from pagedkv.errors import StepError
-from pagedkv.plan import InvalidatedMemory
 from pagedkv.space.holding import tickets_out
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.state import SpaceState

@@ -15,20 +15,21 @@ from typing import Final
 
 import numpy as np
 
+from pagedkv.answers import Allocation, Load, Shortage
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import BlockError, ConfigurationError, TokenError
-from pagedkv.plan import Allocation, Load, Shortage
 from pagedkv.pool.block_keys import keys_of_blocks
-from pagedkv.pool.blocks import EXTRA, NULL_BLOCK, PENDING_STEP
+from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP
 from pagedkv.pool.holding import claim_all
 from pagedkv.space.admission import Admission, allocate, find_shortage, free_blocks_needed, seat_prompt
 from pagedkv.space.declaring import declare
 from pagedkv.space.forking import require_vacant_rows
-from pagedkv.space.growing import as_growth, extend
+from pagedkv.space.growing import as_growth, extend, require_growth
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.holding import give_back, take_ticket
 from pagedkv.space.matching import digests_of_prefix, match_again, match_prompt
-from pagedkv.space.state import Group, Loading, SpaceState
+from pagedkv.space.publishing import tag
+from pagedkv.space.state import Loading, SpaceState
 from pagedkv.space.states import checkpoint_of
 from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.tables.loading import count_to_load, publish_loaded, take_to_load, unname_unfilled
@@ -113,7 +114,7 @@ def _take(state: SpaceState, ledger: StepLedger, prompt: Prompt, hit: PrefixHit)
         if num_blocks:
             group_digests = digests[group.lane]
             take_to_load(group.pool.arrays, group.arrays, prompt.tokens, group_digests, hit.num_tokens, blocks)
-            _tag(state, group, blocks, len(hits), encodings[group.lane])
+            tag(state, group, blocks, len(hits), encodings[group.lane])
         taken.append(blocks)
         parents.append(int(hits[-1]) if len(hits) else NULL_BLOCK)
     state.num_loads += 1
@@ -134,15 +135,6 @@ def _blocks_in(state: SpaceState, pool: str, hits: tuple[Int32Array, ...], taken
         for blocks in (found, new)
     ]
     return np.concatenate([NO_BLOCKS, *parts])
-
-
-def _tag(state: SpaceState, group: Group, blocks: Int32Array, first: int, encodings: dict[int, bytes]) -> None:
-    """Note the extra keys of blocks, the first of which is logical block ``first``."""
-    for index, encoding in encodings.items():
-        if index >= first and blocks[index - first] != NULL_BLOCK:
-            key = state.extra_keys.id_of(encoding)
-            assert key is not None
-            group.pool.arrays.records[blocks[index - first], EXTRA] = key
 
 
 def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None:
@@ -223,13 +215,14 @@ def allocate_loaded(
     reserve = len(rest) + admission.num_lookahead
     state.is_changing = True
     state.version += 1
-    row = seat_prompt(state, ledger, admission._replace(prompt=beginning, num_lookahead=reserve), hit, num_tokens)
+    seated = admission._replace(prompt=beginning, num_lookahead=reserve, prompt_length=num_tokens)
+    row = seat_prompt(state, ledger, seated, hit)
     batch = np.array([row], np.int32)
     for group in state.cached_groups:
         unname_unfilled(group.pool.arrays, group.arrays, row, hit.num_tokens, num_external)
     declare(state, ledger, batch)
     growth = as_growth(state, batch, [len(rest)], admission.num_lookahead, 0)
-    growth.starts[:] = num_external
+    require_growth(state, growth)
     copies = extend(state, ledger, growth, rest)
     assert copies == [], f"row {row} copies what it has just been given"
     allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, num_tokens, hit.num_tokens))

@@ -15,7 +15,7 @@ from pagedkv.tables.digesting import copy_new_digests
 from pagedkv.tables.publishing import NUM_DUPLICATE_FIELDS
 from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_DIGESTED
 
-__all__ = ["publish", "tag_blocks"]
+__all__ = ["publish", "tag", "tag_blocks"]
 
 NO_ENDS: Final = (np.zeros(0, np.int32), np.zeros((0, 8), np.uint32))
 
@@ -76,10 +76,16 @@ def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
         first, stop = int(state.rows[row, at + NUM_DIGESTED]), int(state.rows[row, at + NUM_BLOCKS])
         encodings = keys_of_blocks(keys, state.weights_epoch, group.block_size, first, stop)
         if encodings:
-            blocks = group.arrays.table[row, list(encodings)]
-            ids = np.array(state.extra_keys.intern_all(list(encodings.values())), np.int32)
-            is_held = (blocks != NULL_BLOCK) & (group.pool.arrays.records[blocks, NAME] == 0)  # else it is a kept state
-            group.pool.arrays.records[blocks[is_held], EXTRA] = ids[is_held]
+            tag(state, group, group.arrays.table[row, first:stop], first, encodings)
+
+
+def tag(state: SpaceState, group: Group, blocks: Int32Array, first: int, encodings: dict[int, bytes]) -> None:
+    """Note the extra keys of blocks, the first of which is logical block ``first``; of those that bear no name yet."""
+    places = [index for index in encodings if index >= first]
+    named = blocks[np.array(places, np.intp) - first]
+    ids = np.array(state.extra_keys.intern_all([encodings[index] for index in places]), np.int32)
+    is_new = (named != NULL_BLOCK) & (group.pool.arrays.records[named, NAME] == 0)  # else it is a kept state
+    group.pool.arrays.records[named[is_new], EXTRA] = ids[is_new]
 
 
 def _sweep_keys(state: SpaceState) -> None:

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from pagedkv.answers import Load, Ticket
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.keys import RequestKeys
-from pagedkv.plan import Load, Ticket
 from pagedkv.plan_buffer import PlanLayout
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import HOLD_STEP, NUM_DEFERRED_LISTS, OPEN_STEP, PENDING_STEP, SETTLED_STEP, PoolArrays

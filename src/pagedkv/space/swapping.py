@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.answers import Shortage
 from pagedkv.arguments import as_counts
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import NoHostPoolError, SequenceError, TokenError
-from pagedkv.plan import BlockMoves, Shortage
+from pagedkv.plan import BlockMoves
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.space.admission import kept_free
 from pagedkv.space.pending import hand_over, stop_relying

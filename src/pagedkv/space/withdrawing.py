@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.answers import Withdrawal
 from pagedkv.arrays import Int32Array
-from pagedkv.plan import Withdrawal
 from pagedkv.pool.block_pool import BlockPool, drop_name
 from pagedkv.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE
 from pagedkv.pool.digests import DIGEST_NBYTES

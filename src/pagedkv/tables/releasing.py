@@ -2,10 +2,9 @@
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import release
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
 from pagedkv.tables.retaining import give_up
-from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, SHEDS, GroupArrays
+from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, GroupArrays
 
 __all__ = ["release_rows"]
 
@@ -19,9 +18,6 @@ def release_rows(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: 
             block = group.table[row, index]
             if block == NULL_BLOCK:
                 continue
-            if group.parameters[SHEDS]:
-                give_up(pool, block, rows[row, LAST_STEP])
-            else:
-                release(pool, block, rows[row, LAST_STEP])
+            give_up(pool, group, block, rows[row, LAST_STEP])
             group.table[row, index] = NULL_BLOCK
         rows[row, at + NUM_BLOCKS] = 0

@@ -46,6 +46,7 @@ from pagedkv.tables.rows import (
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_SINK_BLOCKS,
+    SHEDS,
     SPAN,
     GroupArrays,
 )
@@ -119,10 +120,10 @@ def carrier_of(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
 
 
 @inlined
-def give_up(pool: PoolArrays, block: int, last_step: int) -> None:
-    """Give one reference to a window's block back; with the last one, what is kept for no reason becomes spare."""
+def give_up(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
+    """Give one reference to a block back; with the last one, what a group keeps for no reason becomes spare."""
     record = pool.records[block]
-    if record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
+    if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
         record[KEPT] = SPARE
     release(pool, block, last_step)
 
@@ -163,11 +164,14 @@ def give_end_up(
     chains: GroupArrays,
 ) -> None:
     """Keep what a row has passed for one end no longer, unless it serves a later one."""
-    passed = rows[row, group.parameters[AT] + FIRST_BLOCK]
-    for index in range(group.parameters[NUM_SINK_BLOCKS], min(passed, end // group.parameters[BLOCK_SIZE])):
-        if serves(group, index, end) and not serves(group, index, later) and chains.table[row, index] != NULL_BLOCK:
+    parameters = group.parameters
+    block_size = parameters[BLOCK_SIZE]
+    first = first_block_of_hit(parameters[KIND], parameters[SPAN], end, block_size, parameters[ENDS_HITS])
+    stop = min(rows[row, parameters[AT] + FIRST_BLOCK], end // block_size)
+    for index in range(max(first, parameters[NUM_SINK_BLOCKS]), stop):
+        if not serves(group, index, later) and chains.table[row, index] != NULL_BLOCK:
             digest = chain_pool.digests[chains.table[row, index]]
-            keep_no_longer(pool, find(pool, group.parameters[NAME_IN_POOL], digest))
+            keep_no_longer(pool, find(pool, parameters[NAME_IN_POOL], digest))
 
 
 @compiled

@@ -2,7 +2,6 @@
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import release
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
 from pagedkv.tables.retaining import give_up, keep, move_boundary
 from pagedkv.tables.rows import (
@@ -61,8 +60,6 @@ def slide(
                 continue
             if group.parameters[SHEDS]:
                 keep(pool, group, rows, ends, row, index)
-                give_up(pool, block, rows[row, LAST_STEP])
-            else:
-                release(pool, block, rows[row, LAST_STEP])
+            give_up(pool, group, block, rows[row, LAST_STEP])
             group.table[row, index] = NULL_BLOCK
         rows[row, at + FIRST_BLOCK] = stop

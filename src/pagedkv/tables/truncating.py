@@ -8,7 +8,7 @@ from typing import Final
 
 from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool.block_pool import drop_name, release
+from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.blocks import DIGEST_WORDS, LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.tables.publishing import rewind_tail
@@ -29,7 +29,6 @@ from pagedkv.tables.rows import (
     NUM_TOKENS,
     PLANNED,
     RECURRENT,
-    SHEDS,
     SPAN,
     GroupArrays,
     blocks_for,
@@ -147,10 +146,7 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
     for index in range(record[at + NUM_BLOCKS] - 1, kept - 1, -1):
         if table[index] == NULL_BLOCK:
             continue
-        if group.parameters[SHEDS]:
-            give_up(pool, table[index], record[LAST_STEP])
-        else:
-            release(pool, table[index], record[LAST_STEP])
+        give_up(pool, group, table[index], record[LAST_STEP])
         table[index] = NULL_BLOCK
     record[at + NUM_BLOCKS] = kept
     record[at + FIRST_BLOCK] = min(record[at + FIRST_BLOCK], kept)

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.plan import Shortage
+from pagedkv.answers import Shortage
 from pagedkv.simulation.one_at_a_time.summary import ReplayCounts, ReplaySummary, ReplayTiming
 from pagedkv.space import BlockSpace
 from pagedkv.spec import FullAttention, SpaceConfig
