@@ -228,6 +228,9 @@ def test_a_trace_that_has_no_curve_gets_one_line(tmp_path: Path, text: str, expe
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
+        ("--memory", "8", "name it (--model)"),
+        ("--kv-dtype", "fp8", "name it (--model)"),
+        ("--model", "llama-3.1-8b", "name them, as in --memory 8,16,32"),
         ("--capacities", "0", "at least 1 block, got 0"),
         ("--capacities", "1000,-5", "at least 1 block, got -5"),
         ("--capacities", "many", "whole numbers separated by commas, got 'many'"),
@@ -241,6 +244,39 @@ def test_a_trace_that_has_no_curve_gets_one_line(tmp_path: Path, text: str, expe
 )
 def test_a_number_out_of_range_gets_one_line(trace: Path, option: str, value: str, expected: str) -> None:
     assert_one_line(trace, [option, value], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--memory", "8", "--capacities", "100"], "with --model give --memory instead"),
+        (["--memory", "8,many"], "--memory must be numbers separated by commas, got '8,many'"),
+        (["--memory", "8,0"], "--memory must be over 0 and at most 1,048,576 GiB, got '8,0'"),
+        (["--memory", "nan"], "--memory must be over 0 and at most 1,048,576 GiB, got 'nan'"),
+        (["--memory", "0.0001"], "give more memory, or smaller blocks"),
+        (["--memory", "8", "--block-size", "0"], "--block-size must be at least 1, got 0"),
+    ],
+)
+def test_a_model_with_wrong_sizes_gets_one_line(trace: Path, options: list[str], expected: str) -> None:
+    assert_one_line(trace, ["--model", "gemma-3-27b", *options], expected)
+
+
+def test_a_model_hits_as_its_windows_serve_it(tmp_path: Path, trace: Path) -> None:
+    result = run("curve", trace, "--model", "gemma-3-27b", "--memory", "20,4", "--json", tmp_path / "result.json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert (document["model"], document["num_requests"], document["num_prompt_tokens"]) == ("gemma-3-27b", 5, 11 * 512)
+    assert document["ideal_hit_tokens"] == 6 * 512
+    assert [point["memory_gib"] for point in document["points"]] == [4.0, 20.0]
+    for point in document["points"]:
+        assert list(point["num_blocks"]) == ["full", "window_1024"]
+        # 1,024 tokens of the second prompt; all but the blocks with the last token of the third and of the fifth
+        assert point["hit_tokens"] == dict.fromkeys(POLICIES, 1024 + (3 * 512 - 16) + (512 - 16))
+        assert point["num_unserved"] == dict.fromkeys(POLICIES, 0)
+    assert "ideal hit ratio" in result.stdout
+    assert ("GiB", "full", "window_1024", *POLICIES, "not served") in [
+        tuple(cell.strip() for cell in line.split("  ") if cell.strip()) for line in result.stdout.splitlines()
+    ]
 
 
 def test_a_missing_trace_and_an_unwritable_result_get_one_line(tmp_path: Path, trace: Path) -> None:

@@ -10,6 +10,8 @@ In the order in which data flows::
     optimum          the offline optimum at one capacity
     pool_hits        an eviction policy at one capacity, through the production pool
     curve            all of it together: CapacityCurve
+    space_hits       a policy at one capacity, through the block space, for models of several groups
+    model_curve      hits of such a model against memory: ModelCurve
 
 The model is a cache and nothing else, so that anyone can check it. Requests come one at a time, in file order, and take
 no time. Of a request only the ids of its prompt's blocks count. Its *hit* is its leading run of resident blocks on

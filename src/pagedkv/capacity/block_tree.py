@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled
 
-__all__ = ["ROOT", "BlockTree"]
+__all__ = ["ROOT", "BlockTree", "write_path"]
 
 ROOT: Final = 0
 NO_ID: Final = -1
@@ -87,3 +87,12 @@ def _is_path(parents: Int32Array, ids: Int64Array, last_block: int, block_ids: I
             return False
         block = parents[block]
     return bool(block == ROOT)
+
+
+@compiled
+def write_path(parents: Int32Array, last_block: int, path: Int32Array) -> None:
+    """Write the blocks of a prompt, head first."""
+    block = last_block
+    for index in range(len(path) - 1, -1, -1):
+        path[index] = block
+        block = parents[block]

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.capacity.block_tree import write_path
 from pagedkv.capacity.references import BlockReferences
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import BlockPool, acquire, drop_name, release, reuse
@@ -58,18 +59,9 @@ def pool_hits(references: BlockReferences, capacity: int, policy: EvictionPolicy
     for last_block, num_blocks in zip(
         references.last_blocks.tolist(), references.num_prompt_blocks.tolist(), strict=True
     ):
-        _write_path(references.parents, last_block, scratch.contents[:num_blocks])
+        write_path(references.parents, last_block, scratch.contents[:num_blocks])
         num_hits += _serve(pool.arrays, scratch, min(num_blocks, num_usable))
     return num_hits
-
-
-@compiled
-def _write_path(parents: Int32Array, last_block: int, path: Int32Array) -> None:
-    """Write the blocks of a prompt, head first."""
-    block = last_block
-    for index in range(len(path) - 1, -1, -1):
-        path[index] = block
-        block = parents[block]
 
 
 @compiled

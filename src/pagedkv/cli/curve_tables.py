@@ -9,9 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from pagedkv.capacity.curve import OPTIMAL, CapacityCurve
+from pagedkv.capacity.model_curve import ModelCurve
 from pagedkv.cli.tables import share
 
-__all__ = ["print_curve"]
+__all__ = ["print_curve", "print_model_curve"]
 
 
 def print_curve(title: str, curve: CapacityCurve) -> None:
@@ -57,3 +58,24 @@ def _by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, Callabl
     for capacity in curve.capacities:
         table.add_row(f"{capacity:,}", *(f"{share_at(capacity):.2%}" for share_at in columns.values()))
     return table
+
+
+def print_model_curve(title: str, curve: ModelCurve) -> None:
+    """Print what the prompts of a trace hit in the memory of a model."""
+    console = Console()
+    facts = Table(title=escape(title), title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
+    facts.add_row("requests", f"{curve.num_requests:,}")
+    facts.add_row("prompt tokens", f"{curve.num_prompt_tokens:,}")
+    facts.add_row("ideal hit ratio", share(curve.ideal_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens))
+    console.print(facts)
+    table = Table(title="Hit ratio by token", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("GiB", *curve.points[0].num_blocks, *curve.hits, "not served"):
+        table.add_column(escape(heading), justify="right", overflow="fold")
+    for place, point in enumerate(curve.points):
+        table.add_row(
+            f"{point.memory_gib:g}",
+            *(f"{num_blocks:,}" for num_blocks in point.num_blocks.values()),
+            *(f"{curve.hit_ratio(policy, place):.2%}" for policy in curve.hits),
+            f"{max(hits[place].num_unserved for hits in curve.hits.values()):,}",
+        )
+    console.print(table)

@@ -11,6 +11,7 @@ __all__ = [
     "DEFAULT_COST_MODEL",
     "DEFAULT_NUM_TOKENS",
     "MEMORY",
+    "MOST_GIB",
     "SCHEDULING",
     "TRACE",
     "Beams",
@@ -42,6 +43,8 @@ __all__ = [
 DEFAULT_NUM_TOKENS: Final = 2**22
 """4.2 million tokens, in the range of what eight H200 hold for the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
+MOST_GIB: Final = 2**20
+"""A million GiB: more than any machine has, and few enough to count."""
 
 MEMORY: Final = "Memory"
 SCHEDULING: Final = "Scheduling"

@@ -35,8 +35,6 @@ __all__ = [
 
 LONGEST_CONTEXT: Final = 2**17
 """Of a model that does not tell its own."""
-MOST_GIB: Final = 2**20
-"""A million GiB: more than any machine has, and few enough to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,10 @@ class ServingOptions:
                 raise ConfigurationError("--memory and --num-blocks say the same in two ways: give one of them")
             return parse_blocks(self.num_blocks)
         if model is not None and self.memory_gib is not None:
-            if not 0 < self.memory_gib <= MOST_GIB:
-                raise ConfigurationError(f"--memory must be over 0 and at most {MOST_GIB:,} GiB, got {self.memory_gib}")
+            if not 0 < self.memory_gib <= opt.MOST_GIB:
+                raise ConfigurationError(
+                    f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}"
+                )
             return self._split(model, block_nbytes, self.memory_gib * GIB)
         if model is not None and self.gpu is not None:
             num_gpus, name = parse_gpu(self.gpu)

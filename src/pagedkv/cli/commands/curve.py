@@ -4,7 +4,8 @@ The bars go to stderr, and only when that is a terminal. While the trace is read
 in stored bytes; then the share of the points, of which there is one for each policy and capacity.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Annotated, Final
@@ -13,21 +14,23 @@ import typer
 from rich.progress import Progress
 
 from pagedkv.capacity.curve import POLICIES, CapacityCurve, compile_loops, default_capacities, measure_curve
+from pagedkv.capacity.model_curve import CachedModel, ModelCurve, measure_model_curve
 from pagedkv.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
+from pagedkv.cli.cache_sizes import CacheSizes
 from pagedkv.cli.command_line import command_line
-from pagedkv.cli.curve_tables import print_curve
+from pagedkv.cli.curve_tables import print_curve, print_model_curve
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.errors import ConfigurationError
+from pagedkv.pool.eviction import registry
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
 
-__all__ = ["curve", "curve_of_trace", "has_block_ids", "parse_capacities"]
+__all__ = ["curve", "curve_of_trace", "has_block_ids"]
 
 DEFAULTS: Final = TraceOptions()
 
@@ -36,17 +39,10 @@ DEFAULTS: Final = TraceOptions()
 def curve(
     trace: Annotated[str, typer.Argument(help="Trace file with block ids, plain or gzip.")],
     *,
-    capacities: Annotated[
-        str | None,
-        typer.Option(
-            metavar="C,C,...",
-            help="Blocks of the cache. Default: ten in geometric progression, from the longest prompt's blocks, or "
-            "half of the ideal hits if that takes fewer, to the number of distinct blocks.",
-        ),
-    ] = None,
     full_blocks_only: Annotated[
         bool, typer.Option("--full-blocks-only", help="Leave out the id of a partly filled last block.")
     ] = False,
+    sizes: CacheSizes,
     reading: TraceOptions,
     json_file: opt.JsonFile = None,
 ) -> None:
@@ -55,6 +51,9 @@ def curve(
     Prompts come one at a time, in file order, as the block ids of the trace. A prompt hits its leading run of cached
     blocks; the rest takes the blocks that the policy evicts first.
 
+    With --model, prompts hit as its groups of layers serve them: windows and states as well, each in a pool of its own,
+    split as pagedkv replay does. Nothing tells the optimum there.
+
     For example:
 
     pagedkv curve mooncake_conversation.jsonl.gz
@@ -62,37 +61,25 @@ def curve(
     pagedkv curve mooncake_conversation.jsonl.gz --capacities 1000,10000,100000 --full-blocks-only
 
     zcat trace.jsonl.gz | pagedkv curve /dev/stdin --limit 1000 --json -
+
+    pagedkv curve mooncake_conversation.jsonl.gz --model gemma-3-27b --memory 16,32,64
     """
     if json_file is not None:
         require_writable(json_file, trace)
-    result = curve_of_trace(
-        trace,
-        None if capacities is None else parse_capacities(capacities),
-        full_blocks_only=full_blocks_only,
-        options=reading,
+    model = sizes.of_model()
+    result = (
+        curve_of_trace(trace, sizes.of_one_pool(), full_blocks_only=full_blocks_only, options=reading)
+        if model is None
+        else _curve_of_model(trace, model, full_blocks_only=full_blocks_only, options=reading)
     )
     if json_file is not None:
         write_json(json_file, {"trace": trace, "command": command_line(), **result.as_dict()})
-    if json_file != STANDARD_OUTPUT:
+    if json_file == STANDARD_OUTPUT:
+        return
+    if isinstance(result, CapacityCurve):
         print_curve(f"Capacity curve of {Path(trace).name}", result)
-
-
-def parse_capacities(text: str) -> list[int]:
-    """Read capacities separated by commas.
-
-    Raises:
-        ConfigurationError: one is not a whole number, or not positive.
-
-    >>> parse_capacities("1000, 200")
-    [1000, 200]
-    """
-    try:
-        capacities = [int(capacity) for capacity in text.split(",")]
-    except ValueError as error:
-        raise ConfigurationError(f"--capacities must be whole numbers separated by commas, got {text!r}") from error
-    if min(capacities) < 1:
-        raise ConfigurationError(f"--capacities must be at least 1 block, got {min(capacities)}")
-    return capacities
+    else:
+        print_model_curve(f"Capacity curve of {Path(trace).name}, {result.model}", result)
 
 
 def curve_of_trace(
@@ -109,12 +96,28 @@ def curve_of_trace(
         TraceError: the trace cannot be read, or has no block ids.
         InterruptedRunError: Ctrl-C.
     """
+    with _references(path, full_blocks_only=full_blocks_only, options=options) as (references, progress):
+        return _measure(references, capacities or default_capacities(references), progress)
+
+
+def _curve_of_model(path: str, model: CachedModel, *, full_blocks_only: bool, options: TraceOptions) -> ModelCurve:
+    """Measure a model's curve on a trace. Raises as :func:`curve_of_trace`."""
+    with _references(path, full_blocks_only=full_blocks_only, options=options) as (references, progress):
+        num_points = len(model.points) * len(registry.POLICIES)
+        with _shown(progress, num_points) as show:
+            return measure_model_curve(references, model, list(registry.POLICIES), show)
+
+
+@contextmanager
+def _references(
+    path: str, *, full_blocks_only: bool, options: TraceOptions
+) -> Iterator[tuple[BlockReferences, Progress]]:
+    """Read what a trace refers to, and show progress meanwhile and afterwards."""
     collector = ReferenceCollector(path, full_blocks_only=full_blocks_only)
     with options.open(path) as trace:
         prepare(compile_loops)
         with progress_bars() as progress:
-            references = _collect(trace, options.requests(trace), collector, PurePath(path).name, progress)
-            return _measure(references, capacities or default_capacities(references), progress)
+            yield _collect(trace, options.requests(trace), collector, PurePath(path).name, progress), progress
 
 
 def has_block_ids(path: str, options: TraceOptions = DEFAULTS) -> bool:
@@ -138,10 +141,16 @@ def _collect(
 
 
 def _measure(references: BlockReferences, capacities: list[int], progress: Progress) -> CapacityCurve:
-    num_points = len(set(capacities)) * len(POLICIES)
+    with _shown(progress, len(set(capacities)) * len(POLICIES)) as show:
+        return measure_curve(references, capacities, show=show)
+
+
+@contextmanager
+def _shown(progress: Progress, num_points: int) -> Iterator[Callable[[int], None]]:
+    """Show how many points of a curve are measured; Ctrl-C tells it too."""
     task = progress.add_task("curve", total=num_points, come_to=f"{num_points} points")
     try:
-        return measure_curve(references, capacities, show=lambda num_done: progress.update(task, completed=num_done))
+        yield lambda num_done: progress.update(task, completed=num_done)
     except KeyboardInterrupt as error:
         num_done = int(progress.tasks[-1].completed)
         message = f"interrupted after {num_done} of {num_points} points of the curve; nothing was written"

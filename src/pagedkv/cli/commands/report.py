@@ -15,8 +15,9 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
+from pagedkv.cli.cache_sizes import parse_capacities
 from pagedkv.cli.command_line import command_line
-from pagedkv.cli.commands.curve import curve_of_trace, has_block_ids, parse_capacities
+from pagedkv.cli.commands.curve import curve_of_trace, has_block_ids
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace

@@ -1,0 +1,107 @@
+"""The sizes of cache that a curve is measured at, as options: blocks of one pool, or GiB of a model."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import typer
+
+from pagedkv.capacity.model_curve import CachedModel, CachePoint
+from pagedkv.capacity.space_hits import MOST_TOKENS_A_STEP
+from pagedkv.cli import options as opt
+from pagedkv.errors import ConfigurationError
+from pagedkv.models import read_model
+from pagedkv.models.memory import GIB
+from pagedkv.models.sizing import block_nbytes_of, blocks_that_fit, groups_of
+
+__all__ = ["CacheSizes", "parse_capacities", "parse_gib"]
+
+NUM_RUNNING: Final = 256
+"""Sequences that the pools of windows are sized for: as many as a replay runs by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """The options, as typed."""
+
+    capacities: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C,C,...",
+            help="Blocks of the cache. Default: ten in geometric progression, from the longest prompt's blocks, or "
+            "half of the ideal hits if that takes fewer, to the number of distinct blocks.",
+        ),
+    ] = None
+    model: opt.ModelName = None
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GIB,GIB,...", help="Of the model's KV cache, instead of --capacities.", rich_help_panel=opt.MEMORY
+        ),
+    ] = None
+    block_size: Annotated[
+        int, typer.Option(metavar="B", help="Tokens a block of the model.", rich_help_panel=opt.MEMORY)
+    ] = 16
+    kv_dtype: opt.KvDtype = None
+
+    def of_one_pool(self) -> list[int] | None:
+        """Read the capacities; None if none are given. Raises ConfigurationError as :func:`parse_capacities`."""
+        return None if self.capacities is None else parse_capacities(self.capacities)
+
+    def of_model(self) -> CachedModel | None:
+        """Read the model, and split each size among its pools as a replay does; None if no model is named.
+
+        Raises:
+            ConfigurationError: options that contradict one another; sizes that are no numbers, not positive or too
+                small; an unknown model.
+        """
+        if self.model is None:
+            if self.memory is not None or self.kv_dtype is not None:
+                raise ConfigurationError("--memory and --kv-dtype say what a model has to itself: name it (--model)")
+            return None
+        if self.capacities is not None:
+            raise ConfigurationError("--capacities counts blocks of one pool: with --model give --memory instead")
+        if self.memory is None:
+            raise ConfigurationError(f"--model {self.model} is measured in GiB: name them, as in --memory 8,16,32")
+        model = read_model(self.model, self.kv_dtype)
+        groups, nbytes = groups_of(model, self.block_size), block_nbytes_of(model, self.block_size)
+        points = [
+            CachePoint(gib, blocks_that_fit(groups, nbytes, gib * GIB, NUM_RUNNING, MOST_TOKENS_A_STEP))
+            for gib in parse_gib(self.memory)
+        ]
+        return CachedModel(model.name, groups, points)
+
+
+def parse_capacities(text: str) -> list[int]:
+    """Read capacities separated by commas.
+
+    Raises:
+        ConfigurationError: one is not a whole number, or not positive.
+
+    >>> parse_capacities("1000, 200")
+    [1000, 200]
+    """
+    try:
+        capacities = [int(capacity) for capacity in text.split(",")]
+    except ValueError as error:
+        raise ConfigurationError(f"--capacities must be whole numbers separated by commas, got {text!r}") from error
+    if min(capacities) < 1:
+        raise ConfigurationError(f"--capacities must be at least 1 block, got {min(capacities)}")
+    return capacities
+
+
+def parse_gib(text: str) -> list[float]:
+    """Read sizes in GiB separated by commas; each once.
+
+    Raises:
+        ConfigurationError: one is no number, not positive, or beyond a million.
+
+    >>> parse_gib("8, 0.5, 8")
+    [0.5, 8.0]
+    """
+    try:
+        sizes = sorted({float(size) for size in text.split(",")})
+    except ValueError as error:
+        raise ConfigurationError(f"--memory must be numbers separated by commas, got {text!r}") from error
+    if not all(0 < size <= opt.MOST_GIB for size in sizes):
+        raise ConfigurationError(f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {text!r}")
+    return sizes
