@@ -26,8 +26,8 @@ run: $(STAMP) ## generate the conversation workload and replay it, then a record
 	@echo "The first run compiles its loops, which takes about 20 seconds."
 	$(BIN)/pagedkv demo --traces $(TRACES)
 
-# The state machines of the block space make 50,000 checked operations here and 100,000 in CI: make test OPERATIONS=100000
-OPERATIONS ?= 50000
+# The state machines of the block space make 20,000 checked operations here and 100,000 in CI: make test OPERATIONS=100000
+OPERATIONS ?= 20000
 
 # The same tests see compiled loops first, then those marked `interpreted` see them as plain Python.
 test: $(STAMP) ## all tests but the long ones: compiled, then the interpreted subset

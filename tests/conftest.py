@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--operations",
         type=int,
-        default=50_000,
+        default=20_000,
         metavar="N",
-        help="checked operations of tests/space/test_state_machine.py in all, at least (default 50000)",
+        help="checked operations of tests/space/test_state_machine.py in all, at least (default 20000)",
     )

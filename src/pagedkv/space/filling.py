@@ -5,7 +5,7 @@ publishes what it completes when the step is over that computed it, until somebo
 declares it computed.
 """
 
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from pagedkv.space import growing
 from pagedkv.space.growing import Growth
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import SpaceState
-from pagedkv.space.steps import InFlightStep, StepLedger
+from pagedkv.space.steps import InFlightStep, Samplers, StepLedger
 from pagedkv.tables.filling import (
     drop_unknown,
     is_unfilled,
@@ -37,6 +37,9 @@ __all__ = [
 ]
 
 
+NO_TOKENS: Final = np.zeros(0, np.int32)
+
+
 def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> list[tuple[int, int]] | Shortage:
     """Grow rows by tokens that nobody knows yet, or return the shortage with nothing changed.
 
@@ -50,14 +53,14 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
         )
     growing.require_growth(state, growth)
     _require_no_rollback(state, growth)
-    _require_judged_drafts(state, ledger, growth)
+    batch, rows, accepted = growth.batch, state.rows, state.accepted_scratch
+    if state.loops.note_accepted(rows, state.num_known, batch, accepted):
+        _require_judged_drafts(state, ledger, growth)
     shortage = growing.growth_shortage(state, growth)
     if shortage is not None:
         return shortage
-    batch, rows, accepted = growth.batch, state.rows, np.empty(len(state.rows), np.int32)  # growing uses the scratch
-    state.loops.note_accepted(rows, batch, accepted)
     state.is_changing = True
-    copies, _ = growing.grow(state, ledger, growth, np.zeros(growth.num_tokens, np.int32))
+    copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
     state.loops.begin_unknown(rows, state.num_known, batch, growth.counts, accepted)
     state.is_overlapped = True
     state.is_changing = False
@@ -84,8 +87,6 @@ def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth
 
     A range that begins with them was planned as if they were known, and nothing would compute it again.
     """
-    if state.loops.first_drafting(state.rows, state.num_known, growth.batch) < 0:
-        return
     begins = growth.batch[(state.num_known[growth.batch] == 0) & (growth.counts > 0)]
     accepted, num_tokens = (state.rows[begins, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
     _require_own_drafts(state, begins, accepted, num_tokens)
@@ -113,13 +114,12 @@ def _require_own_drafts(state: SpaceState, batch: Int32Array, accepted: Int32Arr
                 )
 
 
-def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[Int32Array, Int32Array]:
-    """Tell which step samples the first unknown token of each row of a batch, and up to where its range goes.
-
-    Returns int32 ``[max_sequences]`` each: the step's number, 0 where none is planned that may, or it is forgotten.
-    """
-    samplers, limits = np.zeros((2, len(state.rows)), np.int32)
-    for step in ledger.unfilled:
+def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> Samplers:
+    """Tell which step samples the first unknown token of each row of a batch."""
+    steps, limits = np.zeros((2, len(state.rows)), np.int32)
+    for place, step in enumerate(ledger.unfilled):
+        if place and not state.loops.is_any_unlimited(state.num_known, batch, limits):
+            break
         number = step.plan.step_id - state.num_steps_before
         state.loops.find_samplers(
             state.num_known,
@@ -129,12 +129,19 @@ def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
             step.starts,
             step.ends,
             number,
-            samplers,
+            steps,
             limits,
         )
-        if not state.loops.is_any_unlimited(state.num_known, batch, limits):
-            break
-    return samplers, limits
+    return Samplers(state.version, steps, limits)
+
+
+def _samplers_to_fill(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> Samplers:
+    """Take what the plan before this operation has found out, if that says it all; else look again."""
+    found, ledger.samplers = ledger.samplers, None  # filling changes it
+    is_current = found is not None and found.version == state.version - 1
+    if found is None or not is_current or state.loops.is_any_unlimited(state.num_known, batch, found.limits):
+        return oldest_samplers(state, ledger, batch)
+    return found
 
 
 def fill(
@@ -146,7 +153,7 @@ def fill(
         TokenError: counts that do not add up, known tokens, none that a step has sampled, too many or too few.
     """
     numbers = _as_numbers(state, batch, counts, tokens)
-    samplers, limits = oldest_samplers(state, ledger, batch)
+    _, samplers, limits = _samplers_to_fill(state, ledger, batch)
     place = state.loops.first_unfit_fill(state.rows, state.num_known, batch, numbers, samplers, limits)
     if place >= 0:
         _refuse_filling(
@@ -225,12 +232,12 @@ def _is_unfilled(state: SpaceState, step: InFlightStep) -> bool:
 
 def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     """A step is over: what it computed of known tokens is accepted, and full blocks of it are published."""
-    if _is_unfilled(state, step):
-        ledger.over.append(step)
     full_rows = state.row_scratch
-    num_full = state.loops.accept_computed(
+    num_full, num_unfilled = state.loops.accept_computed(
         state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns, full_rows
     )
+    if num_unfilled:
+        ledger.over.append(step)
     if num_full:
         publish(state, ledger, full_rows[:num_full].copy())
 

@@ -18,7 +18,6 @@ from pagedkv.tables.filling import (
     begin_unknown,
     count_unfilled,
     find_samplers,
-    first_drafting,
     first_unfilled,
     first_unfit_fill,
     is_any_unlimited,
@@ -62,8 +61,7 @@ class SpaceLoops:
         self.advance = specialize(advance, pool, rows, ids, ids, ids, ids, ids, ids)
         self.count_unfilled = specialize(count_unfilled, rows, ids, ids, ids, ids, ids)
         self.accept_computed = specialize(accept_computed, rows, ids, ids, ids, ids, ids, pairs, ids)
-        self.first_drafting = specialize(first_drafting, rows, ids, ids)
-        self.note_accepted = specialize(note_accepted, rows, ids, ids)
+        self.note_accepted = specialize(note_accepted, rows, ids, ids, ids)
         self.begin_unknown = specialize(begin_unknown, rows, ids, ids, ids, ids)
         self.collect_unknown = specialize(collect_unknown, rows, ids, ids, ids, 0, 0, 0, 0, 0)
         self.match_chain = specialize(match_chain, pool, group, ids, ids, extra_keys, words, ids)

@@ -62,10 +62,10 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     offset = loops.collect_ranges(rows, touched, buffer, line, num_ranges, state.open_step, ends)
     _collect_new(state, buffer, [group for group, _, _ in writes])
     if state.is_overlapped:
-        samplers, _ = oldest_samplers(state, ledger, buffer[offset : offset + num_ranges])
+        samplers = ledger.samplers = oldest_samplers(state, ledger, buffer[offset : offset + num_ranges])
         line = layout.lines[UNKNOWN, 0]
         loops.collect_unknown(
-            rows, state.num_known, samplers, buffer, line, offset, num_ranges, state.open_step, state.settled_step
+            rows, state.num_known, samplers.steps, buffer, line, offset, num_ranges, state.open_step, state.settled_step
         )
     for group in state.outsiders:
         collect_starts(group.arrays, rows, buffer, layout.lines[STARTS, group.index], offset, num_ranges)

@@ -197,6 +197,7 @@ class SpaceState:
         self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
         self.start_scratch = np.empty(config.max_sequences, np.int32)
         self.row_scratch = np.empty(config.max_sequences, np.int32)
+        self.accepted_scratch = np.empty(config.max_sequences, np.int32)
         self.touched_scratch = np.empty(config.max_sequences, np.int32)
         self.plan_layout = PlanLayout(tuple(self.pools), len(self.groups), [group.index for group in self.outsiders])
         self.write_counts = np.zeros((len(self.groups), 2), np.int32)

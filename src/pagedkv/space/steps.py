@@ -7,7 +7,7 @@ the same plan is led back to the origin, so that a plan's copies are independent
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from pagedkv.errors import StepError
 from pagedkv.plan import StepPlan
 from pagedkv.spec import StepId
 
-__all__ = ["InFlightStep", "Moves", "OpenMoves", "StepLedger", "read_only"]
+__all__ = ["InFlightStep", "Moves", "OpenMoves", "Samplers", "StepLedger", "read_only"]
 
 NO_SEQUENCE: Final = -1
 Moves = dict[int, int]  # destination -> source, in order
@@ -54,6 +54,20 @@ class InFlightStep:
         return list(zip(self.rows[is_alive].tolist(), starts[is_alive].tolist(), strict=True))
 
 
+class Samplers(NamedTuple):
+    """Which steps sample the first unknown tokens of rows.
+
+    Args:
+        version: of the space, when this was found out.
+        steps: int32 ``[max_sequences]``, the step's number, 0 where none is planned that may, or it is forgotten.
+        limits: int32 ``[max_sequences]``, up to where its range goes.
+    """
+
+    version: int
+    steps: Int32Array
+    limits: Int32Array
+
+
 @dataclass(slots=True)
 class OpenMoves:
     """Copies and swaps of the open step, by pool."""
@@ -71,6 +85,7 @@ class StepLedger:
         duplicates: found since the last plan, by group (:mod:`pagedkv.tables.merging`).
         over: steps that are acknowledged, but rows wait for tokens that they have sampled; oldest first.
         shares_pending: rows share blocks that the open step still has to compute.
+        samplers: what the last plan has found out about unknown tokens, for filling them in right afterwards.
     """
 
     def __init__(self, num_groups: int) -> None:
@@ -79,6 +94,7 @@ class StepLedger:
         self.duplicates: list[list[Int32Array]] = [[] for _ in range(num_groups)]
         self.over: list[InFlightStep] = []
         self.shares_pending = False
+        self.samplers: Samplers | None = None
         self._open = OpenMoves()
 
     @property

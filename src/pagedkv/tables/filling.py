@@ -16,7 +16,7 @@ computed by steps that are over.
 """
 
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, SETTLED_STEP, PoolArrays
 from pagedkv.tables.rows import (
     BLOCK_SIZE,
@@ -37,7 +37,6 @@ __all__ = [
     "count_unfilled",
     "drop_unknown",
     "find_samplers",
-    "first_drafting",
     "first_unfilled",
     "first_unfit_fill",
     "is_any_unlimited",
@@ -50,20 +49,17 @@ __all__ = [
 
 
 @compiled
-def first_drafting(rows: Int32Array, num_known: Int32Array, batch: Int32Array) -> int:
-    """Name the first place in a batch whose row has drafts, and had no unknown tokens yet; or -1."""
-    for place in range(len(batch)):
-        row = batch[place]
-        if num_known[row] == 0 and rows[row, NUM_ACCEPTED] < rows[row, NUM_TOKENS]:
-            return place
-    return -1
+def note_accepted(rows: Int32Array, num_known: Int32Array, batch: Int32Array, accepted: Int32Array) -> bool:
+    """Write down how many tokens of each row of a batch are accepted, before it grows.
 
-
-@compiled
-def note_accepted(rows: Int32Array, batch: Int32Array, accepted: Int32Array) -> None:
-    """Write down how many tokens of each row of a batch are accepted, before it grows."""
+    Returns whether one has drafts, and had no unknown tokens yet.
+    """
+    num_drafting = 0
     for place in range(len(batch)):
-        accepted[place] = rows[batch[place], NUM_ACCEPTED]
+        row = unsigned(batch[place])
+        accepted[place] = rows[row, NUM_ACCEPTED]
+        num_drafting += num_known[row] == 0 and rows[row, NUM_ACCEPTED] < rows[row, NUM_TOKENS]
+    return num_drafting > 0
 
 
 @compiled
@@ -72,7 +68,7 @@ def begin_unknown(
 ) -> None:
     """Count what rows have grown by as unknown: of no row more is accepted than before, and that much is known."""
     for place in range(len(batch)):
-        row = batch[place]
+        row = unsigned(batch[place])
         if counts[place] > 0:
             rows[row, NUM_ACCEPTED] = accepted[place]
             if num_known[row] == 0:
@@ -100,7 +96,7 @@ def find_samplers(
         samplers, limits: int32 ``[max_sequences]``, zeros at first.
     """
     for place in range(len(step_rows)):
-        row = step_rows[place]
+        row = unsigned(step_rows[place])
         if serials[row] != step_serials[place] or num_known[row] == 0 or limits[row] > 0:
             continue
         if starts[place] >= ends[place]:  # it was rolled back: the step samples nothing for the row any more
@@ -116,7 +112,8 @@ def find_samplers(
 def is_any_unlimited(num_known: Int32Array, batch: Int32Array, limits: Int32Array) -> bool:
     """Tell whether :func:`find_samplers` has noted nothing yet of an overlapped row of a batch."""
     num_rows = 0
-    for row in batch:
+    for each in batch:
+        row = unsigned(each)
         num_rows += num_known[row] > 0 and limits[row] == 0
     return num_rows > 0
 
@@ -173,7 +170,7 @@ def first_unfit_fill(
             sampler was over, and forgotten, they become 1 and where the next step begins.
     """
     for place in range(len(batch)):
-        row = batch[place]
+        row = unsigned(batch[place])
         if samplers[row] == 0 and 0 < num_known[row] <= rows[row, NUM_PLANNED]:
             samplers[row] = 1
             if limits[row] == 0:
@@ -199,9 +196,12 @@ def write_known(
     block_size = group.parameters[BLOCK_SIZE]
     next_token = 0
     for place in range(len(batch)):
-        row = batch[place]
-        for position in range(num_known[row], num_known[row] + counts[place]):
-            pool.tokens[group.table[row, position // block_size], position % block_size] = tokens[next_token]
+        row = unsigned(batch[place])
+        first = num_known[row]
+        for position in range(first, first + counts[place]):
+            index = position // block_size
+            block = unsigned(group.table[row, unsigned(index)])
+            pool.tokens[block, unsigned(position - index * block_size)] = tokens[next_token]
             next_token += 1
 
 
@@ -226,17 +226,19 @@ def advance(
     """
     num_refused = 0
     any_accepted = False
+    settled = pool.counts[SETTLED_STEP]
     for place in range(len(batch)):
-        row = batch[place]
-        num_sampled = limits[row] - num_known[row] + 1
-        refused[row] = num_sampled - counts[place]
-        num_refused += refused[row]
+        row = unsigned(batch[place])
+        num_lost = limits[row] - num_known[row] + 1 - counts[place]
         num_known[row] += counts[place]
-        rows[row, NUM_TOKENS] -= refused[row]
-        for column in planned:
-            if rows[row, column] >= limits[row]:
-                rows[row, column] -= refused[row]
-        if rows[row, LAST_STEP] <= pool.counts[SETTLED_STEP]:
+        if num_lost > 0:
+            refused[row] = num_lost
+            num_refused += num_lost
+            rows[row, NUM_TOKENS] -= num_lost
+            for column in planned:
+                if rows[row, column] >= limits[row]:
+                    rows[row, column] -= num_lost
+        if rows[row, LAST_STEP] <= settled:
             accepted = min(num_known[row], rows[row, NUM_PLANNED])
             any_accepted |= accepted > rows[row, NUM_ACCEPTED]
             rows[row, NUM_ACCEPTED] = max(rows[row, NUM_ACCEPTED], accepted)
@@ -296,30 +298,36 @@ def accept_computed(
     ends: Int32Array,
     lanes: Int32Array,
     full_rows: Int32Array,
-) -> int:
+) -> tuple[int, int]:
     """Accept what a step that is over has computed of known tokens.
 
     Args:
         lanes: int32 ``[lanes, 2]``, first column and block size of the first group of each digest chain.
         full_rows: int32 ``[rows]``; gets the rows in which a full block waits for its digest.
 
-    Returns how many these are.
+    Returns how many these are, and how many rows wait for a token as :func:`count_unfilled` counts them.
     """
     num_full = 0
+    num_unfilled = 0
+    first_digested, first_size = unsigned(lanes[0, 0] + NUM_DIGESTED), lanes[0, 1]
     for place in range(len(step_rows)):
-        row = step_rows[place]
-        if serials[row] != step_serials[place] or num_known[row] == 0 or rows[row, STATUS] != RUNNING:
+        row = unsigned(step_rows[place])
+        if serials[row] != step_serials[place] or num_known[row] == 0:
+            continue
+        num_unfilled += is_unfilled(rows, num_known, row) and num_known[row] <= ends[place]
+        if rows[row, STATUS] != RUNNING:
             continue
         accepted = min(num_known[row], ends[place])
         if accepted > rows[row, NUM_ACCEPTED]:
             rows[row, NUM_ACCEPTED] = accepted
-            is_full = False
-            for lane in range(len(lanes)):
-                is_full |= accepted >= (rows[row, lanes[lane, 0] + NUM_DIGESTED] + 1) * lanes[lane, 1]
+            is_full = accepted >= (rows[row, first_digested] + 1) * first_size
+            for lane in range(1, len(lanes)):
+                num_digested = rows[row, unsigned(lanes[lane, 0] + NUM_DIGESTED)]
+                is_full |= accepted >= (num_digested + 1) * lanes[lane, 1]
             if is_full:
-                full_rows[num_full] = row
+                full_rows[num_full] = step_rows[place]
                 num_full += 1
-    return num_full
+    return num_full, num_unfilled
 
 
 @compiled

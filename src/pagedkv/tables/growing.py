@@ -119,12 +119,13 @@ def grow(
     copies: Int32Array,
     num_draft: int,
 ) -> tuple[int, int]:
-    """Give each row of a batch the blocks for its next tokens and lookahead slots, and write the tokens down.
+    """Give each row of a batch the blocks for its next tokens and lookahead slots, and write down those known.
 
     The free blocks suffice: the caller has asked. Every group sets the rows' numbers of tokens, to the same.
 
     Args:
         starts: int32 ``[rows]``, the tokens that each row had before any group grew.
+        tokens: int32 ``[sum of growth]``, or nothing where nobody knows them yet.
         copies: int32 ``[rows, 2]``; ``copies[i]`` becomes (source, destination) of a copy on write.
         num_draft: trailing tokens of each row that are guesses; all before become certain.
 
@@ -133,6 +134,7 @@ def grow(
     reserve = slots_to_reserve(group, num_lookahead)
     block_size = group.parameters[BLOCK_SIZE]
     caching = group.parameters[CACHING]
+    is_written = caching and len(tokens) > 0
     is_state = group.parameters[KIND] == RECURRENT
     open_step = pool.counts[OPEN_STEP]
     # Unsigned indices: signed ones are guarded against being negative, 9.1 us instead of 6.7 for 1,024 rows.
@@ -158,7 +160,7 @@ def grow(
             block = unsigned(group.table[row, entry])
         if count == 1:  # the general loop takes 2 us more for 1,024 rows
             pool.records[block, PENDING_STEP] = open_step
-            if caching:
+            if is_written:
                 pool.tokens[block, unsigned(offset)] = tokens[next_token]
         else:
             write_tokens(pool, group, row, start // block_size, offset, tokens, next_token, count)
@@ -183,7 +185,7 @@ def write_tokens(
     first_token: int,
     num_tokens: int,
 ) -> None:
-    """Note a run of tokens in a row's blocks, from slot ``offset`` of logical block ``index`` on.
+    """Note a run of tokens, if known, in a row's blocks, from slot ``offset`` of logical block ``index`` on.
 
     It is content that the open step will compute.
     """
@@ -195,7 +197,7 @@ def write_tokens(
         block = unsigned(group.table[row, index])
         pool.records[block, PENDING_STEP] = open_step
         num_written = min(end - next_token, block_size - offset)
-        if group.parameters[CACHING]:
+        if group.parameters[CACHING] and len(tokens) > 0:
             for slot in range(num_written):
                 pool.tokens[block, offset + slot] = tokens[next_token + slot]
         next_token += num_written
@@ -264,8 +266,10 @@ def first_unfit_growth(
     """
     ascends = is_ascending(batch)  # so no row comes twice; marking all took 0.6 us of 1.9 for 1,024 rows
     for place in range(len(batch)):
-        row = batch[place]
-        if row < 0 or row >= len(rows) or rows[row, STATUS] != RUNNING:
+        if batch[place] < 0 or batch[place] >= len(rows):
+            return place
+        row = unsigned(batch[place])
+        if rows[row, STATUS] != RUNNING:
             return place
         if not ascends:
             if rows[row, MARK] == mark:

@@ -4,7 +4,7 @@ What a plan says is written straight into its buffer (:mod:`pagedkv.plan_buffer`
 """
 
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.plan_buffer import ALIGNMENT, HEADER_WORDS, LENGTH, LINE_WORDS, NUM_WORDS, OFFSET
 from pagedkv.pool.blocks import HOLD_STEP, IN_ORDER, IN_USE, NEW, OPEN_STEP, QUEUE, PoolArrays
 from pagedkv.tables.filling import first_unfilled, is_unfilled
@@ -62,24 +62,25 @@ def collect_touched(rows: Int32Array, out: Int32Array, counts: Int32Array) -> tu
     newer = len(rows)
     row = rows[0, TOUCHED] - 1
     while True:
-        following = rows[row, TOUCHED] - 1
-        rows[row, TOUCHED] = 0
-        if rows[row, STATUS] == RUNNING:
+        place = unsigned(row)
+        following = rows[place, TOUCHED] - 1
+        rows[place, TOUCHED] = 0
+        if rows[place, STATUS] == RUNNING:
             first -= 1
             out[first] = row
             if row > newer:
                 ascends = 0
             newer = row
-            num_ranges += rows[row, NUM_PLANNED] < rows[row, NUM_TOKENS]
+            num_ranges += rows[place, NUM_PLANNED] < rows[place, NUM_TOKENS]
             for group in range(len(counts)):
                 at = NUM_COMMON + group * NUM_PER_GROUP
-                num_changed = rows[row, at + DIRTY_TO] - rows[row, at + DIRTY_FROM]
+                num_changed = rows[place, unsigned(at + DIRTY_TO)] - rows[place, unsigned(at + DIRTY_FROM)]
                 if num_changed > 0:
                     counts[group, 0] += 1
                     counts[group, 1] += num_changed
                 else:  # nothing to collect, but a rollback may have left an empty range
-                    rows[row, at + DIRTY_FROM] = 0
-                    rows[row, at + DIRTY_TO] = 0
+                    rows[place, unsigned(at + DIRTY_FROM)] = 0
+                    rows[place, unsigned(at + DIRTY_TO)] = 0
         if row == 0:
             break
         row = following
@@ -99,19 +100,19 @@ def collect_ranges(
     """
     offset = place_part(buffer, line, 3, num_ranges)
     stride = (num_ranges + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    place = offset
-    index = 0
+    starts, stops = offset + stride, offset + 2 * stride
+    place = 0
     for row in touched:
-        end = rows[row, NUM_TOKENS]
-        if rows[row, NUM_PLANNED] < end:
-            buffer[place] = row
-            buffer[place + stride] = rows[row, NUM_PLANNED]
-            buffer[place + 2 * stride] = end
-            ends[index] = end
-            rows[row, LAST_STEP] = step
-            rows[row, NUM_PLANNED] = end
+        index = unsigned(row)
+        end = rows[index, NUM_TOKENS]
+        if rows[index, NUM_PLANNED] < end:
+            buffer[unsigned(offset + place)] = row
+            buffer[unsigned(starts + place)] = rows[index, NUM_PLANNED]
+            buffer[unsigned(stops + place)] = end
+            ends[unsigned(place)] = end
+            rows[index, LAST_STEP] = step
+            rows[index, NUM_PLANNED] = end
             place += 1
-            index += 1
     return offset
 
 
@@ -152,17 +153,18 @@ def collect_unknown(
     if first_unfilled(rows, num_known, buffer[ranges : ranges + num_ranges]) < 0:
         return
     offset = place_part(buffer, line, 2, num_ranges)
+    counts, lags = buffer[offset : offset + num_ranges], buffer[offset + stride : offset + stride + num_ranges]
     for place in range(num_ranges):
-        row = buffer[ranges + place]
-        buffer[offset + place] = 0
-        buffer[offset + stride + place] = 0
+        row = unsigned(buffer[ranges + place])
+        counts[place] = 0
+        lags[place] = 0
         if not is_unfilled(rows, num_known, row):
             continue
-        buffer[offset + place] = rows[row, NUM_TOKENS] - num_known[row]
+        counts[place] = rows[row, NUM_TOKENS] - num_known[row]
         if samplers[row] > 0:
-            buffer[offset + stride + place] = step - samplers[row]
+            lags[place] = step - samplers[row]
         elif num_known[row] <= buffer[ranges + stride + place]:
-            buffer[offset + stride + place] = step - settled
+            lags[place] = step - settled
 
 
 @compiled

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.blocks import PoolArrays, aligned_zeros
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
 
@@ -183,8 +183,10 @@ def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int)
     ``mark`` is a number that no batch has used before.
     """
     for place in range(len(batch)):
-        row = batch[place]
-        if row < 0 or row >= len(rows) or rows[row, MARK] == mark:
+        if batch[place] < 0 or batch[place] >= len(rows):
+            return place
+        row = unsigned(batch[place])
+        if rows[row, MARK] == mark:
             return place
         if rows[row, STATUS] == VACANT or (status != OCCUPIED and rows[row, STATUS] != status):
             return place
