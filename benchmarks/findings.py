@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,8 @@ from typing import Any, Final, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import sharing
+from benchmarks import eviction_capacities, sharing
+from benchmarks.markdown import table
 from pagedkv import BlockPool
 from pagedkv.pool.eviction.registry import POLICIES
 
@@ -35,7 +36,6 @@ BOOKKEEPING_SIZES: Final = MappingProxyType({1_000_000: "", 700_000: "", 2**20 +
 
 Result: TypeAlias = Mapping[str, Any]
 """What a command writes with ``--json``."""
-Cells: TypeAlias = Iterable[object]
 
 
 def curve_table(title: str, curve: Result) -> str:
@@ -112,12 +112,6 @@ def bytes_a_block(policy: str, num_blocks: int) -> float:
     return BlockPool("pool", num_blocks, 16, policy=POLICIES[policy]).nbytes / num_blocks
 
 
-def table(*rows: Cells) -> str:
-    """Set rows in Markdown: the first is the head, numbers stand to the right."""
-    head, *body = ("|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in rows)
-    return "\n".join([head, "|---|" + "---:|" * (head.count("|") - 2), *body])
-
-
 def of_command(show: Callable[[Result], str], trace: str, *command: str) -> Callable[[Path], str]:
     """Make a table of what ``pagedkv COMMAND TRACE OPTIONS`` finds."""
     return lambda traces: show(_run(command[0], str(traces / trace), *command[1:]))
@@ -135,6 +129,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = MappingProxyType(
         "agent benchmarks": of_curve("agent benchmarks", "agent_text_blk16.jsonl.gz"),
         "coding agents": of_curve("coding agents, interleaved", "agentic_coding_interleaved.jsonl.gz"),
         "coding sessions": of_command(gap_table, "agentic_coding_sessions.jsonl.gz", "curve"),
+        "against lru": eviction_capacities.against_lru,
         "replay": of_command(replay_table, "mooncake_conversation.jsonl.gz", "replay"),
         "waste": of_command(
             waste_table, "azure_llm_2023_conv.csv.gz", "replay", "--model", "llama-3.1-8b", "--gpu", "h100"

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 from pagedkv.pool import blocks
+from pagedkv.pool.eviction.hazard import layout
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import FullAttention, SpaceConfig
@@ -51,7 +52,7 @@ def test_the_page_says_what_a_column_means(column: str) -> None:
 
 def test_the_page_names_no_column_that_is_gone() -> None:
     named = set(re.findall(r"`([A-Z_]+)`", PAGE))
-    modules = (rows, blocks, publishing)
+    modules = (rows, blocks, publishing, layout)
     assert {name for name in named if not any(hasattr(module, name) for module in modules)} == set()
 
 

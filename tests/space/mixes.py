@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-from pagedkv.pool.eviction.registry import POLICIES
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
 
 __all__ = ["MIXES", "Mix"]
@@ -66,9 +65,9 @@ class Mix:
         )
 
     def config(self, size: int) -> SpaceConfig:
-        """Configure a space of one of six sizes: each eviction policy has as many.
+        """Configure a space of one of six sizes.
 
-        Half run in order, and most keep receipts.
+        The policy that learns has half of them, since it keeps most; half run in order, and most keep receipts.
         """
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
@@ -82,11 +81,11 @@ class Mix:
             in_order=size % 2 == 1,
             events=self.events,
             receipts=size % 3 > 0,
-            eviction=list(POLICIES)[size * len(POLICIES) // NUM_SIZES],
+            eviction=EVICTION[size],
         )
 
 
-NUM_SIZES = 6
+EVICTION = ("hazard", "lru", "adaptive", "hazard", "fifo", "hazard")
 EXTRA_BLOCKS = 40
 ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "several steps in flight", "truncate"})
 CACHED = ALWAYS | {"hit", "eviction"}

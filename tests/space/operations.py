@@ -52,6 +52,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self.num_steps = -1  # building the space is no step
         self.is_forged = False  # whether digests were brought that are not the prompt's
         self.history: list[str] = []
+        self.now_s = 0
         self.answers: dict[Prompt, PrefixHit] = {}
         self.ended: dict[Prompt, Receipt] = {}
 
@@ -250,14 +251,22 @@ class SpaceOperations(RuleBasedStateMachine):
             return
         model.branched(parent, answer.tolist(), length)
 
-    def free_rows(self, batch: list[ModelSequence]) -> None:
-        """Give sequences up, wherever they are."""
+    def free_rows(self, batch: list[ModelSequence], num_generated: int | None = None) -> None:
+        """Give sequences up, wherever they are, and tell how many tokens each generated, or not."""
         rows = [sequence.row for sequence in batch]
-        self._note(f"free rows {rows}")
-        receipts = self.space.free(rows)
+        self._note(f"free rows {rows}, told {num_generated} outputs")
+        receipts = self.space.free(rows, num_generated=None if num_generated is None else [num_generated] * len(rows))
         self.model.freed(rows, receipts)
         prompts = [(tuple(sequence.tokens), sequence.keys) for sequence in batch]
         self.ended |= dict(zip(prompts, receipts, strict=False))
+
+    # Time
+
+    def advance_clock(self, seconds: int) -> None:
+        """Tell the time."""
+        self.now_s += seconds
+        self._note(f"advance to {self.now_s} s")
+        self.space.advance(self.now_s)
 
     # Swapping
 

@@ -175,12 +175,19 @@ class SpaceMachine(SpaceOperations):
             self.branch_row(parent, num_children, max(1, len(parent.tokens) - back))
 
     @precondition(lambda self: self.model.sequences)
-    @rule(target=prompts, places=PLACES)
-    def free(self, places: list[int]) -> MultipleResults[Prompt]:
+    @rule(target=prompts, places=PLACES, num_generated=st.sampled_from((None, 0, 5, 500)))
+    def free(self, places: list[int], num_generated: int | None) -> MultipleResults[Prompt]:
         """Give some sequences up, wherever they are; later prompts may continue them."""
         batch = self._choose(list(self.model.sequences.values()), places)
-        self.free_rows(batch)
+        self.free_rows(batch, num_generated)
         return self._as_origins(*((tuple(sequence.tokens), sequence.keys) for sequence in batch[:2]))
+
+    # Time
+
+    @rule(seconds=st.sampled_from((0, 1, 30, 10_000)))
+    def advance(self, seconds: int) -> None:
+        """Let time pass, which changes nothing but who is evicted."""
+        self.advance_clock(seconds)
 
     # Content from elsewhere
 

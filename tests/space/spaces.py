@@ -44,6 +44,7 @@ class Settings(TypedDict, total=False):
     events: bool
     receipts: bool
     weights_epoch: str
+    eviction: str
 
 
 def new_space(*groups: GroupSpec, **settings: Unpack[Settings]) -> BlockSpace:

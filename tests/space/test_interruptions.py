@@ -83,6 +83,8 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "fork at a prefix": lambda space: space.fork(3, 2, at=7),
     "fork while pending": lambda space: space.fork(4, 2),
     "free": lambda space: space.free([0, 3]),
+    "free with outputs": lambda space: space.free([0, 3], num_generated=[7, 0]),
+    "advance": lambda space: space.advance(1.0),
     "free what others wait for": lambda space: space.free([4]),
     "swap out": lambda space: space.swap_out([0, 1]),
     "swap in": lambda space: space.swap_in([2]),

@@ -15,11 +15,12 @@ from pagedkv.capacity.references import BlockReferences
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import BlockPool, acquire, drop_name, release, reuse
 from pagedkv.pool.blocks import DIGEST_WORDS, LIFE, NULL_BLOCK, PoolArrays
+from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT
 from pagedkv.pool.prefix_index import find, is_child_of, name_block
 
-__all__ = ["pool_hits"]
+__all__ = ["pool_hits", "serve_trace"]
 
 NAME: Final = 1  # of the one group there is
 WORD: Final = 2**32 - 1
@@ -49,23 +50,33 @@ def pool_hits(references: BlockReferences, capacity: int, policy: EvictionPolicy
         policy: which of them to evict.
     """
     num_usable = min(capacity, references.num_unique_blocks)
-    pool = BlockPool("cache", num_usable + 1, block_size=1, policy=policy)
+    return serve_trace(BlockPool("cache", num_usable + 1, block_size=1, policy=policy), references)
+
+
+def serve_trace(pool: BlockPool, references: BlockReferences) -> int:
+    """Serve a trace with an empty pool of blocks of one token; return the number of hits. O(references)."""
     scratch = PromptScratch(
         contents=np.zeros(references.longest_prompt, np.int32),
         block_ids=np.zeros(references.longest_prompt, np.int32),
         digest=np.zeros(DIGEST_WORDS, np.uint32),
     )
     num_hits = 0
-    for last_block, num_blocks in zip(
-        references.last_blocks.tolist(), references.num_prompt_blocks.tolist(), strict=True
+    for last_block, num_blocks, arrival_s, num_outputs in zip(
+        references.last_blocks.tolist(),
+        references.num_prompt_blocks.tolist(),
+        references.arrivals_s.tolist(),
+        references.output_lengths.tolist(),
+        strict=True,
     ):
+        if arrival_s > 0:  # traces without times have none
+            pool.advance(arrival_s)
         write_path(references.parents, last_block, scratch.contents[:num_blocks])
-        num_hits += _serve(pool.arrays, scratch, min(num_blocks, num_usable))
+        num_hits += _serve(pool.arrays, scratch, min(num_blocks, pool.num_usable), num_outputs)
     return num_hits
 
 
 @compiled
-def _serve(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) -> int:
+def _serve(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_outputs: int) -> int:
     """Serve the first blocks of a prompt, no more than the pool has; return how many of them hit."""
     num_hits = _reuse_leading(pool, scratch, num_blocks)
     for index in range(num_hits, num_blocks):
@@ -77,6 +88,7 @@ def _serve(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) -> int:
             drop_name(pool, unreachable)  # the policy evicted what it continued
         name_block(pool, NAME, block, parent, pool.records[parent, LIFE])
         scratch.block_ids[index] = block
+    note_request(pool, scratch.block_ids[:num_blocks], num_outputs)
     for index in range(num_blocks - 1, -1, -1):
         release(pool, scratch.block_ids[index], 0)
     return num_hits

@@ -1,4 +1,4 @@
-"""What a trace refers to: the path of each prompt in the tree of blocks, and nothing about time or output.
+"""What a trace refers to: the path of each prompt in the tree of blocks, and when, and how much output came of it.
 
 ``ReferenceCollector`` takes the requests one by one, so that its caller decides about progress, limits and
 interruption; ``BlockReferences`` is what every policy then works on. Knows no policy.
@@ -29,6 +29,9 @@ class BlockReferences:
         last_blocks: int32 ``[num_requests]``, the last block of each prompt; the root if it has none.
         num_prompt_blocks: int32 ``[num_requests]``, blocks of each prompt.
         input_lengths: int64 ``[num_requests]``, tokens of each prompt, those without a block included.
+        arrivals_s: float64 ``[num_requests]``, when each arrives, never before the one before it: a request that the
+            file has late counts as arriving then.
+        output_lengths: int64 ``[num_requests]``, tokens generated for each.
         reuses: which blocks are used again, from which request to which.
     """
 
@@ -37,6 +40,8 @@ class BlockReferences:
     last_blocks: Int32Array
     num_prompt_blocks: Int32Array
     input_lengths: npt.NDArray[np.int64]
+    arrivals_s: npt.NDArray[np.float64]
+    output_lengths: npt.NDArray[np.int64]
     reuses: Reuses
 
     @property
@@ -85,6 +90,8 @@ class ReferenceCollector:
         self._last_blocks = array("i")
         self._num_prompt_blocks = array("i")
         self._input_lengths = array("q")
+        self._arrivals_s = array("d")
+        self._output_lengths = array("q")
 
     @property
     def num_requests(self) -> int:
@@ -116,6 +123,8 @@ class ReferenceCollector:
         self._last_blocks.append(last_block)
         self._num_prompt_blocks.append(len(block_ids))
         self._input_lengths.append(request.input_length)
+        self._arrivals_s.append(request.arrival_s)
+        self._output_lengths.append(request.output_length)
 
     def references(self) -> BlockReferences:
         """Sum up what was collected. O(references).
@@ -134,6 +143,8 @@ class ReferenceCollector:
             last_blocks=last_blocks,
             num_prompt_blocks=np.array(self._num_prompt_blocks, np.int32),
             input_lengths=np.array(self._input_lengths, np.int64),
+            arrivals_s=np.maximum.accumulate(np.array(self._arrivals_s, np.float64)),
+            output_lengths=np.array(self._output_lengths, np.int64),
             reuses=find_reuses(parents, last_blocks),
         )
 

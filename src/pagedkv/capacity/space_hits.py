@@ -52,8 +52,13 @@ def space_hits(
     """
     space = BlockSpace(config)
     num_hit_tokens = num_unserved = 0
-    for prompt in _prompts(references):
-        num_hits = _serve(space, config, prompt, max_tokens_a_step)
+    outputs = references.output_lengths.tolist()
+    for arrival_s, num_generated, prompt in zip(
+        references.arrivals_s.tolist(), outputs, _prompts(references), strict=True
+    ):
+        if arrival_s > 0:  # traces without times have none
+            space.advance(arrival_s)
+        num_hits = _serve(space, config, prompt, num_generated, max_tokens_a_step)
         if num_hits is None:
             num_unserved += 1
         else:
@@ -71,7 +76,9 @@ def _prompts(references: BlockReferences) -> Iterator[Int32Array]:
         yield np.repeat(path, references.block_size)
 
 
-def _serve(space: BlockSpace, config: SpaceConfig, prompt: Int32Array, max_tokens_a_step: int) -> int | None:
+def _serve(
+    space: BlockSpace, config: SpaceConfig, prompt: Int32Array, num_generated: int, max_tokens_a_step: int
+) -> int | None:
     """Serve one prompt to its end; return the tokens that hit, or None if it never fits."""
     if len(prompt) == 0:
         return 0
@@ -89,7 +96,7 @@ def _serve(space: BlockSpace, config: SpaceConfig, prompt: Int32Array, max_token
             is_served = False
             break
     _run_step(space)
-    space.free(answer.row)
+    space.free(answer.row, num_generated=num_generated)
     return match.num_tokens if is_served else None
 
 

@@ -114,7 +114,7 @@ Watermark: TypeAlias = Annotated[
 ]
 PolicyName: TypeAlias = Annotated[
     str,
-    typer.Option(metavar="NAME", help=f"Eviction policy: {', '.join(POLICIES)}.", rich_help_panel=SCHEDULING),
+    typer.Option(metavar="NAME", help=f"Eviction: {', '.join(POLICIES)}.", rich_help_panel=SCHEDULING),
 ]
 PreemptionName: TypeAlias = Annotated[
     str,

@@ -20,6 +20,7 @@ latest of all these steps. Every step has a list of the blocks that wait for it,
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -30,10 +31,12 @@ from pagedkv.errors import BlockError, ConfigurationError
 from pagedkv.events import CLEARED, GAP, CacheEvents
 from pagedkv.pool import free_queue
 from pagedkv.pool.blocks import (
+    CLOCK_US,
     DEFERRED,
     EVENT_FIELDS,
     EXTRA,
     FREE,
+    HAS_CLOCK,
     HOLD_STEP,
     IN_ORDER,
     IN_USE,
@@ -68,12 +71,17 @@ from pagedkv.pool.sparing import enqueue_spare, is_spare, renew
 
 __all__ = ["BlockPool", "KVCacheBlock", "acquire", "claim", "drop_name", "lower_hold", "release", "reuse", "settle"]
 
+MICROSECONDS: Final = 1_000_000  # a second
+
 
 @inlined
 def acquire(pool: PoolArrays) -> int:
     """Hand out the next free block, evicting what it cached; the caller has checked that there is one."""
-    block = free_queue.popleft(pool.records, pool.counts)
     records = pool.records
+    block = free_queue.first(records)
+    if records[block, NAME] and not is_spare(pool, block):
+        block = hooks.choose_victim(pool, block)
+    free_queue.remove(records, pool.counts, block)
     if records[block, NAME]:
         pool.counts[NUM_CACHED] -= 1
         pool.counts[NUM_EVICTED] += 1
@@ -101,6 +109,7 @@ def claim(pool: PoolArrays, block: int) -> None:
     if records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
         pool.counts[NUM_CACHED] -= 1
+        hooks.note_claim(pool, block)
     elif records[block, QUEUE] == DEFERRED:
         free_queue.unlink(pool.records, block)
         records[block, QUEUE] = IN_USE
@@ -291,7 +300,14 @@ class BlockPool:
         arrays = new_pool_arrays(num_blocks, block_size, caching=caching)
         arrays.counts[POLICY] = number_of(self.policy)
         arrays.counts[IN_ORDER] = in_order
-        self.arrays = arrays._replace(eviction=state.counts, eviction_table=state.table, ranks=state.ranks)
+        self.arrays = arrays._replace(
+            eviction=state.counts,
+            eviction_table=state.table,
+            ranks=state.ranks,
+            eviction_blocks=state.blocks,
+            eviction_runs=state.runs,
+            eviction_rates=state.rates,
+        )
         self.free_queue = free_queue.FreeBlockQueue(self.arrays)
         self.prefix_index = PrefixIndex(self.arrays)
 
@@ -362,6 +378,11 @@ class BlockPool:
         last_planned = int(self.arrays.counts[OPEN_STEP]) - 1  # nobody says which step may still touch them
         for block_id in block_ids:
             release(self.arrays, block_id, last_planned)
+
+    def advance(self, now_s: float) -> None:
+        """Set the clock that eviction policies look at, in seconds; the caller has checked that it never goes back."""
+        self.arrays.counts[CLOCK_US] = round(now_s * MICROSECONDS)
+        self.arrays.counts[HAS_CLOCK] = 1
 
     def record_events(self, most: int) -> None:
         """Record events from now on, the latest ``most`` of them."""

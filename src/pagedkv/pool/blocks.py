@@ -11,14 +11,15 @@ Bytes a block, at 16 tokens::
 
     record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
 
-and what the eviction policy keeps: nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive one.
+and what the eviction policy keeps: nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive one, 218 to 250 for the
+one that learns.
 """
 
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.arrays import Int32Array, Int64Array, Uint8Array, Uint32Array
+from pagedkv.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
 __all__ = ["PoolArrays", "aligned_zeros", "new_pool_arrays"]
 
@@ -73,7 +74,9 @@ OPEN_STEP: Final = 8  # number of the step being put together
 SETTLED_STEP: Final = 9  # every step up to this one is acknowledged or aborted
 POLICY: Final = 10  # number of the eviction policy in the registry; never changes
 IN_ORDER: Final = 11  # 1 if blocks wait for moves only, since steps are carried out in order; never changes
-NUM_COUNTS: Final = 12
+CLOCK_US: Final = 12  # the caller's clock, in microseconds, as last told
+HAS_CLOCK: Final = 13  # 1 once it was told at all
+NUM_COUNTS: Final = 14
 
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
 NUM_SENTINELS: Final = 2 + NUM_DEFERRED_LISTS  # records behind those of the blocks
@@ -93,10 +96,13 @@ class PoolArrays(NamedTuple):
         buckets: int32 ``[power of two]``, first block of each bucket of the prefix index; 3/4 to 3/2 a block.
         counts: int64 ``[NUM_COUNTS]``.
         event_log: uint32 ``[capacity, EVENT_FIELDS]``, a ring; capacity 0 means that events are off.
-        eviction: int64, counts of the eviction policy; these three are as long as it wants them
+        eviction: int64, counts of the eviction policy; these six are as long as it wants them
             (:class:`~pagedkv.pool.eviction.policy.PolicyState`), and empty where it is LRU.
-        eviction_table: uint32 ``[any, 2]``, the policy's table.
+        eviction_table: uint32 ``[any, any]``, the policy's table.
         ranks: uint8, what the policy thinks of each block.
+        eviction_blocks: int32 ``[any, any]``, more of that.
+        eviction_runs: int32 ``[any, any]``, what it knows of blocks that were released together.
+        eviction_rates: float32 ``[any, any]``, what it has learnt.
     """
 
     records: Int32Array
@@ -108,6 +114,9 @@ class PoolArrays(NamedTuple):
     eviction: Int64Array
     eviction_table: Uint32Array
     ranks: Uint8Array
+    eviction_blocks: Int32Array
+    eviction_runs: Int32Array
+    eviction_rates: Float32Array
 
 
 def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
@@ -133,6 +142,9 @@ def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool) -> PoolA
         eviction=np.zeros(0, np.int64),
         eviction_table=np.zeros((0, 2), np.uint32),
         ranks=np.zeros(0, np.uint8),
+        eviction_blocks=np.zeros((0, 0), np.int32),
+        eviction_runs=np.zeros((0, 0), np.int32),
+        eviction_rates=np.zeros((0, 0), np.float32),
     )
     arrays.counts[NUM_FREE] = num_blocks - 1
     arrays.counts[OPEN_STEP] = 1

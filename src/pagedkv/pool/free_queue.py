@@ -41,6 +41,7 @@ __all__ = [
     "FreeBlockQueue",
     "append",
     "deferred_sentinel",
+    "first",
     "link_before",
     "popleft",
     "prepend",
@@ -113,8 +114,8 @@ def remove(records: Int32Array, counts: Int64Array, block: int) -> None:
 
 
 @inlined
-def popleft(records: Int32Array, counts: Int64Array) -> int:
-    """Take the first block out; the caller has checked that there is one."""
+def first(records: Int32Array) -> int:
+    """Name the first block; the caller has checked that there is one."""
     block = unsigned(records[NULL_BLOCK, NEXT])
     if block == NULL_BLOCK or records[block, NAME]:
         spare = unsigned(records[spare_sentinel(records), NEXT])
@@ -122,6 +123,13 @@ def popleft(records: Int32Array, counts: Int64Array) -> int:
             block = spare
     if block == NULL_BLOCK:
         block = unsigned(records[protected_sentinel(records), NEXT])
+    return block
+
+
+@inlined
+def popleft(records: Int32Array, counts: Int64Array) -> int:
+    """Take the first block out; the caller has checked that there is one."""
+    block = first(records)
     remove(records, counts, block)
     return block
 

@@ -93,6 +93,7 @@ def _end_sequences(state: SchedulerState, request: Request, goes_on: BoolArray) 
         return
     request.next_token_ids = request.next_token_ids[goes_on]
     if len(request.rows) == len(goes_on) > 1:
-        state.space.free([row for row, stays in zip(request.rows, goes_on, strict=True) if not stays])
+        ended = [row for row, stays in zip(request.rows, goes_on, strict=True) if not stays]
+        state.space.free(ended, num_generated=[request.num_generated] * len(ended))
         request.rows = [row for row, stays in zip(request.rows, goes_on, strict=True) if stays]
         state.num_changes += 1

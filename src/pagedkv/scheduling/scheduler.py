@@ -67,7 +67,7 @@ class Scheduler:
             state.waiting.remove(request)
         elif request in state.swapped:
             state.swapped.remove(request)
-            state.space.free(request.rows)
+            state.space.free(request.rows, num_generated=[request.num_generated] * len(request.rows))
         else:
             state.free(request)
         request.drop()

@@ -72,7 +72,7 @@ class SchedulerState:
     def free(self, request: Request) -> None:
         """Let a request run no more, and give its blocks up."""
         self.leave(request)
-        self.space.free(request.rows)
+        self.space.free(request.rows, num_generated=[request.num_generated] * len(request.rows))
 
     def num_sequences_with(self, newcomer: Request) -> int:
         """Sequences of all who run and one more, those to be forked included."""

@@ -123,7 +123,7 @@ class VirtualServer:
             self._run_step()
 
     def _run_step(self) -> None:
-        self._space.now_s = self._now_s
+        self._space.advance(self._now_s)
         batch = self._scheduler.schedule()
         self._meters.scheduled(batch, self._now_s)
         for preempted in batch.preempted:
@@ -138,7 +138,7 @@ class VirtualServer:
         self._finish_step(batch)
 
     def _finish_step(self, batch: scheduling.Batch) -> None:
-        self._space.now_s = self._now_s
+        self._space.advance(self._now_s)
         token_ids, parents = self._sampler.sample(batch), self._sampler.parents(batch)
         progress = self._scheduler.finish(batch, token_ids, parents=parents)
         self._meters.progressed(progress, self._now_s)

@@ -21,7 +21,7 @@ class WatchedSpace(BlockSpace):
 
     Attributes:
         history: when each block was last given up.
-        now_s: the virtual time, to be set before anything is done.
+        now_s: the virtual time.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -76,10 +76,17 @@ class WatchedSpace(BlockSpace):
         self.history.note_events(self.now_s)
         return shortage
 
-    def free(self, rows: Rows, *, superseded_by: int | None = None) -> tuple[Receipt, ...]:
+    def advance(self, now_s: float) -> None:
+        """Tell the time, which whatever happens from now on is noted with."""
+        super().advance(now_s)
+        self.now_s = now_s
+
+    def free(
+        self, rows: Rows, *, num_generated: npt.ArrayLike | None = None, superseded_by: int | None = None
+    ) -> tuple[Receipt, ...]:
         """Free, and note which blocks nobody uses any more."""
         with self.history.releasing(as_batch(rows).tolist(), self.now_s):
-            return super().free(rows, superseded_by=superseded_by)
+            return super().free(rows, num_generated=num_generated, superseded_by=superseded_by)
 
     def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
         """Swap out, and note which blocks nobody uses any more."""

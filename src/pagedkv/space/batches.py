@@ -3,8 +3,9 @@
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
-from pagedkv.arguments import as_count
+from pagedkv.arguments import LARGEST_SIZE, as_count, as_counts
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import (
     ConfigurationError,
@@ -13,15 +14,17 @@ from pagedkv.errors import (
     SequenceError,
     StepError,
     SwappedOutError,
+    TokenError,
     UnknownSequenceError,
 )
 from pagedkv.plan import StepPlan
 from pagedkv.space.receipts import Receipt
 from pagedkv.space.state import SpaceState
 from pagedkv.spec import StepId
+from pagedkv.tables.releasing import NO_OUTPUTS
 from pagedkv.tables.rows import LOST, LOST_ON_HOST, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
-__all__ = ["as_num_reached", "as_step_id", "require_known", "require_known_prefix", "require_status"]
+__all__ = ["as_num_outputs", "as_num_reached", "as_step_id", "require_known", "require_known_prefix", "require_status"]
 
 
 def as_step_id(step_id: int) -> StepId:
@@ -38,6 +41,16 @@ def as_num_reached(state: SpaceState, continues: Receipt) -> int:
     if not isinstance(continues, Receipt):
         raise ConfigurationError(f"continues must be a receipt, as free returns them, got {continues!r}")
     return continues.num_reached
+
+
+def as_num_outputs(num_generated: npt.ArrayLike | None, batch: Int32Array) -> Int32Array:
+    """Check how many tokens rows have generated; none are told if nobody knows. Raises TokenError."""
+    if num_generated is None:
+        return NO_OUTPUTS
+    outputs = as_counts(num_generated, len(batch), "num_generated")
+    if outputs.min(initial=0) < 0:
+        raise TokenError(f"row {batch[outputs.argmin()]} cannot have generated {outputs.min()} tokens")
+    return np.minimum(outputs, LARGEST_SIZE).astype(np.int32)
 
 
 def require_status(state: SpaceState, batch: Int32Array, status: int) -> int:

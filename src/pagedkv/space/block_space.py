@@ -42,7 +42,14 @@ from pagedkv.space import (
     swapping,
     truncating,
 )
-from pagedkv.space.batches import as_num_reached, as_step_id, require_known, require_known_prefix, require_status
+from pagedkv.space.batches import (
+    as_num_outputs,
+    as_num_reached,
+    as_step_id,
+    require_known,
+    require_known_prefix,
+    require_status,
+)
 from pagedkv.space.content_space import ContentSpace
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.matching import match_prompt, prepare_prompt
@@ -331,13 +338,17 @@ class BlockSpace(ContentSpace):
             return branching.branch(self._state, self._ledger, parent, num_new, length)
         return forking.fork(self._state, self._ledger, parent, num_new)
 
-    def free(self, rows: Rows, *, superseded_by: int | None = None) -> tuple[Receipt, ...]:
+    def free(
+        self, rows: Rows, *, num_generated: npt.ArrayLike | None = None, superseded_by: int | None = None
+    ) -> tuple[Receipt, ...]:
         """Give up sequences, running, swapped out or lost. O(blocks), about 5 ns each.
 
         Cached blocks stay findable until they are evicted: of one sequence the tail first.
 
         Args:
             rows: the rows.
+            num_generated: how many tokens of each were generated, if that is known: an eviction policy that learns
+                learns more by it.
             superseded_by: a row that replaces these, as a conversation that went on elsewhere does, or an edited one:
                 what only they held is asked for no more, and is handed out before anything else that is cached.
 
@@ -345,13 +356,15 @@ class BlockSpace(ContentSpace):
 
         Raises:
             SequenceError: ``superseded_by`` is among ``rows``, or no row that runs or is swapped out.
+            TokenError: not as many numbers as rows, or a negative one.
         """
         batch = as_batch(rows)
+        outputs = as_num_outputs(num_generated, batch)
         if superseded_by is not None:
             self._require_successor(as_row(superseded_by), batch)
         mark = require_status(self._state, batch, OCCUPIED)
         self._state.version += 1
-        return releasing.free(self._state, batch, mark, is_superseded=superseded_by is not None)
+        return releasing.free(self._state, batch, outputs, mark, is_superseded=superseded_by is not None)
 
     def _require_successor(self, row: int, batch: Int32Array) -> None:
         """Check that a row lives on that replaces those of a batch."""

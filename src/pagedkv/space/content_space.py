@@ -1,13 +1,16 @@
-"""What is done with content, whoever's it is: held, brought from elsewhere, withdrawn, forgotten.
+"""What is done with content, whoever's it is: held, brought from elsewhere, withdrawn, forgotten; and the time.
 
 The part of :class:`~pagedkv.BlockSpace` that names blocks and prefixes, and no sequences.
 """
+
+from numbers import Real
+from typing import Final
 
 import numpy.typing as npt
 
 from pagedkv.answers import InvalidatedMemory, Load, Shortage, Ticket, Withdrawal
 from pagedkv.arguments import as_count
-from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.errors import ConfigurationError, StepError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.space import holding, invalidating, loading, releasing, withdrawing
 from pagedkv.space.matching import prepare_prompt
@@ -16,9 +19,33 @@ from pagedkv.spec import TokenIds
 
 __all__ = ["ContentSpace"]
 
+LATEST_S: Final = 2.0**40  # so that microseconds fit in 64 bits
+
 
 class ContentSpace(SpaceView):
     """Operations on the content of blocks."""
+
+    # Time
+
+    def advance(self, now_s: float) -> None:
+        """Tell the time, for eviction policies that look at ages. O(pools). Without it they count blocks instead.
+
+        Args:
+            now_s: seconds since any moment, the same for all calls; they need not pass as on any clock.
+
+        Raises:
+            StepError: it goes back, or is no number of seconds; nothing is changed.
+        """
+        state = self._state
+        if not isinstance(now_s, Real) or not abs(now_s) <= LATEST_S:
+            raise StepError(f"the time is a number of seconds, at most {LATEST_S:.0f} either way, got {now_s!r}")
+        if now_s < state.now_s:
+            raise StepError(f"the clock cannot go back from {state.now_s} s to {now_s} s")
+        state.is_changing = True
+        state.now_s = float(now_s)
+        for pool in state.pools.values():
+            pool.advance(state.now_s)
+        state.is_changing = False
 
     # Readers outside
 

@@ -83,7 +83,7 @@ class SpaceLoops:
         self.first_unfit_length = specialize(first_unfit_length, pool, group, rows, ids, longs)
         self.shrink = specialize(shrink, pool, group, rows, ids, longs, ids)
         self.accept = specialize(accept, rows, ids, longs)
-        self.release_rows = specialize(release_rows, pool, group, rows, ids)
+        self.release_rows = specialize(release_rows, pool, group, rows, ids, ids)
         self.clear_rows = specialize(clear_rows, rows, ids, 0)
         self.settle = specialize(settle, pool, 0)
         self.collect_touched = specialize(collect_touched, rows, ids, pairs)

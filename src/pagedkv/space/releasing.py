@@ -10,15 +10,19 @@ from pagedkv.space.receipts import Receipt
 from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.tables.releasing import NO_OUTPUTS
 from pagedkv.tables.rows import FROZEN, LOST_ON_HOST, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
 __all__ = ["free", "reset_prefix_cache"]
 
 
-def free(state: SpaceState, batch: Int32Array, mark: int, *, is_superseded: bool = False) -> tuple[Receipt, ...]:
+def free(
+    state: SpaceState, batch: Int32Array, num_outputs: Int32Array, mark: int, *, is_superseded: bool = False
+) -> tuple[Receipt, ...]:
     """Give back the rows of a checked batch and all their blocks, in the batch's order; return their receipts.
 
-    Of superseded rows, what nobody else holds stays cached only while there is room.
+    ``num_outputs`` is int32 ``[rows]``, the tokens that each has generated, or empty where nobody knows. Of superseded
+    rows, what nobody else holds stays cached only while there is room.
     """
     rows = state.rows
     state.is_changing = True
@@ -27,12 +31,13 @@ def free(state: SpaceState, batch: Int32Array, mark: int, *, is_superseded: bool
     for row in batch[unplanned].tolist():
         hand_over(state, row, mark)
     on_host = (status == SWAPPED) | (status == LOST_ON_HOST)
+    outputs = num_outputs[~on_host] if len(num_outputs) else num_outputs
     note_ends(state, batch[~on_host])
     left = [(group, np.unique(group.arrays.table[batch[~on_host]])) for group in state.groups if is_superseded]
     for group in state.groups:
-        state.loops.release_rows(*group.view, batch[~on_host])
+        state.loops.release_rows(*group.view, batch[~on_host], outputs)
         if group.host_pool is not None and on_host.any():
-            state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, batch[on_host])
+            state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, batch[on_host], NO_OUTPUTS)
     for group, blocks in left:
         make_unheld_spare(group.pool.arrays, blocks)
     state.clear_rows(batch, VACANT)

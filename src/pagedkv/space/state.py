@@ -4,6 +4,7 @@ Owns construction and the few look-ups that every operation needs. Groups of equ
 *lane*: one digest chain a row, computed once for all of them.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -146,6 +147,7 @@ class SpaceState:
         num_steps_before: what blocks' step numbers lack to those that callers know.
         weights_epoch: version of the model's weights, part of every first block's identity.
         version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
+        now_s: the caller's clock, in seconds, as last told.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
         receipts: what each row has taken, if the configuration asks for it.
     """
@@ -155,6 +157,7 @@ class SpaceState:
         self.config = config
         self.is_changing = False
         self.version = 0
+        self.now_s = -math.inf
         self.pools = self._new_pools(config.blocks_by_pool())
         self.host_pools = self._new_pools(config.host_blocks_by_pool())
         if config.events:
@@ -195,10 +198,8 @@ class SpaceState:
         self.planned_scratch = np.array(self.planned_columns, np.int32)
         self.ones = np.ones(config.max_sequences, np.int32)
         self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
-        self.start_scratch = np.empty(config.max_sequences, np.int32)
-        self.row_scratch = np.empty(config.max_sequences, np.int32)
-        self.accepted_scratch = np.empty(config.max_sequences, np.int32)
-        self.touched_scratch = np.empty(config.max_sequences, np.int32)
+        scratch = np.empty((4, config.max_sequences), np.int32)
+        self.start_scratch, self.row_scratch, self.accepted_scratch, self.touched_scratch = scratch
         self.plan_layout = PlanLayout(tuple(self.pools), len(self.groups), [group.index for group in self.outsiders])
         self.write_counts = np.zeros((len(self.groups), 2), np.int32)
         self.num_steps_before = 0

@@ -1,19 +1,37 @@
 """Giving all blocks of rows back."""
 
+from typing import Final
+
+import numpy as np
+
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
+from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.tables.retaining import give_up
 from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, GroupArrays
 
-__all__ = ["release_rows"]
+__all__ = ["NO_OUTPUTS", "release_rows"]
+
+UNKNOWN: Final = -1
+NO_OUTPUTS: Final = np.zeros(0, np.int32)
+"""Where nobody knows them of any row."""
 
 
 @compiled
-def release_rows(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
-    """Give back every block of a batch of rows, the tail of each sequence first."""
+def release_rows(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, num_outputs: Int32Array
+) -> None:
+    """Give back every block of a batch of rows, the tail of each sequence first; tell the eviction policy before.
+
+    Args:
+        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty where nobody knows.
+    """
     at = group.parameters[AT]
-    for row in batch:
+    for place in range(len(batch)):
+        row = batch[place]
+        output = num_outputs[place] if len(num_outputs) else UNKNOWN
+        note_request(pool, group.table[row, : rows[row, at + NUM_BLOCKS]], output)
         for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
             block = group.table[row, index]
             if block == NULL_BLOCK:

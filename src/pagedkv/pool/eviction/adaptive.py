@@ -38,7 +38,7 @@ from pagedkv.pool.blocks import (
     QUEUE,
     PoolArrays,
 )
-from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState
+from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, no_state
 from pagedkv.pool.free_queue import append, link_before, protected_sentinel, unlink
 
 __all__ = ["ADAPTIVE"]
@@ -76,7 +76,8 @@ def _new_state(num_blocks: int) -> PolicyState:
     counts[[FLOW_COLD, FLOW_REUSED]] = 1
     counts[EVICTION_COUNTDOWN] = num_blocks
     num_ghosts = max(FEW_GHOSTS, 1 << (GHOSTS_PER_BLOCK * num_blocks - 1).bit_length())
-    return PolicyState(counts, np.zeros((num_ghosts, TABLE_FIELDS), np.uint32), np.zeros(num_blocks + 1, np.uint8))
+    table = np.zeros((num_ghosts, TABLE_FIELDS), np.uint32)
+    return no_state(num_blocks)._replace(counts=counts, table=table, ranks=np.zeros(num_blocks + 1, np.uint8))
 
 
 @inlined

@@ -7,6 +7,7 @@ from typing import Final
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction.adaptive import ADAPTIVE
 from pagedkv.pool.eviction.fifo import FIFO
+from pagedkv.pool.eviction.hazard.policy import HAZARD
 from pagedkv.pool.eviction.lru import LRU
 from pagedkv.pool.eviction.policy import EvictionPolicy
 
@@ -16,6 +17,7 @@ _ALL: Final = (  # the default first
     LRU,
     ADAPTIVE,
     FIFO,
+    HAZARD,
 )
 
 DEFAULT: Final[EvictionPolicy] = _ALL[0]

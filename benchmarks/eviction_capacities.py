@@ -1,0 +1,184 @@
+"""Do policies lose to LRU anywhere? ``python -m benchmarks.eviction_capacities [--traces FOLDER] [--only WORDS]``.
+
+Each trace is played at 40 capacities, in geometric progression from where LRU has 15 % of the ideal hits to 1.3 times
+where it has 99 %. Printed are points (hundredths of all references) against LRU: the least and at which capacity, and
+the mean. Beside recorded traces stand generated ones whose ways turn in the middle: what was learnt is wrong from then
+on. No capacity may hit more than the optimum does.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.markdown import table
+from benchmarks.repository import ROOT
+from pagedkv.capacity.optimum import optimal_hits
+from pagedkv.capacity.pool_hits import pool_hits
+from pagedkv.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.pool.eviction.lru import LRU
+from pagedkv.pool.eviction.registry import POLICIES
+from pagedkv.traces.reader import TraceReader
+from pagedkv.traces.request import Request
+
+__all__ = ["SOURCES", "against_lru", "capacities_of", "main", "points_against_lru", "turning"]
+
+TRACES: Final = ROOT.parent / "shared" / "traces"
+SHOWN: Final = ("adaptive", "hazard")
+NUM_CAPACITIES: Final = 40
+LOWEST_SHARE: Final = 0.15
+HIGHEST_SHARE: Final = 0.99
+BEYOND: Final = 1.3
+RECORDED: Final = (
+    "mooncake_synthetic",
+    "agent_text_blk16",
+    "mooncake_conversation",
+    "agentic_coding_interleaved",
+)
+NUM_TURNING_REQUESTS: Final = 12_000
+LONG_OUTPUT: Final = 400
+SHORT_OUTPUT: Final = 20
+LONGEST_PROMPT: Final = 60  # blocks
+
+
+def recorded(name: str, traces: Path) -> BlockReferences:
+    """Read a trace."""
+    collector = ReferenceCollector(name)
+    with TraceReader(traces / f"{name}.jsonl.gz") as trace:
+        for request in trace:
+            collector.add(request)
+    return collector.references()
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How conversations behave that have a long answer behind them, or a short one.
+
+    Args:
+        share_going_on: the share of them that is continued.
+        pause_s: how long that takes, in the mean.
+    """
+
+    share_going_on: float
+    pause_s: float
+
+
+STAYING: Final = Habits(share_going_on=0.9, pause_s=40)
+LEAVING: Final = Habits(share_going_on=0.05, pause_s=400)
+
+
+def turning(_traces: Path, *, num_requests: int = NUM_TURNING_REQUESTS, seed: int = 0) -> BlockReferences:
+    """Make conversations of which those with long answers go on, and from the middle on those with short ones."""
+    random = np.random.default_rng(seed)
+    collector = ReferenceCollector("turning")
+    waiting: list[tuple[float, list[int]]] = []
+    now_s, num_ids = 0.0, 0
+    for number in range(num_requests):
+        now_s += random.exponential(1.0)
+        due = min(waiting, default=(np.inf, []))
+        known: list[int] = []
+        if due[0] <= now_s:
+            waiting.remove(due)
+            known = due[1]
+        num_new = int(random.integers(2, 12))
+        prompt = [*known, *range(num_ids, num_ids + num_new)]
+        num_ids += num_new
+        is_long = bool(random.random() < 0.5)
+        habits = STAYING if is_long == (number < num_requests // 2) else LEAVING
+        if random.random() < habits.share_going_on and len(prompt) < LONGEST_PROMPT:
+            waiting.append((now_s + random.exponential(habits.pause_s), prompt))
+        num_outputs = LONG_OUTPUT if is_long else SHORT_OUTPUT
+        collector.add(Request(now_s, len(prompt), num_outputs, np.array(prompt, np.int64), 1))
+    return collector.references()
+
+
+SOURCES: Final[Mapping[str, Callable[[Path], BlockReferences]]] = MappingProxyType(
+    {name: partial(recorded, name) for name in RECORDED}
+    | {f"turning, seed {seed}": partial(turning, seed=seed) for seed in range(3)}
+)
+
+
+def capacities_of(references: BlockReferences, num_capacities: int = NUM_CAPACITIES) -> list[int]:
+    """Choose the capacities at which a trace is played."""
+    lru = lru_hits_by_capacity(references)
+    lowest, highest = np.searchsorted(lru, [LOWEST_SHARE * lru[-1], HIGHEST_SHARE * lru[-1]])
+    spread = np.geomspace(max(1, lowest), BEYOND * highest, num_capacities).round().astype(int)
+    return sorted(set(spread.tolist()))
+
+
+def points_against_lru(references: BlockReferences, policy: str, capacity: int) -> float:
+    """Play a trace; tell how many more hits than LRU has, in points of all references."""
+    hits = pool_hits(references, capacity, POLICIES[policy])
+    most = optimal_hits(references, capacity)
+    assert hits <= most, f"{policy} hits {hits} at {capacity}, where {most} can be hit"
+    return 100 * (hits - pool_hits(references, capacity, LRU)) / references.num_block_refs
+
+
+def against_lru(
+    traces: Path,
+    names: Sequence[str] = tuple(SOURCES),
+    *,
+    policies: Sequence[str] = SHOWN,
+    num_capacities: int = NUM_CAPACITIES,
+    show: Callable[[str], object] = lambda _: None,
+) -> str:
+    """Play traces with policies at many capacities, and make the table.
+
+    Args:
+        traces: folder of the recorded ones.
+        names: of :data:`SOURCES`.
+        policies: names of policies.
+        num_capacities: how many of each trace.
+        show: called with a trace's name whenever one more capacity of it is done with one policy.
+    """
+    rows: list[list[object]] = [["points against LRU", "", "capacities", "worst", "at", "mean", "best"]]
+    for name in names:
+        references = SOURCES[name](traces)
+        capacities = capacities_of(references, num_capacities)
+        for policy in policies:
+            points = []
+            for capacity in capacities:
+                points.append(points_against_lru(references, policy, capacity))
+                show(name)
+            worst = int(np.argmin(points))
+            told = (f"{point:+.2f}" for point in (np.mean(points), max(points)))
+            rows.append([name, policy, len(points), f"{points[worst]:+.2f}", f"{capacities[worst]:,}", *told])
+    return table(*rows)
+
+
+def main() -> int:
+    """Play all, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.eviction_capacities", description=__doc__)
+    parser.add_argument("--traces", type=Path, default=TRACES, metavar="FOLDER", help="default: %(default)s")
+    parser.add_argument("--only", default="", metavar="WORDS", help=f"traces named so; there are: {', '.join(SOURCES)}")
+    parser.add_argument("--policies", nargs="+", default=list(SHOWN), choices=list(POLICIES), metavar="NAME")
+    parser.add_argument("--capacities", type=int, default=NUM_CAPACITIES, metavar="N", help="default: %(default)s")
+    arguments = parser.parse_args()
+    names = [name for name in SOURCES if arguments.only in name]
+    if not names:
+        parser.error(f"no trace is named {arguments.only!r}; there are {', '.join(SOURCES)}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(names) * len(arguments.policies) * arguments.capacities)
+        text = against_lru(
+            arguments.traces,
+            names,
+            policies=arguments.policies,
+            num_capacities=arguments.capacities,
+            show=lambda name: progress.update(task, description=name, advance=1),
+        )
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

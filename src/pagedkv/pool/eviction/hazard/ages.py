@@ -1,0 +1,87 @@
+"""How old a run is, in ticks of the clock and in blocks served since, and in which bin of ages that falls.
+
+Bins grow by the fourth root of two: the first up to half a second (32 blocks), the last without end. Ages are counted
+in 31 bits: 407 days of ticks. Without a clock a block served counts as a tick.
+"""
+
+import math
+from typing import Final
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.pool.blocks import CLOCK_US, HAS_CLOCK, PoolArrays
+from pagedkv.pool.eviction.hazard.layout import (
+    FIRST_REFERENCES,
+    FIRST_SECONDS,
+    IS_ON_CLOCK,
+    NUM_REF_BINS,
+    NUM_REFS,
+    NUM_SECOND_BINS,
+    REFS,
+    SERIAL_MASK,
+    TICK_OFFSET,
+    TICKS,
+    TICKS_PER_SECOND,
+)
+
+__all__ = ["age_in_refs", "age_in_seconds", "age_since", "bin_of_refs", "bin_of_seconds", "ticks_now"]
+
+TICK_BITS: Final = 14  # of microseconds
+QUARTERS: Final = (2.0**-0.75, 2.0**-0.5, 2.0**-0.25)
+
+
+@inlined
+def ticks_now(pool: PoolArrays) -> int:
+    """Tell the time."""
+    if pool.counts[HAS_CLOCK] != pool.eviction[IS_ON_CLOCK]:
+        _join_clocks(pool)
+    if pool.counts[HAS_CLOCK]:
+        return int((pool.counts[CLOCK_US] >> TICK_BITS) + pool.eviction[TICK_OFFSET])
+    return int(pool.eviction[NUM_REFS])
+
+
+@compiled
+def _join_clocks(pool: PoolArrays) -> None:
+    """Go on from where blocks had been counted, now that there is a clock."""
+    pool.eviction[TICK_OFFSET] = pool.eviction[NUM_REFS] - (pool.counts[CLOCK_US] >> TICK_BITS)
+    pool.eviction[IS_ON_CLOCK] = 1
+
+
+@inlined
+def age_since(start: int, now: int) -> int:
+    """Tell how much time has passed since then, in whatever both count."""
+    return int((now - start) & SERIAL_MASK)
+
+
+@inlined
+def age_in_seconds(runs: Int32Array, slot: int, now: int) -> float:
+    """Tell how long ago a run was released."""
+    return float(age_since(runs[slot, TICKS], now)) / TICKS_PER_SECOND
+
+
+@inlined
+def age_in_refs(runs: Int32Array, slot: int, num_refs: int) -> int:
+    """Tell how many blocks were served since a run's request began to be."""
+    return age_since(runs[slot, REFS], num_refs)
+
+
+@inlined
+def _bin_of(ratio: float, num_bins: int) -> int:
+    """Find the bin of an age, given its ratio to the first bin's end."""
+    if ratio < 1:
+        return 0
+    mantissa, exponent = math.frexp(ratio)
+    quarter = (mantissa >= QUARTERS[0]) + (mantissa >= QUARTERS[1]) + (mantissa >= QUARTERS[2])
+    return int(min(1 + 4 * (exponent - 1) + quarter, num_bins - 1))
+
+
+@inlined
+def bin_of_seconds(age_s: float) -> int:
+    """Find the bin of an age in seconds."""
+    return _bin_of(age_s / FIRST_SECONDS, NUM_SECOND_BINS)
+
+
+@inlined
+def bin_of_refs(age: int) -> int:
+    """Find the bin of an age in blocks."""
+    return _bin_of(age / FIRST_REFERENCES, NUM_REF_BINS)

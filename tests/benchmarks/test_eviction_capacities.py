@@ -1,0 +1,60 @@
+"""The comparison with LRU at many capacities: what is played where, and what the table says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import eviction_capacities
+from benchmarks.eviction_capacities import against_lru, capacities_of, points_against_lru, turning
+from pagedkv.capacity.stack_distances import lru_hits_by_capacity
+
+NOWHERE = Path()
+
+
+def test_capacities_reach_from_where_lru_has_little_to_beyond_where_it_has_nearly_all() -> None:
+    references = turning(NOWHERE, num_requests=400)
+    lru = lru_hits_by_capacity(references)
+    capacities = capacities_of(references, 12)
+    assert capacities == sorted(set(capacities))
+    assert lru[capacities[0] - 1] < 0.15 * lru[-1] <= lru[capacities[0]]
+    assert lru[min(capacities[-1], len(lru) - 1)] >= 0.99 * lru[-1]
+
+
+def test_who_goes_on_turns_in_the_middle() -> None:
+    references = turning(NOWHERE, num_requests=2000)
+    went_on = np.zeros(len(references.last_blocks), bool)
+    seen = {int(last): request for request, last in enumerate(references.last_blocks)}
+    for request, (last, num_blocks) in enumerate(
+        zip(references.last_blocks.tolist(), references.num_prompt_blocks.tolist(), strict=True)
+    ):
+        block = last
+        for _ in range(num_blocks - 1):
+            block = int(references.parents[block])
+            if block in seen and seen[block] < request:
+                went_on[seen[block]] = True
+    is_long = references.output_lengths > 100
+    for half, expected in ((slice(0, 900), True), (slice(1000, 1800), False)):
+        long, short = went_on[half][is_long[half]].mean(), went_on[half][~is_long[half]].mean()
+        assert (long > 3 * short) == expected
+        assert (short > 3 * long) != expected
+
+
+def test_lru_has_as_many_points_as_lru() -> None:
+    assert points_against_lru(turning(NOWHERE, num_requests=60), "lru", 20) == 0
+
+
+def test_the_table_tells_the_worst_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {10: 1.0, 20: -0.25, 30: 0.75}
+    monkeypatch.setattr(eviction_capacities, "capacities_of", lambda *_: list(points))
+    monkeypatch.setattr(
+        eviction_capacities, "points_against_lru", lambda _references, _policy, capacity: points[capacity]
+    )
+    monkeypatch.setattr(eviction_capacities, "SOURCES", {"made": lambda _: None})
+    done: list[str] = []
+    assert against_lru(NOWHERE, ["made"], policies=["fifo"], show=done.append).splitlines() == [
+        "| points against LRU | | capacities | worst | at | mean | best |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        "| made | fifo | 3 | -0.25 | 20 | +0.50 | +1.00 |",
+    ]
+    assert done == ["made"] * 3
