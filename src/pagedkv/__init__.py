@@ -14,6 +14,7 @@ from pagedkv.answers import AbortedSteps, Allocation, InvalidatedMemory, Load, P
 from pagedkv.classic import BlockSpaceManager, BlockTable
 from pagedkv.errors import PagedKVError
 from pagedkv.events import CacheEventKind, CacheEvents
+from pagedkv.explanation import Explanation, Miss, MissCause
 from pagedkv.keys import MediaSpan, RequestKeys
 from pagedkv.plan import BlockMoves, NewBlocks, PageLists, StepPlan, TableWrites, TokenRanges, UnknownTokens
 from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
@@ -49,6 +50,7 @@ __all__ = [
     "CacheEventKind",
     "CacheEvents",
     "ChunkedLocal",
+    "Explanation",
     "FreeBlockQueue",
     "FullAttention",
     "GroupSpec",
@@ -56,6 +58,8 @@ __all__ = [
     "KVCacheBlock",
     "Load",
     "MediaSpan",
+    "Miss",
+    "MissCause",
     "NewBlocks",
     "PageLists",
     "PagedKVError",

@@ -148,6 +148,26 @@ SALT: Final = 3
 MEDIA: Final = 4
 
 
+def differing_tags(left: bytes, right: bytes) -> set[int]:
+    """Tell which kinds of extra keys differ between two encodings: ``EPOCH``, ``LORA``, ``SALT``, ``MEDIA``."""
+    mine, others = _by_tag(left), _by_tag(right)
+    return {tag for tag in mine.keys() | others.keys() if mine.get(tag) != others.get(tag)}
+
+
+def _by_tag(encoding: bytes) -> dict[int, list[bytes]]:
+    """Take an encoding apart: by tag, what it says of each key."""
+    keys: dict[int, list[bytes]] = {}
+    at = 0
+    while at < len(encoding):
+        tag, num_fields = struct.unpack_from("<BB", encoding, at)
+        begin = at
+        at += 2
+        for _ in range(num_fields):
+            at += 4 + int.from_bytes(encoding[at : at + 4], "little")
+        keys.setdefault(tag, []).append(encoding[begin:at])
+    return keys
+
+
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 

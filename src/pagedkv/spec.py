@@ -201,6 +201,11 @@ class SpaceConfig:
         events: record stored/removed/cleared events.
         max_events: events a pool that wait to be drained; of more, the oldest are lost, and a gap is told.
         receipts: count what each sequence takes (:meth:`BlockSpace.receipt <pagedkv.BlockSpace.receipt>`).
+        explain: remember content that is gone, so that :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` can tell
+            what was evicted from what was never there, and why each request's hit ended
+            (:meth:`BlockSpace.explanation <pagedkv.BlockSpace.explanation>`).
+        ghosts_per_block: where ``explain`` is set, how many blocks' content is remembered once it is gone, for each
+            block of a pool; 13 bytes each.
         eviction: name of the policy that says which cached blocks go first, of those in
             :mod:`pagedkv.pool.eviction.registry`; one that is not there is refused by whoever builds the space.
         weights_epoch: version of the model's weights, part of every block's identity.
@@ -218,6 +223,8 @@ class SpaceConfig:
     events: bool = False
     max_events: int = 65_536
     receipts: bool = False
+    explain: bool = False
+    ghosts_per_block: int = 4
     eviction: str = "lru"
     weights_epoch: str = ""
 
@@ -229,7 +236,8 @@ class SpaceConfig:
         _check_count(self, "max_sequences")
         _check_count(self, "max_tokens")
         _check_count(self, "max_events")
-        for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts"):
+        _check_count(self, "ghosts_per_block")
+        for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts", "explain"):
             _check_flag(self, name)
         _require(
             not self.prefix_caching or any(group.prefix_caching for group in self.groups),

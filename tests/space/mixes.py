@@ -67,7 +67,8 @@ class Mix:
     def config(self, size: int) -> SpaceConfig:
         """Configure a space of one of six sizes.
 
-        The policy that learns has half of them, since it keeps most; half run in order, and most keep receipts.
+        The policy that learns has half of them, since it keeps most; half run in order, and most keep receipts, or
+        remember what is gone: some much, some little.
         """
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
@@ -81,6 +82,8 @@ class Mix:
             in_order=size % 2 == 1,
             events=self.events,
             receipts=size % 3 > 0,
+            explain=size % 3 < 2,  # noqa: PLR2004 - two of three
+            ghosts_per_block=8 if size < len(EVICTION) // 2 else 1,
             eviction=EVICTION[size],
         )
 

@@ -20,6 +20,7 @@ from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, Req
 from pagedkv.errors import ConfigurationError, SequenceError, StepError, TooManySequencesError, TruncationError
 from pagedkv.keys import NO_KEYS
 from tests.space.description import describe
+from tests.space.explaining_model import ExplainingModel
 from tests.space.live_model import ModelLoad
 from tests.space.mixes import Mix
 from tests.space.sequence_model import ModelSequence
@@ -61,6 +62,7 @@ class SpaceOperations(RuleBasedStateMachine):
         config = self.mix.config(size)
         self.space = BlockSpace(config)
         self.model = SpaceModel(config, self.space, self.seen)
+        self.explaining = ExplainingModel(config, self.space, self.seen)
         self._note(f"{config}")
         if self.sabotage:
             self.sabotage(self.space)
@@ -69,6 +71,7 @@ class SpaceOperations(RuleBasedStateMachine):
     def check(self) -> None:
         """All counts agree and the space's own audit passes, after every rule."""
         self.model.check()
+        self.explaining.follow(self.history[-1])
         self.num_steps += 1
         self.seen["steps"] += self.num_steps > 0
 
@@ -127,6 +130,8 @@ class SpaceOperations(RuleBasedStateMachine):
         assert status is not AllocStatus.NEVER or not is_possible
         assert status is not AllocStatus.LATER or is_possible
         continues = self.ended.get(prompt)
+        told = space.explain(list(prompt[0]) if whole is not None else tokens, keys=keys, digests=digests)
+        self.explaining.check(told, list(prompt[0]), keys, is_forged=self.is_forged)
         try:
             answer = space.allocate(
                 tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=earlier, continues=continues
@@ -143,6 +148,8 @@ class SpaceOperations(RuleBasedStateMachine):
             return
         assert answer.num_hit_tokens == hit
         assert answer.checkpoint == question.checkpoint
+        if space.config.explain:
+            self.explaining.check_recorded(told, space.explanation(answer.row))
         needed = {pool: model.num_free(pool) - space.num_free_blocks(pool) for pool in most}
         is_ok = all(count <= model.num_free(pool) - model.kept_free(pool) for pool, count in needed.items())
         assert (status is AllocStatus.OK) == is_ok or not is_possible  # possible only by hits in windows

@@ -265,6 +265,7 @@ class SpaceMachine(SpaceOperations):
         if new_weights:
             self.epoch = "" if self.epoch == "b" else chr(ord("a") + (self.epoch == "a"))
             self.space.set_weights_epoch(self.epoch)
+            self.explaining.epochs.append(self.epoch)
         else:
             self.space.reset_prefix_cache()
         self.model.forgot_cache()
@@ -298,6 +299,9 @@ class SpaceMachine(SpaceOperations):
         prompt = self._prompt(origin, cut, tokens, keys)
         answer = self.answers[prompt] = space.match(list(prompt[0]), keys=prompt[1])
         model.check_hit(len(prompt[0]), answer.num_tokens)
+        told = space.explain(list(prompt[0]), keys=prompt[1])
+        assert told.num_hit_tokens == answer.num_tokens
+        self.explaining.check(told, list(prompt[0]), prompt[1], is_forged=self.is_forged)
         space.can_allocate(list(prompt[0]), keys=prompt[1], num_lookahead=num_lookahead)
         if model.running:
             batch = self._choose(model.running, places)

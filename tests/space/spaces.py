@@ -43,8 +43,10 @@ class Settings(TypedDict, total=False):
     in_order: bool
     events: bool
     receipts: bool
-    weights_epoch: str
+    explain: bool
+    ghosts_per_block: int
     eviction: str
+    weights_epoch: str
 
 
 def new_space(*groups: GroupSpec, **settings: Unpack[Settings]) -> BlockSpace:
@@ -139,6 +141,9 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     if state.receipts is not None:
         book = state.receipts
         numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
+    if state.explanations is not None:
+        told = state.explanations
+        numbers |= {"explanations": told.current.copy(), "past": told.past.copy(), "number of them": told.num_past.copy()}
     if state.checkpoints is not None:
         numbers["checkpoints wanted"] = state.checkpoints.wanted.copy()
         notes = [(block, note.length, note.life) for (_, block), note in state.checkpoints._notes.items()]

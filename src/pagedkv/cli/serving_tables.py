@@ -23,6 +23,17 @@ LATENCIES: Final = {
     "request_s": "whole request",
 }
 
+MISSES: Final = {
+    "capacity": "evicted, or gone with a window",
+    "changed": "the prompt differs from what is cached",
+    "keys": "another salt, adapter, medium or epoch",
+    "short": "no full block, or the last token",
+    "new": "never stored",
+    "being_computed": "being computed",
+    "unknown": "never stored, or forgotten",
+    "other": "other causes",
+}
+
 
 def print_served(title: str, served: ServedTrace) -> None:
     """Print what was found out."""
@@ -30,6 +41,7 @@ def print_served(title: str, served: ServedTrace) -> None:
     print_table(title, [*_requests(result), *_hits(result), *_steps(result), *_preemptions(result), *_here(served)])
     Console().print(_pools(result))
     Console().print(_evictions(result))
+    Console().print(_misses(result))
     hint = _hint(result)
     if hint:
         Console().print(hint)
@@ -117,6 +129,20 @@ def _evictions(result: ServingResult) -> Table:
         num_evictions = pool["num_evictions"]
         never = f"{pool['num_never_reused'] / num_evictions:.1%}" if num_evictions else "-"
         table.add_row(name, f"{num_evictions:,}", never)
+    return table
+
+
+def _misses(result: ServingResult) -> Table:
+    misses = result.misses
+    table = Table(title="Prompt tokens that did not hit, by cause", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("cause")
+    for heading in ("tokens", "share"):
+        table.add_column(heading, justify="right")
+    for cause, words in MISSES.items():
+        num_tokens = misses["by_cause"][cause]
+        if num_tokens:
+            table.add_row(words, f"{num_tokens:,}", f"{num_tokens / misses['num_tokens']:.1%}")
+    table.add_row("all", f"{misses['num_tokens']:,}", "")
     return table
 
 

@@ -41,6 +41,7 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.free_queue import blocks_of_list, deferred_sentinel, protected_sentinel, spare_sentinel
+from pagedkv.pool.ghosts import GHOSTS_A_SET, NUM_CAUSES, are_same, find_ghost, ghost_cause, is_ghost
 from pagedkv.pool.prefix_index import bucket_of, has_digest
 
 __all__ = ["check_pool"]
@@ -69,6 +70,9 @@ FAULTS: Final = (
     "a parent is foreign",
     "the root died",
     "a successor is foreign",
+    "a ghost of content that can be found",
+    "two ghosts of one content",
+    "a ghost gone for no reason",
 )
 (
     NONE,
@@ -94,6 +98,9 @@ FAULTS: Final = (
     FOREIGN_PARENT,
     DEAD_ROOT,
     FOREIGN_SUCCESSOR,
+    GHOST_OF_NAMED,
+    SAME_GHOST,
+    NO_CAUSE,
 ) = range(len(FAULTS))
 
 
@@ -114,6 +121,7 @@ def check_pool(pool: BlockPool) -> None:
     pool.policy.check(pool.name, arrays, cold, protected)
     _require(pool, _index_fault(arrays, np.zeros(pool.num_blocks, np.uint8)))
     _require(pool, *_identities_fault(arrays))
+    _require(pool, _ghosts_fault(arrays))
     _require(pool, _chains_fault(arrays))
 
 
@@ -268,4 +276,23 @@ def _chains_fault(pool: PoolArrays) -> int:
                 return DEAD_ROOT
         if records[block, SUCCESSOR] < 0 or records[block, SUCCESSOR] >= num_blocks:
             return FOREIGN_SUCCESSOR
+    return NONE
+
+
+@compiled
+def _ghosts_fault(pool: PoolArrays) -> int:
+    """Ghosts are of content that nobody can find, each once, and know why it went."""
+    for block in range(len(pool.records) - NUM_SENTINELS):
+        if pool.records[block, NAME] and find_ghost(pool, pool.records[block, NAME], pool.digests[block]) >= 0:
+            return GHOST_OF_NAMED
+    for number in range(len(pool.ghosts)):
+        for way in range(GHOSTS_A_SET):
+            place = number * GHOSTS_A_SET + way
+            if not is_ghost(pool, place):
+                continue
+            if not 0 < ghost_cause(pool, place) < NUM_CAUSES:
+                return NO_CAUSE
+            for other in range(place + 1, (number + 1) * GHOSTS_A_SET):
+                if are_same(pool, place, other):
+                    return SAME_GHOST
     return NONE

@@ -66,6 +66,7 @@ from pagedkv.pool.blocks import (
 from pagedkv.pool.eviction import hooks
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, number_of
+from pagedkv.pool.ghosts import CALLED_OFF, EVICTED, OVERWRITTEN, RESET, SHED, new_ghosts
 from pagedkv.pool.prefix_index import PrefixIndex, forget, unname
 from pagedkv.pool.sparing import enqueue_spare, is_spare, renew
 
@@ -86,10 +87,10 @@ def acquire(pool: PoolArrays) -> int:
         pool.counts[NUM_CACHED] -= 1
         pool.counts[NUM_EVICTED] += 1
         if is_spare(pool, block):
-            unname(pool, block)
+            unname(pool, block, SHED)
         else:
             hooks.note_eviction(pool, block)
-            forget(pool, block)
+            forget(pool, block, EVICTED)
     records[block, REF_COUNT] = 1
     records[block, LIFE] += 1
     records[block, HOLD_STEP] = 0
@@ -147,7 +148,7 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
     if records[block, REF_COUNT] > 0:
         return
     if records[block, NAME] and records[block, PENDING_STEP] == counts[OPEN_STEP]:
-        forget(pool, block)  # nobody is left to compute what was promised for the open step
+        forget(pool, block, CALLED_OFF)  # nobody is left to compute what was promised for the open step
     if records[block, HOLD_STEP] > counts[SETTLED_STEP]:
         sentinel = free_queue.deferred_sentinel(pool.records, records[block, HOLD_STEP])
         free_queue.link_before(pool.records, sentinel, block)
@@ -195,13 +196,16 @@ def _free_deferred(pool: PoolArrays, sentinel: int, step: int) -> None:
 
 
 @compiled
-def drop_name(pool: PoolArrays, block: int) -> None:
-    """Make a named block's content unfindable; if it is free, it has no content any more."""
+def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
+    """Make a named block's content unfindable; if it is free, it has no content any more.
+
+    ``cause``: why, for whoever asks later (:mod:`pagedkv.pool.ghosts`).
+    """
     is_free = pool.records[block, QUEUE] == FREE
     if is_free and is_spare(pool, block):
-        unname(pool, block)
+        unname(pool, block, cause)
     else:
-        forget(pool, block)
+        forget(pool, block, cause)
     if is_free:
         free_queue.remove(pool.records, pool.counts, block)
         free_queue.prepend(pool.records, pool.counts, block)
@@ -209,12 +213,12 @@ def drop_name(pool: PoolArrays, block: int) -> None:
 
 
 @compiled
-def drop_all_names(pool: PoolArrays) -> int:
+def drop_all_names(pool: PoolArrays, cause: int = RESET) -> int:
     """Make everything unfindable; return how many blocks had a name."""
     num_dropped = 0
     for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME]:
-            drop_name(pool, block)
+            drop_name(pool, block, cause)
             num_dropped += 1
     return num_dropped
 
@@ -225,7 +229,7 @@ def withdraw_since(pool: PoolArrays, step: int) -> int:
     num_dropped = 0
     for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME] and pool.records[block, PENDING_STEP] >= step:
-            drop_name(pool, block)
+            drop_name(pool, block, CALLED_OFF)
             num_dropped += 1
     return num_dropped
 
@@ -276,6 +280,7 @@ class BlockPool:
         caching: keep tokens and digests, so that blocks can be named.
         policy: the order in which cached blocks are evicted; without caching there are none.
         in_order: blocks that are given back wait for moves only (:class:`~pagedkv.SpaceConfig`).
+        num_ghosts: how many digests to remember at least of content that is gone.
     """
 
     def __init__(
@@ -287,6 +292,7 @@ class BlockPool:
         caching: bool = True,
         policy: EvictionPolicy = DEFAULT,
         in_order: bool = False,
+        num_ghosts: int = 0,
     ) -> None:
         """Build an empty pool. O(num_blocks). Raises ConfigurationError for impossible sizes and foreign policies."""
         if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
@@ -307,6 +313,7 @@ class BlockPool:
             eviction_blocks=state.blocks,
             eviction_runs=state.runs,
             eviction_rates=state.rates,
+            ghosts=new_ghosts(num_ghosts if caching else 0),
         )
         self.free_queue = free_queue.FreeBlockQueue(self.arrays)
         self.prefix_index = PrefixIndex(self.arrays)
@@ -389,10 +396,10 @@ class BlockPool:
         if len(self.arrays.event_log) == 0:
             self.arrays = self.arrays._replace(event_log=np.zeros((most, EVENT_FIELDS), np.uint32))
 
-    def clear_names(self) -> None:
-        """Make everything unfindable, and record that as one event. O(blocks)."""
+    def clear_names(self, cause: int = RESET) -> None:
+        """Make everything unfindable, and record that as one event; ``cause``: why. O(blocks)."""
         log = self.arrays.event_log
-        drop_all_names(self.arrays._replace(event_log=log[:0]))
+        drop_all_names(self.arrays._replace(event_log=log[:0]), cause)
         if len(log):
             event = int(self.arrays.counts[NUM_EVENTS]) % len(log)
             log[event] = 0

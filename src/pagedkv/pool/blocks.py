@@ -12,7 +12,7 @@ Bytes a block, at 16 tokens::
     record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
 
 and what the eviction policy keeps: nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive one, 218 to 250 for the
-one that learns.
+one that learns; and ghosts, where the configuration asks for them.
 """
 
 from typing import Final, NamedTuple
@@ -103,6 +103,8 @@ class PoolArrays(NamedTuple):
         eviction_blocks: int32 ``[any, any]``, more of that.
         eviction_runs: int32 ``[any, any]``, what it knows of blocks that were released together.
         eviction_rates: float32 ``[any, any]``, what it has learnt.
+        ghosts: uint32 ``[sets, SET_WORDS]``, what is remembered of content that is gone (:mod:`pagedkv.pool.ghosts`);
+            empty if nothing is.
     """
 
     records: Int32Array
@@ -117,6 +119,7 @@ class PoolArrays(NamedTuple):
     eviction_blocks: Int32Array
     eviction_runs: Int32Array
     eviction_rates: Float32Array
+    ghosts: Uint32Array
 
 
 def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
@@ -145,6 +148,7 @@ def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool) -> PoolA
         eviction_blocks=np.zeros((0, 0), np.int32),
         eviction_runs=np.zeros((0, 0), np.int32),
         eviction_rates=np.zeros((0, 0), np.float32),
+        ghosts=np.zeros((0, 16), np.uint32),
     )
     arrays.counts[NUM_FREE] = num_blocks - 1
     arrays.counts[OPEN_STEP] = 1

@@ -55,6 +55,11 @@ class ExtraKeyTable:
         """Tell the id of an encoding, or None when no block can carry it. Changes nothing. O(1)."""
         return self._ids.get(encoding)
 
+    def encoding_of(self, key_id: int) -> bytes:
+        """Tell what an id that is in use stands for. O(length)."""
+        begin, end = self.arrays.bounds[key_id].tolist()
+        return self.arrays.data[begin:end].tobytes()
+
     @property
     def num_ids(self) -> int:
         """All ids lie below it, those that were given back included."""

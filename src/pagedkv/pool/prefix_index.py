@@ -35,6 +35,7 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.eviction.hooks import note_drop, note_name
+from pagedkv.pool.ghosts import OVERWRITTEN, recall, remember
 
 __all__ = ["PrefixIndex", "find", "forget", "is_child_of", "name_block", "note_ahead", "tell_parent", "unname"]
 
@@ -94,6 +95,8 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
         pool.records[parent, SUCCESSOR] = block
     pool.counts[NUM_NAMED] += 1
     note_name(pool, block)
+    if len(pool.ghosts):
+        recall(pool, block)
     _log(pool, STORED, block)
 
 
@@ -104,16 +107,21 @@ def note_ahead(pool: PoolArrays, block: int, ahead: int) -> None:
 
 
 @compiled
-def forget(pool: PoolArrays, block: int) -> None:
-    """Take a block's name away, and tell the eviction policy; links to its content die."""
+def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
+    """Take a block's name away, and tell the eviction policy; links to its content die.
+
+    ``cause``: why, one of those in :mod:`pagedkv.pool.ghosts`.
+    """
     note_drop(pool, block)
-    unname(pool, block)
+    unname(pool, block, cause)
 
 
 @compiled
-def unname(pool: PoolArrays, block: int) -> None:
+def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     """Take the name of a block away that is none of the eviction policy's; links to its content die."""
     records = pool.records
+    if len(pool.ghosts):
+        remember(pool, block, cause)
     _log(pool, REMOVED, block)
     bucket = bucket_of(pool, records[block, NAME], int(pool.digests[block, 0]))
     current = pool.buckets[bucket]

@@ -1,9 +1,9 @@
 """Reuse and eviction: how long blocks had lain free when they were hit, or evicted."""
 
-from pagedkv.report.documents import AgeHistogram, Pool, ReportRun
+from pagedkv.report.documents import AgeHistogram, Misses, Pool, ReportRun
 from pagedkv.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw, only_axes
 from pagedkv.report.elements import Cell, Plot, Section, Table
-from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
+from pagedkv.report.explanations import MISSES, PLOTS, SECTIONS, TABLES
 from pagedkv.report.number_text import COUNT, RATIO, edge
 
 __all__ = ["age_section"]
@@ -25,7 +25,35 @@ def age_section(run: ReportRun) -> Section:
                 plots.append(_bars(f"{key}-{number}", key, histogram, fill, suffix))
         if any(pool["hits_by_age"]["num_blocks"]) or any(pool["evictions_by_age"]["num_blocks"]):
             tables.append(_table(pool, suffix))
+    if "misses" in run.replay:
+        sentences.append(_missed(run.replay["misses"]))
+        tables.append(_miss_table(run.replay["misses"]))
     return Section("ages", SECTIONS["ages"], tuple(sentences), tuple(plots), tuple(tables))
+
+
+def _missed(misses: Misses) -> str:
+    """Say what most of the missed tokens were lost to."""
+    if not misses["num_tokens"]:
+        return "No prompt token was missed."
+    counts = {cause: misses["by_cause"].get(cause, 0) for cause in MISSES}
+    most = max(counts, key=lambda cause: counts[cause])
+    ratio = counts[most] / misses["num_tokens"]
+    explanation = MISSES[most]
+    return (
+        f"{COUNT.text(misses['num_tokens'])} prompt tokens did not hit, most of them ({RATIO.text(ratio)}) for one "
+        f"cause. {explanation.title}: {explanation.sentence[0].lower()}{explanation.sentence[1:]}"
+    )
+
+
+def _miss_table(misses: Misses) -> Table:
+    return Table(
+        TABLES["misses"],
+        ("cause", "tokens", "meaning"),
+        tuple(
+            (Cell(explanation.title), Cell(COUNT.text(misses["by_cause"].get(cause, 0))), Cell(explanation.sentence))
+            for cause, explanation in MISSES.items()
+        ),
+    )
 
 
 def _sentence(pool: Pool, suffix: str) -> str:

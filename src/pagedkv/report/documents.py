@@ -6,7 +6,7 @@ library, so that readers of files can check a document against these types witho
 """
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 __all__ = [
     "AgeHistogram",
@@ -16,6 +16,7 @@ __all__ = [
     "Hits",
     "Latency",
     "Level",
+    "Misses",
     "Percentiles",
     "Pool",
     "PoolTimeline",
@@ -48,6 +49,13 @@ class Hits(TypedDict):
     block_hit_ratio: float | None
     num_hit_tokens: int
     token_hit_ratio: float | None
+
+
+class Misses(TypedDict):
+    """Prompt tokens that did not hit at the first admissions, in all and by cause."""
+
+    num_tokens: int
+    by_cause: dict[str, int]
 
 
 class Steps(TypedDict):
@@ -163,7 +171,7 @@ class Timeline(TypedDict):
 
 
 class Replay(TypedDict):
-    """The document of ``pagedkv replay --json``."""
+    """The document of ``pagedkv replay --json``. Older ones have no misses."""
 
     trace: str
     command: str
@@ -177,6 +185,7 @@ class Replay(TypedDict):
     latency: Latency
     pools: dict[str, Pool]
     timeline: Timeline
+    misses: NotRequired[Misses]
 
 
 class Gaps(TypedDict):

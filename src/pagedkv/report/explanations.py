@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["FIGURES", "METHOD", "PLOTS", "SECTIONS", "TABLES", "Explanation"]
+__all__ = ["FIGURES", "METHOD", "MISSES", "PLOTS", "SECTIONS", "TABLES", "Explanation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +137,25 @@ TABLES: Final = MappingProxyType(
         "latency": "Seconds from arrival to each event; percentiles interpolate linearly",
         "preemptions": "Preemptions, and what they cost",
         "waste": "Share of slots without a token",
+        "misses": "Prompt tokens that did not hit at first admission, by cause",
         "pools": "Each pool: blocks live, cached and free, mean over time and peak",
         "pool_nbytes": "The same in GiB",
         "ages": "Blocks by seconds since they were last given up",
         "curve": "Hit ratio by block at each measured capacity, and the gaps to the ideal",
         "settings": "Settings",
+    }
+)
+
+MISSES: Final = MappingProxyType(
+    {
+        "capacity": Explanation("Capacity", "It was there, and was evicted, or gone with a window or a state."),
+        "changed": Explanation("Changed prompts", "What is cached goes on otherwise."),
+        "keys": Explanation("Other keys", "It is cached under another salt, adapter, medium or weights epoch."),
+        "short": Explanation("Short blocks", "What is left fills no block, or ends with the last token."),
+        "new": Explanation("New", "It was never stored."),
+        "being_computed": Explanation("Being computed", "The step that computes it had not run."),
+        "unknown": Explanation("Unknown", "Never stored, or evicted so long ago that it is forgotten."),
+        "other": Explanation("Other", "The cache was reset, or a step had failed."),
     }
 )
 

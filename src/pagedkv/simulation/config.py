@@ -13,6 +13,7 @@ __all__ = ["ServingConfig"]
 
 LONGEST_SEQUENCE: Final = 2**25
 LEAST_EVENTS: Final = 65_536
+GHOSTS_A_BLOCK: Final = 8  # what is forgotten by then counts as unknown
 EVENTS_A_BLOCK: Final = 4  # one operation names and unnames each block fewer times; events are drained after it
 """Tokens of a longest prompt and a longest output, as trace readers admit them."""
 
@@ -127,6 +128,8 @@ class ServingConfig:
             events=True,
             max_events=max(LEAST_EVENTS, EVENTS_A_BLOCK * max(num_blocks.values())),
             eviction=self.policy,
+            explain=True,
+            ghosts_per_block=GHOSTS_A_BLOCK,
         )
         longest = max(group.block_size * num_blocks[group.pool] for group in self.group_specs)
         return replace(config, max_tokens=min(longest, LONGEST_SEQUENCE))

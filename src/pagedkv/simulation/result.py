@@ -18,7 +18,7 @@ class ServingResult:
     """All figures, in sections; docs/replay.md tells what each means.
 
     Args:
-        config: what was run; requests, hits, steps, waste, preemptions, sharing, latency: counts and means.
+        config: what was run; requests, hits, misses, steps, waste, preemptions, sharing, latency: counts and means.
         pools: by pool, its blocks over time, hits and evictions by age.
         timeline: how it went, in at most 512 intervals.
     """
@@ -26,6 +26,7 @@ class ServingResult:
     config: Mapping[str, Any]
     requests: Mapping[str, Any]
     hits: Mapping[str, Any]
+    misses: Mapping[str, Any]
     steps: Mapping[str, Any]
     waste: Mapping[str, Any]
     preemptions: Mapping[str, Any]
@@ -65,6 +66,7 @@ def sum_up(
             "num_hit_tokens": meters.num_hit_tokens,
             "token_hit_ratio": _ratio(meters.num_hit_tokens, meters.num_prompt_tokens),
         },
+        misses=meters.misses.as_dict(),
         steps={
             "num_steps": meters.num_steps,
             "num_decode_steps": meters.num_decode_steps,

@@ -4,10 +4,12 @@ import numpy.typing as npt
 
 from pagedkv.answers import Allocation, Shortage
 from pagedkv.arguments import Rows, as_batch
+from pagedkv.explanation import Miss
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.plan import BlockMoves, StepPlan
 from pagedkv.simulation.meters.block_history import BlockHistory
 from pagedkv.space import BlockSpace, PrefixHit, Receipt
+from pagedkv.space.explaining import tell_misses
 from pagedkv.spec import SpaceConfig, StepId, TokenIds
 
 __all__ = ["WatchedSpace"]
@@ -29,6 +31,12 @@ class WatchedSpace(BlockSpace):
         self.history = BlockHistory(self, config.groups)
         self.now_s = 0.0
         self._plans: dict[StepId, StepPlan] = {}
+        self._misses: list[tuple[Miss, ...]] = []
+
+    def take_misses(self) -> list[tuple[Miss, ...]]:
+        """Tell of each prompt that was allocated since the last call what did not hit, and why; in their order."""
+        misses, self._misses = self._misses, []
+        return misses
 
     def allocate(  # noqa: PLR0913 - what the inherited one takes
         self,
@@ -44,7 +52,9 @@ class WatchedSpace(BlockSpace):
         continues: Receipt | None = None,
         publish: bool = True,
     ) -> Allocation | Shortage:
-        """Allocate, and note the hits and what the new blocks evicted."""
+        """Allocate, and note the hits, why no more hit, and what the new blocks evicted."""
+        answer = self.match(token_ids, keys=keys, digests=digests) if match is None else match
+        misses = tell_misses(self._state, answer)
         allocation = super().allocate(
             token_ids,
             keys=keys,
@@ -58,6 +68,7 @@ class WatchedSpace(BlockSpace):
             publish=publish,
         )
         if isinstance(allocation, Allocation):
+            self._misses.append(misses)
             tails = match.tails if match is not None and match.num_tokens == allocation.num_hit_tokens else ()
             self.history.admitted(allocation.row, allocation.num_hit_tokens, tails, self.now_s)
         return allocation

@@ -16,6 +16,7 @@ from pagedkv.answers import AbortedSteps
 from pagedkv.plan import BlockMoves
 from pagedkv.pool.block_pool import BlockPool, drop_name, withdraw_since
 from pagedkv.pool.blocks import NAME
+from pagedkv.pool.ghosts import CALLED_OFF
 from pagedkv.space.filling import drop_unsampled
 from pagedkv.space.holding import undefined_tickets
 from pagedkv.space.planning import renew_new_blocks
@@ -114,7 +115,7 @@ def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], a
 def _drop_names(pool: BlockPool, block_ids: set[int]) -> None:
     for block in block_ids:
         if pool.arrays.records[block, NAME]:
-            drop_name(pool.arrays, block)
+            drop_name(pool.arrays, block, CALLED_OFF)
 
 
 def _destinations(name: str, moves: list[BlockMoves]) -> set[int]:

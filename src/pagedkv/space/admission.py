@@ -10,6 +10,7 @@ from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.space.checkpoints import Tail
+from pagedkv.space.explaining import note_admission
 from pagedkv.space.forking import require_vacant_rows, take_rows
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching import digests_of_prefix, match_again
@@ -197,6 +198,7 @@ def seat_prompt(
     num_tokens = len(prompt.tokens)
     batch = take_rows(state, 1)
     row = int(batch[0])
+    note_admission(state, row, hit)  # before anything is evicted for it
     for group, blocks in zip(state.groups, hits, strict=True):
         state.loops.reuse_all(group.pool.arrays, blocks)  # all hits before any new block, which might evict one
         note_reliance(state, ledger, group, batch, blocks)

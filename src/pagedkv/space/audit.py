@@ -52,6 +52,8 @@ def check_space(state: SpaceState) -> None:
     _check_touched(state)
     if state.receipts is not None:
         state.receipts.check(state.rows)
+    if state.explanations is not None:
+        state.explanations.check(state.serials)
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
 

@@ -24,6 +24,7 @@ from pagedkv.answers import AbortedSteps, Allocation, PrefixGone, Shortage
 from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError
+from pagedkv.explanation import Explanation
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.plan import BlockMoves, StepPlan
 from pagedkv.space import (
@@ -32,6 +33,7 @@ from pagedkv.space import (
     branching,
     declaring,
     drafting,
+    explaining,
     filling,
     forking,
     growing,
@@ -99,6 +101,30 @@ class BlockSpace(ContentSpace):
         if self._state.loads:
             hit.loading = loading.load_that_continues(self._state, prompt, hit)
         return hit
+
+    def explain(
+        self,
+        token_ids: TokenIds,
+        *,
+        keys: RequestKeys = NO_KEYS,
+        digests: npt.ArrayLike | None = None,
+        max_hit_tokens: int | None = None,
+    ) -> Explanation:
+        """Tell how many leading tokens hit, as :meth:`match` does, and why no more do. Changes nothing.
+
+        It is exact for what is cached. Of what is gone, ``SpaceConfig.explain`` has the pool remember the latest;
+        without it, or beyond, the answer is ``UNKNOWN``.
+
+        Args:
+            token_ids, keys, digests, max_hit_tokens: as in :meth:`match`.
+
+        Raises: as :meth:`match`.
+
+        Cost: O(blocks of the pool + tokens), about 3 ns a block and 0.1 us a block of the prompt that does not hit:
+        what a request recorded when it was admitted is cheaper (:meth:`explanation`).
+        """
+        hit = self.match(token_ids, keys=keys, digests=digests, max_hit_tokens=max_hit_tokens)
+        return explaining.explain(self._state, hit.prompt, hit)
 
     def can_allocate(  # noqa: PLR0913 - what allocate takes, by the same keywords, and for how many sequences
         self,

@@ -175,5 +175,5 @@ class ContentSpace(SpaceView):
         """Start a new epoch of the model's weights: reset the cache; new blocks carry the epoch in their identity."""
         if not isinstance(weights_epoch, str):
             raise ConfigurationError(f"weights_epoch must be text, got {weights_epoch!r}")
-        self.reset_prefix_cache()
-        self._state.weights_epoch = weights_epoch
+        self._state.version += 1
+        releasing.reset_prefix_cache(self._state, self._ledger, weights_epoch)

@@ -113,6 +113,11 @@ class PrefixHit:
         return needed
 
     @property
+    def prompt(self) -> Prompt:
+        """The prompt that was asked about. O(1)."""
+        return self._prompt
+
+    @property
     def checkpoint(self) -> int:
         """Where a chunk of this prompt is to end, so that its last state is kept for later prompts; 0 if nowhere. O(1).
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from pagedkv.answers import InvalidatedMemory
 from pagedkv.errors import StepError
+from pagedkv.pool.ghosts import INVALIDATED
 from pagedkv.space.holding import tickets_out
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.state import SpaceState
@@ -30,7 +31,7 @@ def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemor
         raise StepError("memory cannot be given back while the open plan copies or swaps blocks: plan the step first")
     state.is_changing = True
     for pool in state.pools.values():
-        pool.clear_names()
+        pool.clear_names(INVALIDATED)
     ledger.forget_duplicates()
     running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
     state.rows[running, STATUS] = LOST

@@ -12,6 +12,7 @@ from pagedkv.pool.block_pool import reuse_all, settle
 from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.tables.digesting import digest_new_blocks
+from pagedkv.tables.explaining import record_miss
 from pagedkv.tables.filling import (
     accept_computed,
     advance,
@@ -51,6 +52,7 @@ class SpaceLoops:
         """Compile the loops, or load them from disk."""
         ids = np.zeros(0, np.int32)
         longs = np.zeros(0, np.int64)
+        records = np.zeros((0, 0), np.int64)
         pairs = np.zeros((0, 2), np.int32)
         words: Uint32Array = np.zeros((0, 8), np.uint32)
         self.find_samplers = specialize(find_samplers, ids, ids, ids, ids, ids, ids, 0, ids, ids)
@@ -86,6 +88,7 @@ class SpaceLoops:
         self.release_rows = specialize(release_rows, pool, group, rows, ids, ids)
         self.clear_rows = specialize(clear_rows, rows, ids, 0)
         self.settle = specialize(settle, pool, 0)
+        self.record_miss = specialize(record_miss, pool, group, extra_keys, ids, ids, 0, 0, 0, records, records, longs)
         self.collect_touched = specialize(collect_touched, rows, ids, pairs)
         self.collect_writes = specialize(collect_writes, group, rows, ids, ids, 0, 0, 0)
         self.collect_ranges = specialize(collect_ranges, rows, ids, ids, 0, 0, 0, ids)

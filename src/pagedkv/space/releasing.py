@@ -3,6 +3,7 @@
 import numpy as np
 
 from pagedkv.arrays import Int32Array
+from pagedkv.pool.ghosts import EPOCH, RESET
 from pagedkv.pool.sparing import make_unheld_spare
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
@@ -49,16 +50,18 @@ def free(
     return receipts
 
 
-def reset_prefix_cache(state: SpaceState, ledger: StepLedger) -> None:
+def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str | None = None) -> None:
     """Drop every name; running sequences keep their blocks but publish nothing any more.
 
     What they hold was computed before the reset (with the weights of before, if these change), so no later
-    sequence may find it.
+    sequence may find it. ``weights_epoch``: the version of the weights from now on, if these change.
     """
     state.is_changing = True
     for pool in state.all_pools:
-        pool.clear_names()
+        pool.clear_names(RESET if weights_epoch is None else EPOCH)
     state.rows[:, FROZEN] = state.rows[:, STATUS] != VACANT
     ledger.forget_duplicates()
     freeze_loads(state)
+    if weights_epoch is not None:
+        state.begin_epoch(weights_epoch)
     state.is_changing = False

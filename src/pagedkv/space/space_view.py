@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from pagedkv.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.arrays import Int32Array, Int64Array
-from pagedkv.errors import ConfigurationError, InterruptedSpaceError
+from pagedkv.errors import ConfigurationError, InterruptedSpaceError, SequenceError
 from pagedkv.events import CacheEvents
+from pagedkv.explanation import Explanation
 from pagedkv.plan import PageLists, StepPlan
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import PENDING_STEP, REF_COUNT
@@ -211,6 +212,33 @@ class SpaceView:
         if self._state.receipts is None:
             raise ConfigurationError("no receipts are kept: set receipts=True in the configuration")
         return self._state.receipts.receipt(self._occupied(row))
+
+    def explanation(self, row: int, generation: int | None = None) -> Explanation:
+        """Tell why a request's hit ended, as it was when the request was admitted. Changes nothing.
+
+        Recorded where ``SpaceConfig.explain`` is set: what :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>`
+        would have answered then, but that of all that is cached only the latest continuation was looked at (so that it
+        may say "never stored" of what is there under other keys, or with changed tokens), and only at the first block.
+        It is about the prompt that ``match=`` answered, or else about the tokens that were allocated.
+
+        Args:
+            row: a row that was allocated; a fork has asked for nothing.
+            generation: which of the row's sequences (:meth:`generation`), if it may have been freed since. Those of the
+                last 1,024 sequences, or ``max_sequences``, are remembered beyond those that have rows. None: the one
+                that has the row.
+
+        Raises:
+            ConfigurationError: nothing is recorded in this space.
+            SequenceError: the row was never given out, or not by an allocation; the generation is forgotten.
+
+        Cost: O(1) while the sequence lives, else O(sequences that are remembered).
+        """
+        book = self._state.explanations
+        if book is None:
+            raise ConfigurationError("no explanations are recorded: set explain=True in the configuration")
+        if generation is None:
+            return book.explanation(row, int(self._state.serials[self._occupied(row)]))
+        return book.explanation(as_row(row), as_count(generation, "generation", error=SequenceError))
 
     @property
     def has_events(self) -> bool:

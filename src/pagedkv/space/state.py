@@ -19,6 +19,7 @@ from pagedkv.pool.blocks import HOLD_STEP, NUM_DEFERRED_LISTS, OPEN_STEP, PENDIN
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.space.checkpoints import Checkpoints
+from pagedkv.space.explanations import ExplanationBook
 from pagedkv.space.loops import SpaceLoops
 from pagedkv.space.receipts import ReceiptBook
 from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig, StepId
@@ -44,6 +45,8 @@ __all__ = ["Group", "SpaceState"]
 
 NO_LANE: Final = -1
 STEPS_BEFORE_RENUMBERING: Final = 2**30
+MOST_FORMER_EPOCHS: Final = 4  # for explanations
+NO_EPOCHS: Final[tuple[str, ...]] = ()
 
 
 @dataclass(slots=True)
@@ -145,11 +148,13 @@ class SpaceState:
         is_recurrent: a group keeps a state, which only one sequence at a time may advance.
         plan_layout: what all plans of this space have in common.
         num_steps_before: what blocks' step numbers lack to those that callers know.
-        weights_epoch: version of the model's weights, part of every first block's identity.
+        weights_epoch: version of the model's weights, part of every first block's identity; former_epochs: the last few
+            before it, the latest first.
         version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
         now_s: the caller's clock, in seconds, as last told.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
         receipts: what each row has taken, if the configuration asks for it.
+        explanations: why each row's hit ended, if the configuration asks for it.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -158,7 +163,7 @@ class SpaceState:
         self.is_changing = False
         self.version = 0
         self.now_s = -math.inf
-        self.pools = self._new_pools(config.blocks_by_pool())
+        self.pools = self._new_pools(config.blocks_by_pool(), config.ghosts_per_block if config.explain else 0)
         self.host_pools = self._new_pools(config.host_blocks_by_pool())
         if config.events:
             for pool in self.pools.values():
@@ -172,7 +177,7 @@ class SpaceState:
         self.num_loads = 0
         self.media_keys: dict[int, RequestKeys] = {}
         self.media_reach = np.zeros(config.max_sequences, np.int32)
-        self.weights_epoch = config.weights_epoch
+        self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
         self.groups = self._new_groups()
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
@@ -187,6 +192,7 @@ class SpaceState:
         self.lanes = self._lanes()
         first = self.groups[0]
         self.receipts = self._new_receipts() if config.receipts else None
+        self.explanations = ExplanationBook(config.max_sequences) if config.explain else None
         self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
         self.is_recurrent = any(isinstance(group.spec, RecurrentState) for group in self.groups)
@@ -207,7 +213,8 @@ class SpaceState:
         # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
         self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
 
-    def _new_pools(self, num_blocks: dict[str, int]) -> dict[str, BlockPool]:
+    def _new_pools(self, num_blocks: dict[str, int], num_ghosts: int = 0) -> dict[str, BlockPool]:
+        """Build pools of so many blocks, with so many ghosts a block."""
         config = self.config
         policy = policy_named(config.eviction)
         pools = {}
@@ -216,7 +223,13 @@ class SpaceState:
                 continue
             block_size = max(group.block_size for group in config.groups if group.pool == name)
             pools[name] = BlockPool(
-                name, count, block_size, caching=config.prefix_caching, policy=policy, in_order=config.in_order
+                name,
+                count,
+                block_size,
+                caching=config.prefix_caching,
+                policy=policy,
+                in_order=config.in_order,
+                num_ghosts=num_ghosts * count,
             )
         return pools
 
@@ -295,6 +308,13 @@ class SpaceState:
             group.ends[batch] = 0
         if self.checkpoints is not None:
             self.checkpoints.wanted[batch] = 0
+
+    def begin_epoch(self, weights_epoch: str) -> None:
+        """Note that the model has other weights."""
+        if weights_epoch != self.weights_epoch:
+            others = [epoch for epoch in self.former_epochs if epoch not in {weights_epoch, self.weights_epoch}]
+            self.former_epochs = (self.weights_epoch, *others[: MOST_FORMER_EPOCHS - 1])
+        self.weights_epoch = weights_epoch
 
     def next_mark(self) -> int:
         """Make a number that no batch of rows was marked with before."""

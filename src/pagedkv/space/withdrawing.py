@@ -24,6 +24,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.pool.block_pool import BlockPool, drop_name
 from pagedkv.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE
 from pagedkv.pool.digests import DIGEST_NBYTES
+from pagedkv.pool.ghosts import WITHDRAWN
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.holding import tickets_out
 from pagedkv.space.pending import hand_over, stop_relying
@@ -274,9 +275,9 @@ def _drop_names(state: SpaceState, taint: _Taint) -> int:
             if not is_kept:
                 dropped.append((pool, block))
     for pool, block in dropped:
-        drop_name(pool.arrays, block)
+        drop_name(pool.arrays, block, WITHDRAWN)
     for pool in state.host_pools.values():
-        pool.clear_names()
+        pool.clear_names(WITHDRAWN)
     return len(dropped)
 
 

@@ -4,6 +4,7 @@ from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import acquire, drop_name
 from pagedkv.pool.blocks import DIGEST_WORDS, IN_USE, KEPT, LIFE, NAME, NULL_BLOCK, NUM_EVENTS, QUEUE, PoolArrays
+from pagedkv.pool.ghosts import CALLED_OFF
 from pagedkv.pool.prefix_index import tell_parent
 from pagedkv.tables.publishing import publish_block
 from pagedkv.tables.retaining import AT_END, serves
@@ -57,7 +58,7 @@ def unname_unfilled(pool: PoolArrays, group: GroupArrays, row: int, num_hit_toke
     for index in range(max(group.parameters[NUM_SINK_BLOCKS], num_hit_tokens // block_size), first):
         block = group.table[row, index]
         if block != NULL_BLOCK and pool.records[block, NAME]:
-            drop_name(pool, block)
+            drop_name(pool, block, CALLED_OFF)
 
 
 @compiled

@@ -18,6 +18,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.blocks import NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
+from pagedkv.pool.ghosts import CALLED_OFF
 from pagedkv.tables.growing import writes_shared_block
 from pagedkv.tables.rows import (
     AT,
@@ -71,7 +72,7 @@ def hand_over_blocks(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row
         if heir >= 0:
             lower_start(group, rows, heir, max(start, index * block_size))
         elif pool.records[block, NAME]:
-            drop_name(pool, block)
+            drop_name(pool, block, CALLED_OFF)
 
 
 @compiled

@@ -4,6 +4,7 @@
 
     ages            counts by age, in fixed intervals
     block_history   when each block was last given up: ages of hits and of evictions
+    misses          prompt tokens that did not hit, by cause
     occupancy       blocks live, cached and free: peaks, and means over time
     waste           slots without a token, paged and contiguous
     sharing         blocks that samples and beams need not have of their own

@@ -4,10 +4,12 @@ from typing import Final
 
 import numpy as np
 
+from pagedkv.explanation import Miss
 from pagedkv.scheduling import Admission, Batch, Progress, Request
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.journeys import Journeys
 from pagedkv.simulation.meters.latencies import LatencyMeter
+from pagedkv.simulation.meters.misses import MissMeter
 from pagedkv.simulation.meters.occupancy import Level, Occupancy
 from pagedkv.simulation.meters.sharing import Branches, SharingMeter
 from pagedkv.simulation.meters.timeline import Timeline
@@ -44,6 +46,7 @@ class Meters:
         self.sharing = SharingMeter(space.config.blocks_by_pool()[first.pool])
         self.latencies = LatencyMeter()
         self.timeline = Timeline([*LEVELS, *(f"{level} {pool}" for pool in pools for level in POOL_LEVELS)], COUNTS)
+        self.misses = MissMeter()
         self.sequences = Level()
         self.num_requests = self.num_rejected = self.num_finished = 0
         self.num_prompt_tokens = self.num_output_tokens = 0
@@ -69,8 +72,8 @@ class Meters:
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
         """Note who was admitted, preempted and rejected."""
-        for admission in batch.admitted:
-            self._admitted(admission, now_s)
+        for admission, misses in zip(batch.admitted, self._space.take_misses(), strict=True):
+            self._admitted(admission, misses, now_s)
         for preempted in batch.preempted:
             self._since_step["num_preemptions"] += 1
             if preempted.kind == "swap":
@@ -81,8 +84,8 @@ class Meters:
         for request in batch.rejected:
             self.rejected(request)
 
-    def _admitted(self, admission: Admission, now_s: float) -> None:
-        """Note an admission: the hits of the first one count."""
+    def _admitted(self, admission: Admission, misses: tuple[Miss, ...], now_s: float) -> None:
+        """Note an admission: the hits and the misses of the first one count."""
         request, num_hit_tokens = admission.request, admission.num_hit_tokens
         journey = self.journeys[request]
         if journey.is_admitted:
@@ -93,6 +96,7 @@ class Meters:
         self.num_prompt_blocks += (request.num_prompt_tokens - 1) // self._block_size
         self.num_hit_tokens += num_hit_tokens
         self.num_hit_blocks += num_hit_tokens // self._block_size
+        self.misses.note(misses)
         self._since_step["num_hit_tokens"] += num_hit_tokens
         self._since_step["num_prompt_tokens"] += request.num_prompt_tokens
 
