@@ -54,6 +54,7 @@ def free_with_receipts() -> Iterator[Row]:
 
         def prepare() -> None:
             if not rows:  # noqa: B023 - as above
+                space.reset_prefix_cache()  # noqa: B023 - as above
                 rows.append(batch_of(space, lengths))  # noqa: B023 - as above
 
         timing = timed(free, before=prepare, num_runs=10)

@@ -10,7 +10,17 @@
 96
 """
 
-from pagedkv.answers import AbortedSteps, Allocation, InvalidatedMemory, Load, PrefixGone, Shortage, Ticket, Withdrawal
+from pagedkv.answers import (
+    AbortedSteps,
+    Allocation,
+    EpochSpan,
+    InvalidatedMemory,
+    Load,
+    PrefixGone,
+    Shortage,
+    Ticket,
+    Withdrawal,
+)
 from pagedkv.classic import BlockSpaceManager, BlockTable
 from pagedkv.errors import PagedKVError
 from pagedkv.events import CacheEventKind, CacheEvents
@@ -50,6 +60,7 @@ __all__ = [
     "CacheEventKind",
     "CacheEvents",
     "ChunkedLocal",
+    "EpochSpan",
     "Explanation",
     "FreeBlockQueue",
     "FullAttention",

@@ -4,6 +4,7 @@ Plain data; what a step has to do in memory is a plan (:mod:`pagedkv.plan`).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pagedkv.arrays import Int32Array
 from pagedkv.spec import Row, StepId
@@ -11,6 +12,7 @@ from pagedkv.spec import Row, StepId
 __all__ = [
     "AbortedSteps",
     "Allocation",
+    "EpochSpan",
     "InvalidatedMemory",
     "Load",
     "PrefixGone",
@@ -133,6 +135,20 @@ class InvalidatedMemory:
     lost_rows: tuple[Row, ...]
     undefined_tickets: tuple[Ticket, ...] = ()
     failed_loads: tuple[Load, ...] = ()
+
+
+class EpochSpan(NamedTuple):
+    """Positions of a row, and the weights that contributed to what is held for them.
+
+    Args:
+        start, stop: the positions ``[start, stop)``, whole blocks but for the last.
+        oldest, newest: the first and the last epoch of the weights that contributed, the tokens before included.
+    """
+
+    start: int
+    stop: int
+    oldest: int
+    newest: int
 
 
 @dataclass(frozen=True, slots=True)

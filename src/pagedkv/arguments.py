@@ -22,6 +22,7 @@ __all__ = [
     "as_batch",
     "as_count",
     "as_counts",
+    "as_epoch",
     "as_flag",
     "as_row",
     "as_token_array",
@@ -59,6 +60,13 @@ def as_count(
         bounds = f"at least {least}" if number < least else f"at most {most}"
         raise error(f"{what} must be {bounds}, got {number}")
     return number
+
+
+def as_epoch(value: object, least: int = 0) -> int:
+    """Check the number of an epoch of the weights. Raises ConfigurationError."""
+    if not isinstance(value, int | np.integer):
+        raise ConfigurationError(f"weights_epoch must be text or a whole number, got {value!r}")
+    return as_count(value, "weights_epoch", least=least, most=LARGEST_SIZE - 1)
 
 
 def as_flag(value: object, what: str) -> bool:

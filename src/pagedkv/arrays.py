@@ -5,9 +5,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float32Array", "Int32Array", "Int64Array", "Uint8Array", "Uint32Array"]
+__all__ = ["Float32Array", "Float64Array", "Int32Array", "Int64Array", "Uint8Array", "Uint32Array"]
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Uint32Array: TypeAlias = npt.NDArray[np.uint32]

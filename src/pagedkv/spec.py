@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final, Literal, NewType, TypeAlias
 
-from pagedkv.arguments import TokenIds, as_count
+from pagedkv.arguments import TokenIds, as_count, as_epoch
 from pagedkv.errors import ConfigurationError
 
 __all__ = [
@@ -206,9 +206,15 @@ class SpaceConfig:
             (:meth:`BlockSpace.explanation <pagedkv.BlockSpace.explanation>`).
         ghosts_per_block: where ``explain`` is set, how many blocks' content is remembered once it is gone, for each
             block of a pool; 13 bytes each.
+        leases: cached content can be kept until a time, at 8 bytes a block (:meth:`BlockSpace.lease
+            <pagedkv.BlockSpace.lease>`).
         eviction: name of the policy that says which cached blocks go first, of those in
             :mod:`pagedkv.pool.eviction.registry`; one that is not there is refused by whoever builds the space.
-        weights_epoch: version of the model's weights, part of every block's identity.
+        weights_epoch: version of the model's weights. Text is part of every block's identity, and has no order. A
+            number is counted, and may only grow: blocks remember which epochs contributed to them, at 8 bytes a block,
+            and rows can tell (:meth:`BlockSpace.set_weights_epoch <pagedkv.BlockSpace.set_weights_epoch>`).
+        max_epoch_lag: how many epochs back the oldest weights may lie that contributed to a hit; more than 0 only where
+            epochs are counted.
     """
 
     groups: tuple[GroupSpec, ...]
@@ -225,8 +231,10 @@ class SpaceConfig:
     receipts: bool = False
     explain: bool = False
     ghosts_per_block: int = 4
+    leases: bool = False
     eviction: str = "lru"
-    weights_epoch: str = ""
+    weights_epoch: str | int = ""
+    max_epoch_lag: int = 0
 
     __repr__ = _short_repr
 
@@ -237,7 +245,7 @@ class SpaceConfig:
         _check_count(self, "max_tokens")
         _check_count(self, "max_events")
         _check_count(self, "ghosts_per_block")
-        for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts", "explain"):
+        for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts", "explain", "leases"):
             _check_flag(self, name)
         _require(
             not self.prefix_caching or any(group.prefix_caching for group in self.groups),
@@ -245,7 +253,7 @@ class SpaceConfig:
         )
         is_fraction = isinstance(self.watermark, int | float) and 0 <= self.watermark < 1
         _require(is_fraction, f"watermark must be in [0, 1), got {self.watermark!r}")
-        _require(isinstance(self.weights_epoch, str), f"weights_epoch must be text, got {self.weights_epoch!r}")
+        self._check_epochs()
         _require(isinstance(self.eviction, str), f"eviction policy must be a name, got {self.eviction!r}")
         for name, blocks in self.blocks_by_pool().items():
             _require(
@@ -256,6 +264,22 @@ class SpaceConfig:
                 blocks == 0 or blocks >= FEWEST_BLOCKS,
                 f"the host pool of {name!r} needs 0 blocks or at least 2, got {blocks}",
             )
+
+    def _check_epochs(self) -> None:
+        _check_count(self, "max_epoch_lag", least=0)
+        if isinstance(self.weights_epoch, str):
+            _require(
+                self.max_epoch_lag == 0,
+                f"max_epoch_lag = {self.max_epoch_lag} needs epochs that are counted: weights_epoch must be a number, "
+                f"the first one, got {self.weights_epoch!r}",
+            )
+        else:
+            object.__setattr__(self, "weights_epoch", as_epoch(self.weights_epoch))
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether epochs of the weights are numbers, which blocks remember."""
+        return not isinstance(self.weights_epoch, str)
 
     @property
     def pool_names(self) -> tuple[str, ...]:

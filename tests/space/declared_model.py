@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pagedkv import InvalidatedMemory
+from pagedkv import EpochSpan, InvalidatedMemory
 from tests.space.live_model import Refusal
 from tests.space.memory_model import Place
 from tests.space.sequence_model import GroupRule, ModelSequence, Status
@@ -65,6 +65,7 @@ class DeclaredModel(StepModel):
         """Somebody wrote sequences' keys and values, up to their last token, and said so."""
         self.new_blocks.filled(batch)
         for sequence in batch:
+            self._label_declared(sequence)
             for group, table in zip(self.groups, sequence.tables, strict=True):
                 present = group.present(table, len(sequence.tokens))
                 self.device.bring(self._last_before(), group, table, sequence.prefixes, present)
@@ -78,6 +79,60 @@ class DeclaredModel(StepModel):
             self.follow_changes(sequence, sequence.num_accepted)
         self.device_moved_on()
         self.seen["declared"] += 1
+
+    def _label_declared(self, sequence: ModelSequence) -> None:
+        """What nothing has computed is of the weights in force; what steps in flight compute, of theirs."""
+        sequence.is_plain = False
+        labels = self.device.labels
+        for position in range(len(sequence.tokens)):
+            epoch = self.epoch
+            for step in self.in_flight:
+                for row, start, end in step.ranges:
+                    if start <= position < end and self._holds_same(step.views[row].tables, sequence, position):
+                        epoch = step.epoch
+            is_there = any(
+                self.device.content(group, sequence.tables[group.index][group.slot(position)[0]], position)
+                == (group.index, sequence.prefixes[position])
+                for group in labels.groups
+                if position in group.present(sequence.tables[group.index], len(sequence.tokens))
+            )
+            if not is_there:
+                labels.bring(self._last_before(), sequence.tables, [position], (epoch, epoch))
+
+    def _holds_same(self, tables: list[list[int]], sequence: ModelSequence, position: int) -> bool:
+        """Whether a sequence holds the blocks of a position that are in other tables."""
+        group = self.device.labels.groups[0]
+        index, _ = group.slot(position)
+        table, own = tables[group.index], sequence.tables[group.index]
+        return index < min(len(table), len(own)) and table[index] == own[index]
+
+    def began(self, epoch: int) -> None:
+        """Weights of a new epoch are in force: what was planned before is computed with those of before."""
+        self.epoch = epoch
+        self.seen["new weights"] += 1
+
+    def check_epochs(self) -> None:
+        """With nothing left to compute, rows tell which weights computed their tokens, exactly where all went on."""
+        if not self.config.counts_epochs or self.device.coming:
+            return
+        for sequence in self.running:
+            spans = self.space.epochs(sequence.row)
+            assert [span.start for span in spans[1:]] == [span.stop for span in spans[:-1]]
+            assert (spans[0].start, spans[-1].stop) == (0, len(sequence.tokens))
+            for group in self.device.labels.groups:
+                self._check_epochs_in(group, sequence, spans)
+
+    def _check_epochs_in(self, group: GroupRule, sequence: ModelSequence, spans: tuple[EpochSpan, ...]) -> None:
+        table, num_tokens = sequence.tables[group.index], len(sequence.tokens)
+        for position in group.present(table, num_tokens):
+            span = next(span for span in spans if span.start <= position < span.stop)
+            oldest, epoch = self.device.labels.of(group, table, position)
+            assert span.oldest <= oldest <= epoch <= span.newest, (
+                f"row {sequence.row}, group {group.index}: position {position} is of epochs {oldest} to {epoch}, "
+                f"but {span} was told"
+            )
+            if position == num_tokens - 1 and sequence.is_plain:
+                assert (span.oldest, span.newest) == (oldest, epoch), f"row {sequence.row}: {span} claims too much"
 
     def _last_before(self) -> int:
         """The step behind which content comes: in order, all that are planned may still write where it goes."""

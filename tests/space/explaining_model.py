@@ -196,5 +196,7 @@ class ExplainingModel:
             return
         assert (told.cause, told.position) == (MissCause.CHANGED_TOKENS, start + closest)
         assert told.token_id != tokens[told.position]
-        stood = {int(block.token_ids[closest]) for common, block in others if common == closest and block.extra_keys == own}
+        stood = {
+            int(block.token_ids[closest]) for common, block in others if common == closest and block.extra_keys == own
+        }
         assert told.token_id in stood

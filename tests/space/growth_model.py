@@ -66,6 +66,7 @@ class GrowthModel(LiveModel):
             row, keys, root, num_planned=num_hit_tokens, sure_from=num_hit_tokens, is_sharer=num_hit_tokens > 0
         )
         sequence.generation = self.generation
+        sequence.first_epoch, sequence.num_hit = self.epoch, num_hit_tokens
         sequence.extend(self.prefixes, tokens)
         sequence.tables = self.read_tables(row)
         for group, table in zip(self.groups, sequence.tables, strict=True):
@@ -240,7 +241,7 @@ class GrowthModel(LiveModel):
             assert row not in self.sequences
             child = ModelSequence(row, parent.keys, parent.root, list(parent.tokens), list(parent.prefixes))
             child.is_sharer, child.generation = True, parent.generation
-            child.num_accepted = parent.num_accepted
+            child.num_accepted, child.is_plain = parent.num_accepted, False
             child.num_planned, child.is_planned = parent.num_planned, parent.is_planned
             child.planned_outside = parent.planned_outside
             child.sure_from = child.sure_outside = num_tokens
@@ -283,7 +284,7 @@ class GrowthModel(LiveModel):
             assert row not in self.sequences
             child = ModelSequence(row, parent.keys, parent.root, parent.tokens[:length], parent.prefixes[:length])
             child.is_sharer, child.generation = True, parent.generation
-            child.num_accepted = min(parent.num_accepted, length)
+            child.num_accepted, child.is_plain = min(parent.num_accepted, length), False
             child.num_planned = min(parent.num_planned, length)
             child.planned_outside = min(parent.planned_outside, length)
             child.sure_from = child.sure_outside = length

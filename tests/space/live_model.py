@@ -31,12 +31,14 @@ class ModelLoad:
         prefixes: number of the prefix that ends at each of its positions.
         places: every block that it holds, those of its hit included.
         last_step: the last step that touches its blocks for its sake: none.
+        epochs: the oldest and the newest weights that contributed to what is brought.
     """
 
     answer: Load
     prefixes: list[int]
     places: set[Place]
     last_step: int = 0
+    epochs: tuple[int, int] = (0, 0)
 
 
 class Refusal(NamedTuple):
@@ -55,6 +57,7 @@ class LiveModel:
         loads: prefixes that are brought from elsewhere.
         open_moves: what the open step's plan will copy or swap.
         statistics: the space's, after the last operation.
+        epoch: of the weights, where epochs are counted.
         seen: how often interesting things happened.
     """
 
@@ -72,6 +75,8 @@ class LiveModel:
         labelled = blocks | {host(pool): count for pool, count in self.host_pools.items()}
         self.num_usable = {label: count - 1 for label, count in labelled.items()}
         self.device = Device(self.groups, labelled)
+        self.epoch = config.weights_epoch if isinstance(config.weights_epoch, int) else 0
+        self.device.max_epoch_lag = config.max_epoch_lag
         self.new_blocks = NewBlocksModel(self.groups)
         self.prefixes = Prefixes()
         self.generation = 0

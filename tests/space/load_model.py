@@ -18,7 +18,7 @@ class LoadModel(LiveModel):
         assert answer.num_needed <= sum(group.num_blocks(num_tokens) for group in inside)
         self.require_unchanged()
 
-    def begun(self, answer: Load, tokens: list[int], keys: RequestKeys) -> None:
+    def begun(self, answer: Load, tokens: list[int], keys: RequestKeys, epochs: tuple[int, int]) -> None:
         """A load got its blocks: they are nobody's, and enough for a hit at its end."""
         root = self.prefixes.root(keys, self.generation)
         prefixes = self.prefixes.extend(root, keys, 0, tokens[: answer.num_tokens])
@@ -38,12 +38,19 @@ class LoadModel(LiveModel):
                 self.hand_out(group.pool, block)
                 self.new_blocks.open.discard((group.pool, block))
                 assert (group.pool, block) in places
-        self.loads.append(ModelLoad(answer, prefixes, places))
+        self.loads.append(ModelLoad(answer, prefixes, places, epochs=epochs))
         self.seen["load"] += 1
 
     def arrived(self, load: ModelLoad, num_tokens: int) -> None:
         """Somebody has filled the blocks, up to a position."""
         answer = load.answer
+        tables = [
+            [0] * (answer.num_hit_tokens // group.block_size) + blocks.tolist()
+            for group, blocks in zip(self.groups, answer.block_ids, strict=True)
+        ]
+        whole_positions = list(range(answer.num_hit_tokens, num_tokens))
+        self.device.labels.bring(-1, tables, whole_positions, load.epochs)
+        self.device.labels.arrive(0)
         for group, blocks in zip(self.groups, answer.block_ids, strict=True):
             table = [0] * (answer.num_hit_tokens // group.block_size) + blocks.tolist()
             whole = num_tokens // group.block_size * group.block_size

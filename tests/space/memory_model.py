@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from pagedkv.plan import BlockMoves, StepPlan, TableWrites
+from tests.space.epoch_labels import EpochLabels
 from tests.space.sequence_model import GroupRule, ModelSequence
 
 __all__ = ["UNDEFINED", "Device", "Move", "Place", "Step", "View", "host", "moves_of", "nonempty"]
@@ -65,6 +66,7 @@ class Step:
         ranges: ``(row, start, end)`` that the plan computes.
         outside: the same for each group that stays out of prefix caching.
         touched: blocks that the device may read or write for it.
+        epoch: of the weights that were in force when it was planned; 0 where epochs are not counted.
     """
 
     plan: StepPlan
@@ -72,6 +74,7 @@ class Step:
     ranges: list[tuple[int, int, int]]
     outside: dict[int, list[tuple[int, int, int]]]
     touched: frozenset[Place]
+    epoch: int = 0
 
     def ranges_in(self, group: GroupRule) -> list[tuple[int, int, int]]:
         """``(row, start, end)`` that the plan computes in a group."""
@@ -129,11 +132,15 @@ class Device:
         memory: content of every block of every pool, by label and id.
         tables: block ids by group, row and logical block, as table writes have told.
         coming: content that somebody brings behind a step: the step, and what :meth:`put` is to write then.
+        labels: which weights wrote what is there.
+        max_epoch_lag: how far back the weights may lie that a hit rests on.
     """
 
     def __init__(self, groups: list[GroupRule], num_blocks: dict[str, int]) -> None:
         """Make undefined memory; ``num_blocks`` has the device pools and, by label, the host pools."""
         self.groups = groups
+        self.labels = EpochLabels(groups)
+        self.max_epoch_lag = 0
         self.memory: dict[str, list[list[Content]]] = {}
         for label, count in num_blocks.items():
             slots = max(group.slots_per_block for group in groups if label in {group.pool, host(group.pool)})
@@ -172,6 +179,7 @@ class Device:
         """Let everything arrive that comes behind steps before this one."""
         while self.coming and self.coming[0][0] < first_step_id:
             self.put(*self.coming.pop(0)[1:])
+        self.labels.arrive(first_step_id)
 
     def expect(self, group: GroupRule, table: list[int], prefixes: list[int], positions: Iterable[int]) -> None:
         """Assert that a sequence's own tokens are there, or on their way."""
@@ -203,6 +211,7 @@ class Device:
         self._copy(step, garbage=False)
         self._write_tables(step.plan.table_writes)
         self._require_tables(step)
+        self._label(step)
         for group in self.groups:
             if group.is_state:
                 self._require_one_owner(group, step)
@@ -223,6 +232,7 @@ class Device:
         if num_parts > 3:
             self._write_tables(step.plan.table_writes)
         if num_parts >= NUM_PARTS:
+            self._label(step)
             for group in self.groups:
                 self._write(group, step, garbage=garbage)
 
@@ -250,6 +260,7 @@ class Device:
 
     def _move(self, source: str, destination: str, moves: BlockMoves, *, garbage: bool) -> None:
         """Read all sources, then write all destinations."""
+        self.labels.move(((source, here), (destination, there)) for here, there in pairs(moves))
         contents = [list(self.memory[source][block]) for block, _ in pairs(moves)]
         for (_, block), content in zip(pairs(moves), contents, strict=True):
             self.memory[destination][block] = [UNDEFINED] * len(content) if garbage else content
@@ -276,6 +287,11 @@ class Device:
                         f"group {group.index}, row {row}: the device has {entries.get(index)} as block {index}, "
                         f"the space {table[index]}"
                     )
+
+    def _label(self, step: Step) -> None:
+        """Label what the forward pass computes."""
+        ranges = [(step.views[row].tables, start, end) for row, start, end in step.ranges]
+        self.labels.compute(ranges, step.epoch)
 
     def _write(self, group: GroupRule, step: Step, *, garbage: bool) -> None:
         """Write what the forward pass computes.
@@ -304,6 +320,16 @@ class Device:
         for row, start, end in nonempty(step.ranges_in(group)):
             view = step.views[row]
             self.require(group, view.tables[group.index], view.prefixes, group.read(start, end))
+            self._require_fresh_hit(group, view, group.read(start, end))
+
+    def _require_fresh_hit(self, group: GroupRule, view: View, positions: list[int]) -> None:
+        """What was hit rests on no weights that were too far back when the sequence began."""
+        bound = view.sequence.first_epoch - self.max_epoch_lag
+        for position in positions if not group.stays_out else ():
+            if position < view.sequence.num_hit:
+                oldest, _ = self.labels.of(group, view.tables[group.index], position)
+                assert oldest >= bound, f"group {group.index}: epoch {oldest} at {position} was hit, beyond {bound}"
+                view.sequence.oldest_hit = min(view.sequence.oldest_hit, oldest)
 
     @staticmethod
     def _require_one_owner(group: GroupRule, step: Step) -> None:

@@ -67,8 +67,8 @@ class Mix:
     def config(self, size: int) -> SpaceConfig:
         """Configure a space of one of six sizes.
 
-        The policy that learns has half of them, since it keeps most; half run in order, and most keep receipts, or
-        remember what is gone: some much, some little.
+        The policy that learns has half of them, since it keeps most; half run in order, and count epochs of the
+        weights, and most keep receipts, or remember what is gone: some much, some little.
         """
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
@@ -82,16 +82,19 @@ class Mix:
             in_order=size % 2 == 1,
             events=self.events,
             receipts=size % 3 > 0,
-            explain=size % 3 < 2,  # noqa: PLR2004 - two of three
+            explain=size % 3 < 2,
             ghosts_per_block=8 if size < len(EVICTION) // 2 else 1,
             eviction=EVICTION[size],
+            weights_epoch=0 if size in EPOCH_LAGS else "",
+            max_epoch_lag=EPOCH_LAGS.get(size, 0),
         )
 
 
 EVICTION = ("hazard", "lru", "adaptive", "hazard", "fifo", "hazard")
+EPOCH_LAGS = {1: 1, 2: 2, 4: 0}
 EXTRA_BLOCKS = 40
 ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "several steps in flight", "truncate"})
-CACHED = ALWAYS | {"hit", "eviction"}
+CACHED = ALWAYS | {"hit", "eviction", "older weights hit"}
 SWAPPING = frozenset({"swap out", "swap in"})
 KEEPING = frozenset({"chunk to a checkpoint", "kept state hit"})
 

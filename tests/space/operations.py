@@ -336,8 +336,8 @@ class SpaceOperations(RuleBasedStateMachine):
 
     # Content from elsewhere
 
-    def load_prefix(self, prompt: Prompt, most: int) -> None:
-        """Reserve blocks for the beginning of a prompt."""
+    def load_prefix(self, prompt: Prompt, most: int, lag: int = 0) -> None:
+        """Reserve blocks for the beginning of a prompt, computed with weights of up to ``lag`` epochs before."""
         model, tokens = self.model, list(prompt[0])
         num_tokens = min(most, len(tokens))
         self._note(f"load {num_tokens} tokens of {tokens}, {prompt[1]}")
@@ -346,14 +346,16 @@ class SpaceOperations(RuleBasedStateMachine):
                 self.space.load(tokens, num_tokens, keys=prompt[1])
             model.require_unchanged()
             return
-        answer = self.space.load(tokens, num_tokens, keys=prompt[1])
+        oldest = max(0, model.epoch - min(lag, model.config.max_epoch_lag))
+        epochs = (oldest, model.epoch) if model.config.counts_epochs and lag else None
+        answer = self.space.load(tokens, num_tokens, keys=prompt[1], epochs=epochs)
         self._answered(answer)
         if answer is None:
             model.require_unchanged()
         elif isinstance(answer, Shortage):
             model.load_shortage(answer, num_tokens)
         else:
-            model.begun(answer, tokens, prompt[1])
+            model.begun(answer, tokens, prompt[1], epochs or (model.epoch, model.epoch))
             assert self.space.match(tokens, keys=prompt[1]).num_tokens <= num_tokens
 
     def finish_load(self, load: ModelLoad, num_tokens: int) -> None:
@@ -365,6 +367,19 @@ class SpaceOperations(RuleBasedStateMachine):
         self.model.arrived(load, num_tokens)
         self.space.finish_load(load.answer, num_tokens)
         self.model.finished(load)
+
+    # Weights
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Go on with new weights, whatever runs; epochs do not go back."""
+        self._note(f"weights of epoch {epoch}")
+        if epoch < self.model.epoch:
+            with pytest.raises(ConfigurationError, match="cannot go back"):
+                self.space.set_weights_epoch(epoch)
+            self.model.require_unchanged()
+            return
+        self.space.set_weights_epoch(epoch)
+        self.model.began(epoch)
 
     # Steps
 
@@ -394,8 +409,9 @@ class SpaceOperations(RuleBasedStateMachine):
             self.run_step()
         while self.model.ran:
             self.acknowledge_step()
-        if self.mix.finds_all_it_holds and not self.is_forged:
+        if self.mix.finds_all_it_holds and not self.is_forged and self.model.epoch == 0:
             self.model.check_findable()
+        self.model.check_epochs()
 
     def abort_step(self, position: int, num_parts: int, *, garbage: bool) -> None:
         """Let a step in flight fail, with any part of its work done, right or wrong."""

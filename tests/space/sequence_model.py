@@ -77,6 +77,9 @@ class ModelSequence:
         generation: how often the cache had been reset when it began.
         last_step: the last step whose plan computes anything for it.
         era: grows whenever the sequence does anything but grow.
+        first_epoch: the epoch of the weights in force when it began; num_hit: tokens that it hit then; oldest_hit: the
+            oldest weights that were found to have contributed to these.
+        is_plain: nothing was taken back of it, so that its epochs can be told exactly.
     """
 
     row: int
@@ -98,6 +101,10 @@ class ModelSequence:
     generation: int = 0
     last_step: int = 0
     era: int = 0
+    first_epoch: int = 0
+    num_hit: int = 0
+    oldest_hit: int = 2**31
+    is_plain: bool = True
 
     @property
     def is_lost(self) -> bool:
@@ -116,6 +123,7 @@ class ModelSequence:
     def cut(self, length: int) -> None:
         """Forget the tokens from ``length`` on; what remains is accepted."""
         self.era += length < len(self.tokens)
+        self.is_plain &= length == len(self.tokens)
         self.tokens = self.tokens[:length]
         self.prefixes = self.prefixes[:length]
         self.num_accepted = length

@@ -55,7 +55,7 @@ class SpaceMachine(SpaceOperations):
         """Prepare; the space is built by the first rule."""
         super().__init__(mix, seen, sabotage)
         self.epoch = ""
-        self.last_reset = 0
+        self.last_reset = self.last_epoch = 0
         self.origins = {NO_PROMPT}
 
     @initialize(target=prompts, size=st.integers(0, 5))
@@ -191,10 +191,12 @@ class SpaceMachine(SpaceOperations):
 
     # Content from elsewhere
 
-    @rule(origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, most=LENGTH)
-    def load(self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, most: int) -> None:
-        """Reserve blocks for a prefix that somebody brings."""
-        self.load_prefix(self._prompt(origin, cut, tokens, keys), most)
+    @rule(origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, most=LENGTH, lag=st.integers(0, 2))
+    def load(  # noqa: PLR0913, PLR0917 - one draw for each argument
+        self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, most: int, lag: int
+    ) -> None:
+        """Reserve blocks for a prefix that somebody brings, perhaps of older weights."""
+        self.load_prefix(self._prompt(origin, cut, tokens, keys), most, lag)
 
     @precondition(lambda self: self.model.loads)
     @rule(place=PLACE, num_tokens=LENGTH)
@@ -261,6 +263,7 @@ class SpaceMachine(SpaceOperations):
     @rule(new_weights=st.booleans())
     def forget(self, *, new_weights: bool) -> None:
         """Reset the prefix cache, or start a new weights epoch (now and then one that was there before)."""
+        new_weights &= not self.model.config.counts_epochs
         self._note("start a new weights epoch" if new_weights else "reset the prefix cache")
         if new_weights:
             self.epoch = "" if self.epoch == "b" else chr(ord("a") + (self.epoch == "a"))
@@ -270,6 +273,13 @@ class SpaceMachine(SpaceOperations):
             self.space.reset_prefix_cache()
         self.model.forgot_cache()
         self.last_reset = self.num_steps
+
+    @precondition(lambda self: self.model.config.counts_epochs and self.num_steps - self.last_epoch > CALM_STEPS // 3)
+    @rule(ahead=st.sampled_from((1, 1, 1, 2, 0, -1)))
+    def next_epoch(self, ahead: int) -> None:
+        """New weights, while rows run, wait, and are on the host; or an epoch that goes back."""
+        self.begin_epoch(max(0, self.model.epoch + ahead))
+        self.last_epoch = self.num_steps
 
     @precondition(lambda self: self.num_steps - self.last_reset > CALM_STEPS and not self.model.open_moves)
     @rule()

@@ -46,7 +46,8 @@ class Settings(TypedDict, total=False):
     explain: bool
     ghosts_per_block: int
     eviction: str
-    weights_epoch: str
+    weights_epoch: str | int
+    max_epoch_lag: int
 
 
 def new_space(*groups: GroupSpec, **settings: Unpack[Settings]) -> BlockSpace:
@@ -136,6 +137,10 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     numbers: dict[str, npt.NDArray[np.integer]] = {"rows": np.delete(state.rows, MARK, axis=1)}
     numbers["known tokens"] = state.num_known.copy()
     numbers["tickets"] = np.array([ticket.number for ticket in state.held], np.int32)
+    numbers["epochs"] = state.oldest_epochs.copy()
+    numbers["frozen loads"] = np.array([loading.is_frozen for loading in state.loads.values()], np.bool_)
+    if not isinstance(state.weights_epoch, str):
+        numbers["epoch"] = np.array(state.weights_epoch)
     numbers["vacant rows"] = np.array(state.vacant_rows)
     numbers["extra keys"] = np.array(len(state.extra_keys))
     if state.receipts is not None:
@@ -143,7 +148,11 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
         numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
     if state.explanations is not None:
         told = state.explanations
-        numbers |= {"explanations": told.current.copy(), "past": told.past.copy(), "number of them": told.num_past.copy()}
+        numbers |= {
+            "explanations": told.current.copy(),
+            "past": told.past.copy(),
+            "number of them": told.num_past.copy(),
+        }
     if state.checkpoints is not None:
         numbers["checkpoints wanted"] = state.checkpoints.wanted.copy()
         notes = [(block, note.length, note.life) for (_, block), note in state.checkpoints._notes.items()]

@@ -47,7 +47,7 @@ class StepModel(LiveModel):
             assert all(0 <= start <= end for _, start, end in told)
         if self.receipts:
             self.receipts.planned((views[row].sequence, start, end) for row, start, end in ranges)
-        step = Step(plan, views, ranges, outside, frozenset())
+        step = Step(plan, views, ranges, outside, frozenset(), self.epoch)
         touched = self._touched(step)
         new = {(part.pool, block) for part in plan.new_blocks for block in part.block_ids.tolist()}
         self.waiting.cleared(new, plan.step_id)
@@ -89,6 +89,7 @@ class StepModel(LiveModel):
             is_alive = self.sequences.get(view.sequence.row) is view.sequence
             if is_alive and view.sequence.era == view.era and view.sequence.status is Status.RUNNING:
                 self._require_held(view)
+            self.seen["older weights hit"] += view.sequence.oldest_hit < view.sequence.first_epoch
 
     def device_moved_on(self) -> None:
         """Let arrive what was brought behind the steps that are over."""
@@ -218,6 +219,7 @@ class StepModel(LiveModel):
                     assert row in {*answer.rewound_rows, *answer.lost_rows}, (
                         "an aborted row is neither rewound nor lost"
                     )
+                    sequence.is_plain = False
                     sequence.num_planned = min(sequence.num_planned, start)
                     sequence.sure_from = min(sequence.sure_from, start)
                     for ranges in step.outside.values():

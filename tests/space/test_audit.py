@@ -27,6 +27,7 @@ from pagedkv.pool.blocks import (
     REF_COUNT,
     SUCCESSOR,
 )
+from pagedkv.pool.epochs import UNDATED
 from pagedkv.pool.prefix_index import forget, name_block
 from pagedkv.tables.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED, TOUCHED
 from tests.space.spaces import acknowledge, allocate, cache, new_space, only_pool, prefill, run_step, tokens
@@ -220,6 +221,45 @@ CONTRADICTIONS: dict[str, tuple[Tamper, str]] = {
 def test_promise_17_check_notices_tampering_with(tamper: Tamper, message: str) -> None:
     """Negative controls: each changes a number or two, and each must be noticed for what it is."""
     space = audited_space()
+    tamper(space)
+    with pytest.raises(AssertionError, match=message):
+        space.check()
+
+
+def dated(block: int, oldest: int, newest: int) -> Tamper:
+    """Say of which epochs a block is."""
+
+    def tamper(space: BlockSpace) -> None:
+        only_pool(space).arrays.epochs[block] = oldest, newest
+
+    return tamper
+
+
+def of_epoch(row: int, oldest: int) -> Tamper:
+    """Say how old a row is."""
+
+    def tamper(space: BlockSpace) -> None:
+        space._state.oldest_epochs[row] = oldest
+
+    return tamper
+
+
+DATES: dict[str, tuple[Tamper, str]] = {
+    "a name that is too old": (dated(1, 0, 1), "what can be found is too old"),
+    "a name of no epoch": (dated(1, UNDATED, UNDATED), "what can be found is of no epoch"),
+    "a range that ends before it begins": (dated(1, 3, 2), "epochs that contributed are out of order"),
+    "an epoch to come": (dated(1, 2, 4), "epochs that contributed are out of order"),
+    "a row that is too old": (of_epoch(0, 1), "a row publishes what is too old"),
+    "a row that is too young": (of_epoch(0, 3), "group 0, row 0: a block is older than the row"),
+}
+
+
+@pytest.mark.parametrize(("tamper", "message"), DATES.values(), ids=DATES.keys())
+def test_promise_17_check_notices_wrong_dates(tamper: Tamper, message: str) -> None:
+    space = new_space(weights_epoch=2, max_epoch_lag=1)
+    prefill(space, tokens(9))
+    space.set_weights_epoch(3)
+    space.check()
     tamper(space)
     with pytest.raises(AssertionError, match=message):
         space.check()

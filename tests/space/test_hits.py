@@ -262,6 +262,8 @@ QUESTIONS = {
     "num_tokens",
     "generation",
     "generation_or_none",
+    "weights_epoch",
+    "epochs",
     "block_ids",
     "block_table",
     "num_blocks",

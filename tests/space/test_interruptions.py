@@ -64,6 +64,37 @@ def space_in_use() -> BlockSpace:
     return space
 
 
+def space_of_two_epochs() -> BlockSpace:
+    """Rows of epoch 1 run, wait, and are on the host."""
+    space = new_space(*GROUPS[:2], num_host_blocks=40, events=True, weights_epoch=0, max_epoch_lag=1)
+    swapped = prefill(space, tokens(7, first=50))
+    space.set_weights_epoch(1)
+    prefill(space, tokens(9))
+    space.swap_out(swapped)
+    space.acknowledge(space.plan_step().step_id)
+    allocate(space, tokens(9, first=100))
+    space.load(tokens(21, first=300), 20)
+    return space
+
+
+EPOCH_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
+    "new weights": lambda space: space.set_weights_epoch(2),
+    "weights of long after": lambda space: space.set_weights_epoch(9),
+    "plan": lambda space: space.plan_step(),
+    "declare": lambda space: space.mark_computed([2]),
+    "hit": lambda space: space.allocate(tokens(11)),
+    "load": lambda space: space.load(tokens(21), 20),
+}
+
+
+@pytest.mark.parametrize("name", EPOCH_OPERATIONS)
+def test_an_interruption_while_epochs_are_counted_leaves_all_as_it_was_or_is_told(name: str) -> None:
+    outcomes = outcomes_of(EPOCH_OPERATIONS[name], space_of_two_epochs())
+    assert outcomes["unchanged"] > 0
+    assert outcomes["told"] > 0
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
+
+
 def settled_space() -> BlockSpace:
     """The same with no step in flight."""
     space = space_in_use()

@@ -13,7 +13,7 @@ from pagedkv.plan import StepPlan
 from pagedkv.pool.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.pool.prefix_index import find
-from pagedkv.space import aborting
+from pagedkv.space import aborting, epochs
 from pagedkv.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
 from tests.plan_packing import Parts, parts_of, repacked
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
@@ -97,6 +97,18 @@ def test_a_weights_epoch_that_drops_nothing_is_noticed() -> None:
         replace_method(space, "reset_prefix_cache", lambda _: lambda: None)
 
     require_noticed("full", sabotage)
+
+
+def test_counted_epochs_that_drop_nothing_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs, "drop_stale", lambda _pool, _bound: 0)
+    monkeypatch.setattr(BlockSpace, "check", lambda _: None)  # which would say so at once
+    require_noticed("full")
+
+
+def test_plans_that_are_of_no_epoch_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs, "date_computed", lambda *_: None)
+    monkeypatch.setattr(BlockSpace, "check", lambda _: None)
+    require_noticed("window with sinks")
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.ghosts import EVICTED
 from pagedkv.space import explanations
 from tests.space.spaces import (
-    Settings,
     acknowledge,
     allocate,
     cache,
@@ -512,7 +511,9 @@ def test_why_a_request_missed_is_recorded_when_it_is_admitted(groups: tuple[Grou
     assert recorded(space).cause is MissCause.RESET
 
 
-@pytest.mark.parametrize("keys", [OURS, RequestKeys(media=(MediaSpan(5, 9, b"x"),)), RequestKeys(lora_name="a")], ids=str)
+@pytest.mark.parametrize(
+    "keys", [OURS, RequestKeys(media=(MediaSpan(5, 9, b"x"),)), RequestKeys(lora_name="a")], ids=str
+)
 def test_extra_keys_are_recorded_too(keys: RequestKeys) -> None:
     space = new()
     recorded(space)
@@ -625,7 +626,10 @@ def test_prompts_that_cannot_be_are_refused_as_by_match() -> None:
 def test_an_explanation_reads_as_a_sentence() -> None:
     space = new()
     cache(space, PROMPT)
-    assert str(space.explain(changed(PROMPT, 9))) == "8 of 20 tokens hit; changed tokens at 9 in group 0, where 9 is cached"
+    assert (
+        str(space.explain(changed(PROMPT, 9)))
+        == "8 of 20 tokens hit; changed tokens at 9 in group 0, where 9 is cached"
+    )
 
 
 def test_a_computation_that_may_be_shared_hits_and_is_not_explained_away() -> None:

@@ -26,6 +26,7 @@ from pagedkv.pool.blocks import (
     NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
     NUM_FREE,
+    NUM_LEASED,
     NUM_NAMED,
     NUM_SENTINELS,
     OPEN_STEP,
@@ -40,8 +41,15 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     PoolArrays,
 )
-from pagedkv.pool.free_queue import blocks_of_list, deferred_sentinel, protected_sentinel, spare_sentinel
+from pagedkv.pool.free_queue import (
+    blocks_of_list,
+    deferred_sentinel,
+    leased_sentinel,
+    protected_sentinel,
+    spare_sentinel,
+)
 from pagedkv.pool.ghosts import GHOSTS_A_SET, NUM_CAUSES, are_same, find_ghost, ghost_cause, is_ghost
+from pagedkv.pool.leasing import is_leased
 from pagedkv.pool.prefix_index import bucket_of, has_digest
 
 __all__ = ["check_pool"]
@@ -53,6 +61,8 @@ FAULTS: Final = (
     "an empty block waits behind a cached one",
     "a spare block waits among cached ones",
     "a block that is not spare waits among spare ones",
+    "a block without a lease waits among leased ones",
+    "a leased block waits elsewhere, or has no name",
     "cached blocks miscounted",
     "nobody will compute a cached block",
     "a deferred block is due",
@@ -81,6 +91,8 @@ FAULTS: Final = (
     EMPTY_BEHIND_CACHED,
     SPARE_ELSEWHERE,
     NOT_SPARE,
+    NOT_LEASED,
+    LEASED_ELSEWHERE,
     CACHED_COUNT,
     PROMISED_TO_NOBODY,
     DUE,
@@ -112,9 +124,11 @@ def check_pool(pool: BlockPool) -> None:
     cold = blocks_of_list(arrays.records, NULL_BLOCK, counted)
     protected = blocks_of_list(arrays.records, protected_sentinel(arrays.records), counted)
     spare = blocks_of_list(arrays.records, spare_sentinel(arrays.records), counted)
-    num_linked = len(cold) + len(spare) + len(protected)
+    leased = blocks_of_list(arrays.records, leased_sentinel(arrays.records), counted)
+    num_linked = len(cold) + len(spare) + len(leased) + len(protected)
     assert num_linked == counted, f"{pool.name}: {counted} blocks counted free, {num_linked} linked"
-    _require(pool, _free_fault(arrays, np.array(cold + protected, np.int32), len(spare)))
+    _require(pool, _free_fault(arrays, np.array(cold + protected, np.int32), len(spare) + len(leased)))
+    _require(pool, _leased_fault(arrays, np.array(leased, np.int32)))
     _require(pool, _spare_fault(arrays, np.array(spare, np.int32)))
     _require(pool, _deferred_fault(arrays))
     _require(pool, _places_fault(arrays))
@@ -156,8 +170,27 @@ def _spare_fault(pool: PoolArrays, spare: Int32Array) -> int:
 
 
 @compiled
+def _leased_fault(pool: PoolArrays, leased: Int32Array) -> int:
+    """Leased blocks that are free, and only these, stand in their list; whatever is leased has a name."""
+    records = pool.records
+    for block in leased:
+        if records[block, QUEUE] != FREE or not is_leased(pool, block) or records[block, KEPT] == SPARE:
+            return NOT_LEASED
+        if records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+            return PROMISED_TO_NOBODY
+    num_leased = 0
+    for block in range(1, len(pool.leases)):
+        if is_leased(pool, block):
+            num_leased += records[block, QUEUE] == FREE
+            if not records[block, NAME]:
+                return LEASED_ELSEWHERE
+    is_counted = num_leased == len(leased) and num_leased == pool.counts[NUM_LEASED]
+    return NONE if is_counted else LEASED_ELSEWHERE
+
+
+@compiled
 def _free_fault(pool: PoolArrays, order: Int32Array, num_spare: int) -> int:
-    """Free blocks but the spare ones, in the order in which they are handed out: those without content come first."""
+    """Free blocks but spare and leased ones, in the order in which they are handed out: those without content first."""
     records = pool.records
     num_cached = 0
     fault = NONE

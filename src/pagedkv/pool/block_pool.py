@@ -53,6 +53,7 @@ from pagedkv.pool.blocks import (
     NUM_EVICTED,
     NUM_FREE,
     NUM_HIT_BLOCKS,
+    NUM_LEASED,
     NUM_SENTINELS,
     OPEN_STEP,
     PENDING_STEP,
@@ -67,6 +68,7 @@ from pagedkv.pool.eviction import hooks
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, number_of
 from pagedkv.pool.ghosts import CALLED_OFF, EVICTED, OVERWRITTEN, RESET, SHED, new_ghosts
+from pagedkv.pool.leasing import enqueue_leased, give_first_up, is_due, is_leased, unlink_leased
 from pagedkv.pool.prefix_index import PrefixIndex, forget, unname
 from pagedkv.pool.sparing import enqueue_spare, is_spare, renew
 
@@ -78,6 +80,8 @@ MICROSECONDS: Final = 1_000_000  # a second
 @inlined
 def acquire(pool: PoolArrays) -> int:
     """Hand out the next free block, evicting what it cached; the caller has checked that there is one."""
+    if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_FREE]:
+        give_first_up(pool)
     records = pool.records
     block = free_queue.first(records)
     if records[block, NAME] and not is_spare(pool, block):
@@ -108,6 +112,8 @@ def claim(pool: PoolArrays, block: int) -> None:
     if is_spare(pool, block):
         renew(pool, block)
     if records[block, QUEUE] == FREE:
+        if is_leased(pool, block):
+            unlink_leased(pool, block)
         free_queue.remove(pool.records, pool.counts, block)
         pool.counts[NUM_CACHED] -= 1
         hooks.note_claim(pool, block)
@@ -160,9 +166,13 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
 
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
-    """Put an unreferenced block where its content says: the front if it has none, else among spare or cached ones."""
+    """Put an unreferenced block where it belongs: in front without content, else among leased, spare or cached ones."""
     if pool.records[block, NAME]:
-        if is_spare(pool, block):
+        if is_leased(pool, block) and is_due(pool, block):
+            pool.leases[block] = 0
+        if is_leased(pool, block):
+            enqueue_leased(pool, block)
+        elif is_spare(pool, block):
             enqueue_spare(pool, block)
         else:
             hooks.enqueue(pool, block)
@@ -202,7 +212,10 @@ def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     ``cause``: why, for whoever asks later (:mod:`pagedkv.pool.ghosts`).
     """
     is_free = pool.records[block, QUEUE] == FREE
-    if is_free and is_spare(pool, block):
+    if is_free and is_leased(pool, block):
+        pool.counts[NUM_LEASED] -= 1
+        unname(pool, block, cause)
+    elif is_free and is_spare(pool, block):
         unname(pool, block, cause)
     else:
         forget(pool, block, cause)
@@ -281,6 +294,8 @@ class BlockPool:
         policy: the order in which cached blocks are evicted; without caching there are none.
         in_order: blocks that are given back wait for moves only (:class:`~pagedkv.SpaceConfig`).
         num_ghosts: how many digests to remember at least of content that is gone.
+        epochs: keep which epochs of the weights contributed to each block.
+        leases: keep until when content is to stay.
     """
 
     def __init__(
@@ -293,6 +308,8 @@ class BlockPool:
         policy: EvictionPolicy = DEFAULT,
         in_order: bool = False,
         num_ghosts: int = 0,
+        epochs: bool = False,
+        leases: bool = False,
     ) -> None:
         """Build an empty pool. O(num_blocks). Raises ConfigurationError for impossible sizes and foreign policies."""
         if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
@@ -303,7 +320,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.policy = policy if caching else DEFAULT
         state = self.policy.new_state(self.num_usable)
-        arrays = new_pool_arrays(num_blocks, block_size, caching=caching)
+        arrays = new_pool_arrays(num_blocks, block_size, caching=caching, epochs=epochs, leases=leases)
         arrays.counts[POLICY] = number_of(self.policy)
         arrays.counts[IN_ORDER] = in_order
         self.arrays = arrays._replace(

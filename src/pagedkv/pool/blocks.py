@@ -12,14 +12,15 @@ Bytes a block, at 16 tokens::
     record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
 
 and what the eviction policy keeps: nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive one, 218 to 250 for the
-one that learns; and ghosts, where the configuration asks for them.
+one that learns; 8 more where epochs of the weights are counted, 8 where there are leases, and ghosts, where the
+configuration asks for them.
 """
 
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.arrays import Float32Array, Int32Array, Int64Array, Uint8Array, Uint32Array
+from pagedkv.arrays import Float32Array, Float64Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
 __all__ = ["PoolArrays", "aligned_zeros", "new_pool_arrays"]
 
@@ -76,10 +77,15 @@ POLICY: Final = 10  # number of the eviction policy in the registry; never chang
 IN_ORDER: Final = 11  # 1 if blocks wait for moves only, since steps are carried out in order; never changes
 CLOCK_US: Final = 12  # the caller's clock, in microseconds, as last told
 HAS_CLOCK: Final = 13  # 1 once it was told at all
-NUM_COUNTS: Final = 14
+NUM_LEASED: Final = 14  # free blocks with a lease
+NUM_COUNTS: Final = 15
 
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
-NUM_SENTINELS: Final = 2 + NUM_DEFERRED_LISTS  # records behind those of the blocks
+NUM_SENTINELS: Final = 3 + NUM_DEFERRED_LISTS  # records behind those of the blocks
+
+# Columns of ``epochs`` (pool/epochs.py).
+OLDEST: Final = 0
+NEWEST: Final = 1
 
 DIGEST_WORDS: Final = 8
 EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
@@ -90,7 +96,7 @@ class PoolArrays(NamedTuple):
 
     Args:
         records: int32 ``[num_blocks + NUM_SENTINELS, NUM_FIELDS]``; behind the blocks stand the sentinels of the
-            protected list, of the spare blocks and of the lists of deferred blocks.
+            protected list, of the spare blocks, of the leased ones, and of the lists of deferred blocks.
         tokens: int32 ``[num_blocks, block_size]``; ``[num_blocks, 0]`` without prefix caching.
         digests: uint32 ``[num_blocks, 8]``, big-endian words of the SHA-256; ``[0, 8]`` without caching.
         buckets: int32 ``[power of two]``, first block of each bucket of the prefix index; 3/4 to 3/2 a block.
@@ -105,6 +111,10 @@ class PoolArrays(NamedTuple):
         eviction_rates: float32 ``[any, any]``, what it has learnt.
         ghosts: uint32 ``[sets, SET_WORDS]``, what is remembered of content that is gone (:mod:`pagedkv.pool.ghosts`);
             empty if nothing is.
+        epochs: int32 ``[num_blocks, 2]``, the oldest and the newest epoch of the weights that contributed to each block
+            (:mod:`pagedkv.pool.epochs`); ``[0, 2]`` where epochs are not counted.
+        leases: float64 ``[num_blocks]``, until when each block is kept (:mod:`pagedkv.pool.leasing`); ``[0]`` without
+            leases.
     """
 
     records: Int32Array
@@ -120,6 +130,8 @@ class PoolArrays(NamedTuple):
     eviction_runs: Int32Array
     eviction_rates: Float32Array
     ghosts: Uint32Array
+    epochs: Int32Array
+    leases: Float64Array
 
 
 def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
@@ -130,7 +142,9 @@ def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
     return flat[start : start + num_rows * num_columns].reshape(num_rows, num_columns)
 
 
-def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool) -> PoolArrays:
+def new_pool_arrays(
+    num_blocks: int, block_size: int, *, caching: bool, epochs: bool = False, leases: bool = False
+) -> PoolArrays:
     """Make the arrays of an empty pool, every block but the null block in the free queue.
 
     Cost: O(num_blocks); pages of ``tokens`` and ``digests`` are not touched before they are used.
@@ -149,6 +163,8 @@ def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool) -> PoolA
         eviction_runs=np.zeros((0, 0), np.int32),
         eviction_rates=np.zeros((0, 0), np.float32),
         ghosts=np.zeros((0, 16), np.uint32),
+        epochs=np.zeros((num_blocks if epochs else 0, 2), np.int32),
+        leases=np.zeros(num_blocks if leases else 0, np.float64),
     )
     arrays.counts[NUM_FREE] = num_blocks - 1
     arrays.counts[OPEN_STEP] = 1

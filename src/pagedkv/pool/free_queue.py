@@ -4,8 +4,9 @@ Owns the links (``NEXT``, ``PREVIOUS``), the place (``QUEUE``) and the count of 
 know what a block contains: its callers append blocks worth keeping at the back, least worth first, and
 put blocks without content at the front. A list of spare blocks (:mod:`~pagedkv.pool.sparing`) is handed out as soon as
 no block without content is left, and a protected list last: it is empty unless the eviction policy
-(:mod:`~pagedkv.pool.eviction`) puts blocks there. Every operation on one block is O(1), removal from the middle
-included, which is what a prefix hit on freed blocks needs.
+(:mod:`~pagedkv.pool.eviction`) puts blocks there. A list of leased blocks (:mod:`~pagedkv.pool.leasing`) is emptied
+into the others before they run out. Every operation on one block is O(1), removal from the middle included, which is
+what a prefix hit on freed blocks needs.
 
 ::
 
@@ -14,6 +15,7 @@ included, which is what a prefix hit on freed blocks needs.
                           -> sentinel
     sentinel (second record behind the blocks) -> spare block, the one that became spare first -> ... -> sentinel
     sentinel (first record behind the blocks) -> protected block, least recently used first -> ... -> sentinel
+    sentinel (third record behind the blocks) -> leased block, the one that was released first -> ... -> sentinel
 """
 
 from typing import cast
@@ -42,6 +44,7 @@ __all__ = [
     "append",
     "deferred_sentinel",
     "first",
+    "leased_sentinel",
     "link_before",
     "popleft",
     "prepend",
@@ -68,6 +71,12 @@ def protected_sentinel(records: Int32Array) -> int:
 def spare_sentinel(records: Int32Array) -> int:
     """Sentinel of the list of cached blocks that are handed out before the others."""
     return len(records) - NUM_SENTINELS + 1
+
+
+@inlined
+def leased_sentinel(records: Int32Array) -> int:
+    """Sentinel of the list of cached blocks with a lease, which are handed out when nothing else is left."""
+    return len(records) - NUM_SENTINELS + 2
 
 
 @inlined
@@ -197,6 +206,7 @@ class FreeBlockQueue:
         order = cold[:num_empty] + blocks_of_list(self._records, spare_sentinel(self._records), num_free)
         order += cold[num_empty:]
         order += blocks_of_list(self._records, protected_sentinel(self._records), num_free)
+        order += blocks_of_list(self._records, leased_sentinel(self._records), num_free)
         assert len(order) == num_free, f"the queue links {len(order)} blocks but counts {num_free}"
         return order
 

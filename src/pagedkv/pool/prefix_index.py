@@ -137,6 +137,8 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     records[block, AHEAD] = NULL_BLOCK
     records[block, LIFE] += 1
     pool.counts[NUM_NAMED] -= 1
+    if len(pool.leases):
+        pool.leases[block] = 0
 
 
 @inlined

@@ -15,6 +15,7 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool import free_queue
 from pagedkv.pool.blocks import FREE, KEPT, NAME, NUM_FREE, QUEUE, REF_COUNT, SPARE, PoolArrays
 from pagedkv.pool.eviction import hooks
+from pagedkv.pool.leasing import is_leased
 
 __all__ = ["enqueue_spare", "is_spare", "make_cached", "make_spare", "make_unheld_spare", "renew"]
 
@@ -47,9 +48,9 @@ def make_spare(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def make_unheld_spare(pool: PoolArrays, blocks: Int32Array) -> None:
-    """Make those blocks spare that have a name and that nobody holds, whatever they were kept for."""
+    """Make those blocks spare that have a name and that nobody holds, whatever they were kept for but leases."""
     for block in blocks:
-        if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0:
+        if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0 and not is_leased(pool, block):
             make_spare(pool, block)
 
 

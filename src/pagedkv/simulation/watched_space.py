@@ -1,5 +1,7 @@
 """A block space that is watched: the block history learns of every operation that stores, evicts, hits or gives up."""
 
+from typing import Literal
+
 import numpy.typing as npt
 
 from pagedkv.answers import Allocation, Shortage
@@ -50,7 +52,7 @@ class WatchedSpace(BlockSpace):
         num_external_tokens: int = 0,
         match: PrefixHit | None = None,
         continues: Receipt | None = None,
-        publish: bool = True,
+        publish: bool | Literal["prompt"] = True,
     ) -> Allocation | Shortage:
         """Allocate, and note the hits, why no more hit, and what the new blocks evicted."""
         answer = self.match(token_ids, keys=keys, digests=digests) if match is None else match
@@ -93,11 +95,23 @@ class WatchedSpace(BlockSpace):
         self.now_s = now_s
 
     def free(
-        self, rows: Rows, *, num_generated: npt.ArrayLike | None = None, superseded_by: int | None = None
+        self,
+        rows: Rows,
+        *,
+        num_generated: npt.ArrayLike | None = None,
+        superseded_by: int | None = None,
+        keep_until_s: float | None = None,
+        priority: int = 0,
     ) -> tuple[Receipt, ...]:
         """Free, and note which blocks nobody uses any more."""
         with self.history.releasing(as_batch(rows).tolist(), self.now_s):
-            return super().free(rows, num_generated=num_generated, superseded_by=superseded_by)
+            return super().free(
+                rows,
+                num_generated=num_generated,
+                superseded_by=superseded_by,
+                keep_until_s=keep_until_s,
+                priority=priority,
+            )
 
     def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
         """Swap out, and note which blocks nobody uses any more."""

@@ -17,6 +17,7 @@ from pagedkv.plan import BlockMoves
 from pagedkv.pool.block_pool import BlockPool, drop_name, withdraw_since
 from pagedkv.pool.blocks import NAME
 from pagedkv.pool.ghosts import CALLED_OFF
+from pagedkv.space.epochs import forget_dates
 from pagedkv.space.filling import drop_unsampled
 from pagedkv.space.holding import undefined_tickets
 from pagedkv.space.planning import renew_new_blocks
@@ -65,6 +66,8 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
     rewound = _rewind_rows(state, aborted, lost)
     if state.is_overlapped:
         drop_unsampled(state, rewound)
+    if state.config.counts_epochs:
+        forget_dates(state, rewound)
     stranded = _stranded(state, rewound)
     lost |= stranded
     _declare_lost(state, lost)

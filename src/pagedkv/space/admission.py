@@ -6,16 +6,18 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.answers import Allocation, Shortage
+from pagedkv.errors import ConfigurationError
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.space.checkpoints import Tail
+from pagedkv.space.epochs import note_hit
 from pagedkv.space.explaining import note_admission
 from pagedkv.space.forking import require_vacant_rows, take_rows
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching import digests_of_prefix, match_again
 from pagedkv.space.pending import note_reliance
-from pagedkv.space.publishing import publish, tag_blocks
+from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
 from pagedkv.space.retaining import note_prompt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
@@ -23,7 +25,15 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.spec import AllocStatus, Row
 from pagedkv.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
 
-__all__ = ["Admission", "admission_status", "allocate", "find_shortage", "free_blocks_needed", "seat_prompt"]
+__all__ = [
+    "Admission",
+    "admission_status",
+    "allocate",
+    "as_policy",
+    "find_shortage",
+    "free_blocks_needed",
+    "seat_prompt",
+]
 
 NO_BLOCKS: Final = np.zeros(0, np.int32)
 
@@ -37,7 +47,7 @@ class Admission(NamedTuple):
         num_sequences: sequences that are to share it, the others by forks.
         max_chunk: most tokens of it that one step computes.
         num_reached: leading tokens that an earlier life of the request had, as its receipt says.
-        publishes: whether others may find what it computes.
+        publishes: whether others may find what it computes; prompt_only: nothing of what is appended to it.
         prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part; known with the hit.
     """
 
@@ -47,7 +57,17 @@ class Admission(NamedTuple):
     max_chunk: int
     num_reached: int = 0
     publishes: bool = True
+    prompt_only: bool = False
     prompt_length: int = 0
+
+
+def as_policy(publish: object) -> tuple[bool, bool]:
+    """Check what a sequence is to publish: whether anything, and whether its prompt only. Raises ConfigurationError."""
+    if isinstance(publish, str) and publish == "prompt":
+        return True, True
+    if not isinstance(publish, bool | np.bool_):
+        raise ConfigurationError(f'publish must be True or False, or "prompt", got {publish!r}')
+    return bool(publish), False
 
 
 def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit) -> dict[str, int]:
@@ -203,6 +223,7 @@ def seat_prompt(
         state.loops.reuse_all(group.pool.arrays, blocks)  # all hits before any new block, which might evict one
         note_reliance(state, ledger, group, batch, blocks)
     claim_tails(state, ledger, batch, hit.tails)
+    note_hit(state, row, hit)
     for group, blocks in zip(state.groups, hits, strict=True):
         for tail in taken_over:
             if tail.group == group.index:
@@ -213,9 +234,10 @@ def seat_prompt(
     state.rows[row, NUM_ACCEPTED] = num_tokens
     state.rows[row, NUM_PLANNED] = hit.num_tokens
     state.rows[row, FROZEN] = not admission.publishes
+    limit_publishing(state, row, admission.prompt_length, prompt_only=admission.prompt_only)
     if state.config.prefix_caching:
         _start_chains(state, row, prompt, hit)
-        if prompt.has_extra_keys(state.weights_epoch):
+        if prompt.has_extra_keys(state.identity_epoch):
             _tag(state, row, prompt)
         _take_digests(state, row, prompt)
         publish(state, ledger, batch)

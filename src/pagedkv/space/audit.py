@@ -6,14 +6,27 @@ An invariant that does not hold is a fault of this library, so these are asserti
 import numpy as np
 
 from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import AHEAD, EXTRA, KEPT, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SPARE
+from pagedkv.pool.blocks import (
+    AHEAD,
+    EXTRA,
+    KEPT,
+    NAME,
+    NEWEST,
+    NULL_BLOCK,
+    OLDEST,
+    PENDING_STEP,
+    REF_COUNT,
+    SPARE,
+)
 from pagedkv.pool.digests import digest_block
+from pagedkv.pool.epochs import UNDATED
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
     DIRTY_TO,
     FIRST_BLOCK,
+    FROZEN,
     KIND,
     LOST,
     LOST_ON_HOST,
@@ -50,12 +63,44 @@ def check_space(state: SpaceState) -> None:
         _check_kept(group)
         _check_kept_states(state, group)
     _check_touched(state)
+    if state.config.counts_epochs:
+        _check_epochs(state)
     if state.receipts is not None:
         state.receipts.check(state.rows)
     if state.explanations is not None:
         state.explanations.check(state.serials)
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
+
+
+def _check_epochs(state: SpaceState) -> None:
+    """What can be found is of epochs that hits may rest on, and so is what rows hold that publish."""
+    current = state.weights_epoch
+    assert not isinstance(current, str), "epochs are counted, but the epoch is no number"
+    bound = current - state.config.max_epoch_lag
+    for pool in state.all_pools:
+        records, epochs = pool.arrays.records[: pool.num_blocks], pool.arrays.epochs
+        is_dated = epochs[:, NEWEST] != UNDATED
+        is_open = records[:, PENDING_STEP] == state.open_step
+        is_named = records[:, NAME] != 0
+        assert not (is_named & (epochs[:, OLDEST] < bound)).any(), f"{pool.name}: what can be found is too old"
+        assert not (is_named & ~is_dated & ~is_open).any(), f"{pool.name}: what can be found is of no epoch"
+        is_sound = (epochs[:, OLDEST] <= epochs[:, NEWEST]) & (epochs[:, NEWEST] <= current)
+        assert is_sound[is_named & is_dated].all(), f"{pool.name}: epochs that contributed are out of order"
+    is_live = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
+    assert state.rows[is_live & (state.oldest_epochs < bound), FROZEN].all(), "a row publishes what is too old"
+    for row in np.flatnonzero(is_live).tolist():
+        _check_epochs_of_row(state, row)
+
+
+def _check_epochs_of_row(state: SpaceState, row: int) -> None:
+    """Nothing older contributed to what a row holds than to the row."""
+    for group in state.cached_groups:
+        pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
+        blocks = group.arrays.table[row, : int(state.rows[row, group.planned]) // group.block_size]
+        dates = pool.arrays.epochs[blocks[blocks != NULL_BLOCK]]
+        is_older = (dates[:, OLDEST] < state.oldest_epochs[row]) & (dates[:, NEWEST] != UNDATED)
+        assert not is_older.any(), f"group {group.index}, row {row}: a block is older than the row"
 
 
 def _check_references(state: SpaceState) -> None:

@@ -15,13 +15,13 @@ Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of th
 ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
 
-from typing import overload
+from typing import Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.answers import AbortedSteps, Allocation, PrefixGone, Shortage
-from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
+from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_row, as_token_array
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError
 from pagedkv.explanation import Explanation
@@ -54,6 +54,7 @@ from pagedkv.space.batches import (
 )
 from pagedkv.space.content_space import ContentSpace
 from pagedkv.space.hits import PrefixHit
+from pagedkv.space.leasing import as_intent
 from pagedkv.space.matching import match_prompt, prepare_prompt
 from pagedkv.space.receipts import Receipt
 from pagedkv.spec import AllocStatus, StepId, TokenIds
@@ -171,7 +172,7 @@ class BlockSpace(ContentSpace):
         num_external_tokens: int = 0,
         match: PrefixHit | None = None,
         continues: Receipt | None = None,
-        publish: bool = True,
+        publish: bool | Literal["prompt"] = True,
     ) -> Allocation | Shortage:
         """Give a new sequence a row and blocks for its tokens, sharing what is cached.
 
@@ -196,7 +197,8 @@ class BlockSpace(ContentSpace):
             continues: the receipt of the request's life before, if it was preempted or lost. Its tokens come again,
                 here and in appends, and what is computed of them is computed again. It gets a receipt of its own.
             publish: False keeps what this sequence, and forks of it, compute from being found: content that is private,
-                or that nobody will ask for again. It hits what is cached all the same.
+                or that nobody will ask for again. It hits what is cached all the same. "prompt" publishes whole blocks
+                of the prompt, that of ``match`` or else these tokens, and nothing of what is appended to it.
 
         Raises:
             TokenError, ConfigurationError: see :func:`~pagedkv.space.matching.prepare_prompt`; ``match`` is the answer
@@ -214,7 +216,7 @@ class BlockSpace(ContentSpace):
             tokens, drafts = drafting.split_drafts(self._state, tokens, num_draft, num_rows)
         prompt = prepare_prompt(self._state, tokens, keys, digests, reserve + len(drafts))
         wanted = admission.Admission(
-            prompt, reserve + len(drafts), num_rows, len(tokens), num_reached, as_flag(publish, "publish")
+            prompt, reserve + len(drafts), num_rows, len(tokens), num_reached, *admission.as_policy(publish)
         )
         if as_count(num_external_tokens, "num_external_tokens"):
             if len(drafts):
@@ -365,7 +367,13 @@ class BlockSpace(ContentSpace):
         return forking.fork(self._state, self._ledger, parent, num_new)
 
     def free(
-        self, rows: Rows, *, num_generated: npt.ArrayLike | None = None, superseded_by: int | None = None
+        self,
+        rows: Rows,
+        *,
+        num_generated: npt.ArrayLike | None = None,
+        superseded_by: int | None = None,
+        keep_until_s: float | None = None,
+        priority: int = 0,
     ) -> tuple[Receipt, ...]:
         """Give up sequences, running, swapped out or lost. O(blocks), about 5 ns each.
 
@@ -377,20 +385,27 @@ class BlockSpace(ContentSpace):
                 learns more by it.
             superseded_by: a row that replaces these, as a conversation that went on elsewhere does, or an edited one:
                 what only they held is asked for no more, and is handed out before anything else that is cached.
+            keep_until_s: what they leave, of rows that run, is leased until then (:meth:`lease`): they come back, as a
+                conversation that waits for a tool.
+            priority: 1 keeps what they leave behind all that is cached, before leases, for as long as it has a name; -1
+                gives what only they held up first. Like ``keep_until_s``, 1 needs ``leases`` in the configuration.
 
         Returns their receipts, in the order of ``rows``, if the space keeps any; else nothing.
 
         Raises:
             SequenceError: ``superseded_by`` is among ``rows``, or no row that runs or is swapped out.
             TokenError: not as many numbers as rows, or a negative one.
+            ConfigurationError: a lease whose end is past, or never; another priority; two of the three at once.
         """
+        end = as_intent(self._state, superseded_by, keep_until_s, priority)
         batch = as_batch(rows)
         outputs = as_num_outputs(num_generated, batch)
         if superseded_by is not None:
             self._require_successor(as_row(superseded_by), batch)
         mark = require_status(self._state, batch, OCCUPIED)
         self._state.version += 1
-        return releasing.free(self._state, batch, outputs, mark, is_superseded=superseded_by is not None)
+        leaving = releasing.Leaving(outputs, superseded_by is not None or priority < 0, end)
+        return releasing.free(self._state, batch, mark, leaving)
 
     def _require_successor(self, row: int, batch: Int32Array) -> None:
         """Check that a row lives on that replaces those of a batch."""

@@ -3,23 +3,21 @@
 The part of :class:`~pagedkv.BlockSpace` that names blocks and prefixes, and no sequences.
 """
 
-from numbers import Real
-from typing import Final
-
 import numpy.typing as npt
 
 from pagedkv.answers import InvalidatedMemory, Load, Shortage, Ticket, Withdrawal
 from pagedkv.arguments import as_count
-from pagedkv.errors import ConfigurationError, StepError, TokenError
+from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
-from pagedkv.space import holding, invalidating, loading, releasing, withdrawing
-from pagedkv.space.matching import prepare_prompt
+from pagedkv.space import clock, holding, invalidating, loading, releasing, withdrawing
+from pagedkv.space.epochs import as_epochs, as_next_epoch, begin_epoch
+from pagedkv.space.forgetting import forget
+from pagedkv.space.leasing import as_end, lease_hit
+from pagedkv.space.matching import match_prompt, prepare_prompt
 from pagedkv.space.space_view import SpaceView
 from pagedkv.spec import TokenIds
 
 __all__ = ["ContentSpace"]
-
-LATEST_S: Final = 2.0**40  # so that microseconds fit in 64 bits
 
 
 class ContentSpace(SpaceView):
@@ -28,24 +26,20 @@ class ContentSpace(SpaceView):
     # Time
 
     def advance(self, now_s: float) -> None:
-        """Tell the time, for eviction policies that look at ages. O(pools). Without it they count blocks instead.
+        """Set the clock, by which leases end and eviction policies measure ages: the caller's seconds.
+
+        It stands still in between, and need not pass as any clock does. Without it policies count blocks instead.
+        O(leased blocks).
 
         Args:
-            now_s: seconds since any moment, the same for all calls; they need not pass as on any clock.
+            now_s: seconds since any moment, the same for all calls, at least 0.
 
         Raises:
-            StepError: it goes back, or is no number of seconds; nothing is changed.
+            ConfigurationError: it goes back, or is no number of seconds; nothing is changed.
         """
-        state = self._state
-        if not isinstance(now_s, Real) or not abs(now_s) <= LATEST_S:
-            raise StepError(f"the time is a number of seconds, at most {LATEST_S:.0f} either way, got {now_s!r}")
-        if now_s < state.now_s:
-            raise StepError(f"the clock cannot go back from {state.now_s} s to {now_s} s")
-        state.is_changing = True
-        state.now_s = float(now_s)
-        for pool in state.pools.values():
-            pool.advance(state.now_s)
-        state.is_changing = False
+        time = clock.as_time(self._state, now_s)
+        self._state.version += 1
+        clock.advance(self._state, time)
 
     # Readers outside
 
@@ -81,6 +75,51 @@ class ContentSpace(SpaceView):
         self._state.version += 1
         holding.release(self._state, ticket)
 
+    # Content that is to stay
+
+    def lease(self, token_ids: TokenIds, until_s: float, *, keys: RequestKeys = NO_KEYS) -> int:
+        """Keep what is cached of a prompt until a time: it is evicted when nothing else is left.
+
+        A lease is soft. Leased blocks count as free, and are handed out rather than that anybody waits: those first
+        whose lease ends first. A later end counts where there are several; :meth:`forget`, a reset or new weights end
+        all. What a row leaves when it ends is leased by ``free(rows, keep_until_s=...)``.
+
+        Args:
+            token_ids: a prompt; its last token is left out, as of a hit.
+            until_s: seconds of the clock that :meth:`advance` sets.
+            keys: its extra keys.
+
+        Returns how many leading tokens are kept.
+
+        Raises:
+            ConfigurationError: the end is past, or never; the space keeps no leases.
+
+        Cost: O(blocks of the prompt).
+        """
+        end = as_end(self._state, until_s)
+        hit = match_prompt(self._state, prepare_prompt(self._state, token_ids, keys, None, 0))
+        self._state.version += 1
+        lease_hit(self._state, hit, end)
+        return hit.num_tokens
+
+    def forget(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS, start: int = 0) -> int:
+        """Make a prompt, and all that continues it, unfindable: it is not to be asked for again, or must not be.
+
+        On the device and on the host. Rows that hold any of it run on, and publish nothing any more.
+
+        Args:
+            token_ids, keys: the prompt; ``start``: first position to be forgotten. A block that reaches beyond it is
+                forgotten whole: what several branches share before stays.
+
+        Returns how many blocks lost their names.
+
+        Cost: O(blocks + blocks of all rows), milliseconds where there are thousands.
+        """
+        prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
+        first = as_count(start, "start")
+        self._state.version += 1
+        return forget(self._state, prompt, first)
+
     # Content from elsewhere
 
     def load(
@@ -89,6 +128,7 @@ class ContentSpace(SpaceView):
         num_tokens: int,
         *,
         keys: RequestKeys = NO_KEYS,
+        epochs: tuple[int, int] | None = None,
     ) -> Load | Shortage | None:
         """Reserve blocks for a prefix that is brought from elsewhere: another tier, another machine.
 
@@ -99,19 +139,23 @@ class ContentSpace(SpaceView):
             token_ids: a prompt.
             num_tokens: how much of it can be brought; cut down to where hits can end.
             keys: its extra keys.
+            epochs: the oldest and the newest epoch of the weights that contributed to what is brought, where epochs are
+                counted; None: those in force.
 
         Returns the load; a shortage, with nothing changed; or None where nothing is to be brought.
 
         Raises:
-            ConfigurationError: the space has no prefix caching.
+            ConfigurationError: the space has no prefix caching; ``epochs`` that have not begun, or lie too far back to
+                be hit.
             TokenError: the prompt has fewer tokens; see also :meth:`allocate`.
 
         Cost: O(blocks), 0.1 us each and 0.08 us for its digest.
         """
         prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
         most = as_count(num_tokens, "num_tokens")
+        brought = as_epochs(self._state, epochs)
         self._state.version += 1
-        return loading.load(self._state, self._ledger, prompt, most)
+        return loading.load(self._state, self._ledger, prompt, most, brought)
 
     def finish_load(self, load: Load, num_tokens: int | None = None) -> None:
         """End a load, in any order: what it brought can be hit, and is cached until somebody does.
@@ -171,9 +215,32 @@ class ContentSpace(SpaceView):
         self._state.version += 1
         return invalidating.invalidate_memory(self._state, self._ledger)
 
-    def set_weights_epoch(self, weights_epoch: str) -> None:
-        """Start a new epoch of the model's weights: reset the cache; new blocks carry the epoch in their identity."""
+    def set_weights_epoch(self, weights_epoch: str | int) -> None:
+        """Start a new epoch of the model's weights: plans made from now on compute with them. Rows run on.
+
+        Where epochs are text, the cache is reset, and new blocks carry the epoch in their identity. Where they are
+        numbers, blocks remember the oldest and the newest epoch that contributed to them, the tokens before them
+        included. What is older than ``max_epoch_lag`` allows is dropped from the cache, and rows that hold any of it
+        publish nothing any more; all else can be hit as before, and :meth:`epochs` tells what a row holds.
+
+        Args:
+            weights_epoch: text, or a number not below the one in force, as the configuration began.
+
+        Raises:
+            ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
+
+        Cost: O(blocks + rows).
+        """
+        state = self._state
+        if state.config.counts_epochs:
+            epoch = as_next_epoch(state, weights_epoch)
+            state.version += 1
+            begin_epoch(state, epoch)
+            return
         if not isinstance(weights_epoch, str):
-            raise ConfigurationError(f"weights_epoch must be text, got {weights_epoch!r}")
-        self._state.version += 1
-        releasing.reset_prefix_cache(self._state, self._ledger, weights_epoch)
+            raise ConfigurationError(
+                f"weights_epoch must be text, got {weights_epoch!r}; where SpaceConfig(weights_epoch=0) begins with a "
+                "number, epochs are counted"
+            )
+        state.version += 1
+        releasing.reset_prefix_cache(state, self._ledger, weights_epoch)

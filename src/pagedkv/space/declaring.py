@@ -13,6 +13,7 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import StepError
 from pagedkv.pool.blocks import NULL_BLOCK
+from pagedkv.space.epochs import date_declared
 from pagedkv.space.publishing import publish
 from pagedkv.space.retaining import slide_group
 from pagedkv.space.state import Group, SpaceState
@@ -46,6 +47,8 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         settle_blocks(*group.view, batch, state.relies_on)
     if state.receipts is not None:
         state.receipts.declared(state.rows, batch)
+    if state.config.counts_epochs:
+        date_declared(state, batch)
     for column in state.planned_columns:
         declare_planned(state.rows, batch, column)
     state.relies_on[batch] = 0

@@ -132,7 +132,7 @@ def _is_bare(state: SpaceState, hit: PrefixHit) -> bool:
     keys = hit.prompt.keys
     if hit.num_tokens:
         return not keys.media
-    return not state.former_epochs and not hit.prompt.has_extra_keys(state.weights_epoch)
+    return not state.former_epochs and not hit.prompt.has_extra_keys(state.identity_epoch)
 
 
 class _Search:
@@ -361,7 +361,7 @@ class _Search:
 
     def _encoding(self, group: Group, index: int) -> bytes:
         """Extra keys of a logical block of the prompt."""
-        keys, epoch = self._prompt.keys, self._state.weights_epoch
+        keys, epoch = self._prompt.keys, self._state.identity_epoch
         if not self._prompt.has_extra_keys(epoch):
             return b""
         return keys_of_blocks(keys, epoch, group.block_size, index, index + 1).get(index, b"")

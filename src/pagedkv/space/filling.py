@@ -16,6 +16,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.errors import SharedPrefixError, TokenError
 from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.space import growing
+from pagedkv.space.epochs import date_moved
 from pagedkv.space.growing import Growth
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import SpaceState
@@ -215,6 +216,8 @@ def _move_down(state: SpaceState, ledger: StepLedger, refused: Int32Array, limit
             repeat_pending(
                 pool, group.arrays, state.serials, refused, step.rows, step.serials, starts, step.ends, number
             )
+        if state.config.counts_epochs:
+            date_moved(state, step, refused)
     rows = np.flatnonzero(refused).astype(np.int32)
     for group in state.groups:
         starts, ends = (np.ascontiguousarray(state.rows[rows, column]) for column in (group.planned, NUM_TOKENS))

@@ -36,6 +36,9 @@ def inherit(state: SpaceState, parent: int, child: int) -> None:
     for column in state.planned_columns:
         rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
     state.relies_on[child] = state.relies_on[parent]
+    state.publish_limits[child] = state.publish_limits[parent]
+    if state.config.counts_epochs:
+        state.oldest_epochs[child] = state.oldest_epochs[parent]
     if parent in state.media_keys:
         state.media_keys[child] = state.media_keys[parent]
         state.media_reach[child] = state.media_reach[parent]

@@ -23,6 +23,7 @@ from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP
 from pagedkv.pool.holding import claim_all
 from pagedkv.space.admission import Admission, allocate, find_shortage, free_blocks_needed, seat_prompt
 from pagedkv.space.declaring import declare
+from pagedkv.space.epochs import date_load
 from pagedkv.space.forking import require_vacant_rows
 from pagedkv.space.growing import as_growth, extend, require_growth
 from pagedkv.space.hits import PrefixHit, Prompt
@@ -40,8 +41,12 @@ __all__ = ["allocate_loaded", "finish_load", "freeze_loads", "load", "load_that_
 NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
-def load(state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int) -> Load | Shortage | None:
+def load(
+    state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int]
+) -> Load | Shortage | None:
     """Reserve blocks for the first ``num_tokens`` tokens of a prompt; None if no block of them is to be loaded.
+
+    ``epochs`` are the oldest and the newest that contributed to what is brought, where epochs are counted.
 
     Raises:
         ConfigurationError: the space has no prefix caching.
@@ -63,6 +68,8 @@ def load(state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int)
     for group, blocks in zip(state.groups, hit.block_ids, strict=True):
         claim_all(group.pool.arrays, blocks[blocks != NULL_BLOCK])
     answer = _take(state, ledger, prompt._replace(tokens=prompt.tokens[:num_whole].copy()), hit)
+    if state.config.counts_epochs:
+        date_load(state, answer, hit, epochs)
     state.is_changing = False
     return answer
 
@@ -98,7 +105,7 @@ def _take(state: SpaceState, ledger: StepLedger, prompt: Prompt, hit: PrefixHit)
     """Take the blocks behind a hit, and tickets for all."""
     encodings = [
         keys_of_blocks(
-            prompt.keys, state.weights_epoch, lane[0].block_size, 0, len(prompt.tokens) // lane[0].block_size
+            prompt.keys, state.identity_epoch, lane[0].block_size, 0, len(prompt.tokens) // lane[0].block_size
         )
         for lane in state.lanes
     ]

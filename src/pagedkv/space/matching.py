@@ -76,7 +76,7 @@ def _checked_digests(state: SpaceState, tokens: Int32Array, digests: npt.ArrayLi
 
 def extra_ids_of(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Int32Array:
     """Ids of the extra keys of the first blocks, trailing zeros cut off; -1 where nobody has that key yet."""
-    epoch = state.weights_epoch
+    epoch = state.identity_epoch
     if not prompt.has_extra_keys(epoch):
         return NO_IDS
     encodings = keys_of_blocks(prompt.keys, epoch, block_size, 0, num_blocks)
@@ -365,8 +365,8 @@ class _PrefixMatch:
         if len(digests[group.lane]) < index:
             return None
         extra: int | None = 0
-        if prompt.has_extra_keys(state.weights_epoch):
-            extra = state.extra_keys.id_of(keys_of_tail(prompt.keys, state.weights_epoch, start, end))
+        if prompt.has_extra_keys(state.identity_epoch):
+            extra = state.extra_keys.id_of(keys_of_tail(prompt.keys, state.identity_epoch, start, end))
         if extra is None:
             return None
         parent = self._parent(group, digests, index)

@@ -22,6 +22,7 @@ from pagedkv.plan_buffer import (
     padded,
 )
 from pagedkv.pool.block_pool import lower_hold
+from pagedkv.space.epochs import date_step
 from pagedkv.space.filling import oldest_samplers
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import keep_states
@@ -73,8 +74,10 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     plan = StepPlan(step_id, words, layout.pool_names)
     computing = words[offset : offset + num_ranges]
     starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
+    step = InFlightStep(plan, computing, state.serials[computing], starts, ends)
+    date_step(state, step)
     keep_states(state, computing, ends)
-    _close(state, ledger, InFlightStep(plan, computing, state.serials[computing], starts, ends))
+    _close(state, ledger, step)
     if moves and state.config.in_order:
         _end_waiting_for_copies(state, ledger, plan)
     state.is_changing = False

@@ -12,18 +12,36 @@ from pagedkv.pool.blocks import DIGEST_WORDS, EXTRA, NAME, NULL_BLOCK, NUM_EVENT
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.digesting import copy_new_digests
+from pagedkv.tables.epochs import date_open
 from pagedkv.tables.publishing import NUM_DUPLICATE_FIELDS
-from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_DIGESTED
+from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_BLOCKS, NUM_DIGESTED
 
-__all__ = ["publish", "tag", "tag_blocks"]
+__all__ = ["limit_publishing", "publish", "tag", "tag_blocks"]
 
 NO_ENDS: Final = (np.zeros(0, np.int32), np.zeros((0, 8), np.uint32))
 
 
 def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    """Digest and publish every full block of accepted tokens that these rows have completed."""
+    """Digest and publish every full block of accepted tokens that these rows have completed, as far as they may."""
     if not state.config.prefix_caching:
         return
+    if not state.limits_publishing:
+        _publish(state, ledger, batch)
+        return
+    accepted = state.rows[batch, NUM_ACCEPTED]
+    state.rows[batch, NUM_ACCEPTED] = np.minimum(accepted, state.publish_limits[batch])
+    _publish(state, ledger, batch)
+    state.rows[batch, NUM_ACCEPTED] = accepted
+
+
+def limit_publishing(state: SpaceState, row: int, num_tokens: int, *, prompt_only: bool) -> None:
+    """Note that a row is to publish no more than its prompt, of so many tokens."""
+    if prompt_only:
+        state.limits_publishing = True
+        state.publish_limits[row] = num_tokens
+
+
+def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     ends = [_chain_ends(state, lane[0]) for lane in state.lanes]
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         first = lane[0]
@@ -31,6 +49,8 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         for group in lane[1:]:
             copy_new_digests(first.pool.arrays, first.arrays, *group.view, batch)
     for group in state.cached_groups:
+        if state.config.counts_epochs:
+            date_open(*group.view, batch, state.oldest_epochs)
         num_blocks = state.loops.count_unpublished(group.arrays, state.rows, batch)
         found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
         num_events = int(group.pool.arrays.counts[NUM_EVENTS])
@@ -74,7 +94,7 @@ def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
     for group in state.cached_groups:
         at = int(group.arrays.parameters[AT])
         first, stop = int(state.rows[row, at + NUM_DIGESTED]), int(state.rows[row, at + NUM_BLOCKS])
-        encodings = keys_of_blocks(keys, state.weights_epoch, group.block_size, first, stop)
+        encodings = keys_of_blocks(keys, state.identity_epoch, group.block_size, first, stop)
         if encodings:
             tag(state, group, group.arrays.table[row, first:stop], first, encodings)
 

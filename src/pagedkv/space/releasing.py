@@ -1,10 +1,13 @@
 """Giving sequences up, and giving the whole prefix cache up."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.pool.ghosts import EPOCH, RESET
 from pagedkv.pool.sparing import make_unheld_spare
+from pagedkv.space.leasing import lease_rows
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
 from pagedkv.space.receipts import Receipt
@@ -14,17 +17,25 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.tables.releasing import NO_OUTPUTS
 from pagedkv.tables.rows import FROZEN, LOST_ON_HOST, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
-__all__ = ["free", "reset_prefix_cache"]
+__all__ = ["Leaving", "free", "reset_prefix_cache"]
 
 
-def free(
-    state: SpaceState, batch: Int32Array, num_outputs: Int32Array, mark: int, *, is_superseded: bool = False
-) -> tuple[Receipt, ...]:
-    """Give back the rows of a checked batch and all their blocks, in the batch's order; return their receipts.
+class Leaving(NamedTuple):
+    """What is said of rows that are given up.
 
-    ``num_outputs`` is int32 ``[rows]``, the tokens that each has generated, or empty where nobody knows. Of superseded
-    rows, what nobody else holds stays cached only while there is room.
+    Args:
+        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty where nobody knows.
+        goes_first: what nobody else holds stays cached only while there is room.
+        keep_until_s: until when a lease keeps what they leave; None for no lease.
     """
+
+    num_outputs: Int32Array = NO_OUTPUTS
+    goes_first: bool = False
+    keep_until_s: float | None = None
+
+
+def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> tuple[Receipt, ...]:
+    """Give back the rows of a checked batch and all their blocks, in the batch's order; return their receipts."""
     rows = state.rows
     state.is_changing = True
     status = rows[batch, STATUS]
@@ -32,9 +43,11 @@ def free(
     for row in batch[unplanned].tolist():
         hand_over(state, row, mark)
     on_host = (status == SWAPPED) | (status == LOST_ON_HOST)
-    outputs = num_outputs[~on_host] if len(num_outputs) else num_outputs
+    outputs = leaving.num_outputs[~on_host] if len(leaving.num_outputs) else NO_OUTPUTS
     note_ends(state, batch[~on_host])
-    left = [(group, np.unique(group.arrays.table[batch[~on_host]])) for group in state.groups if is_superseded]
+    if leaving.keep_until_s is not None:
+        lease_rows(state, batch, leaving.keep_until_s)
+    left = [(group, np.unique(group.arrays.table[batch[~on_host]])) for group in state.groups if leaving.goes_first]
     for group in state.groups:
         state.loops.release_rows(*group.view, batch[~on_host], outputs)
         if group.host_pool is not None and on_host.any():

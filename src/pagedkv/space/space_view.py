@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.answers import EpochSpan
 from pagedkv.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.errors import ConfigurationError, InterruptedSpaceError, SequenceError
@@ -23,6 +24,7 @@ from pagedkv.space import (
 )
 from pagedkv.space.audit import check_space
 from pagedkv.space.batches import require_status
+from pagedkv.space.epochs import epochs_of_row
 from pagedkv.space.receipts import Receipt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.statistics import SpaceStatistics, take_statistics
@@ -146,6 +148,27 @@ class SpaceView:
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
         return kernel_inputs.page_lists(self._state, batch, self._group(group))
+
+    @property
+    def weights_epoch(self) -> str | int:
+        """The epoch of the weights that is in force. O(1)."""
+        return self._state.weights_epoch
+
+    def epochs(self, row: int) -> tuple[EpochSpan, ...]:
+        """Tell which weights computed what a row holds, from its first position to the last that is planned.
+
+        Each span has the range that contributed to its blocks; where a window has moved on, that of what is left. Steps
+        that were planned before an epoch began compute with the weights of before.
+
+        Raises:
+            ConfigurationError: epochs are not counted (:attr:`SpaceConfig.weights_epoch <pagedkv.SpaceConfig>`).
+
+        Cost: O(blocks of the row).
+        """
+        known = self._occupied(row)
+        if not self.config.counts_epochs:
+            raise ConfigurationError("epochs are not counted: begin with a number, SpaceConfig(weights_epoch=0)")
+        return epochs_of_row(self._state, known)
 
     def ref_counts(self, pool: str | None = None) -> Int32Array:
         """View how many table entries and tickets refer to each block: read-only int32 ``[num_blocks]``. O(1)."""

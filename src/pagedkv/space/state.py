@@ -4,18 +4,19 @@ Owns construction and the few look-ups that every operation needs. Groups of equ
 *lane*: one digest chain a row, computed once for all of them.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from pagedkv.answers import Load, Ticket
+from pagedkv.arguments import LARGEST_SIZE
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.keys import RequestKeys
 from pagedkv.plan_buffer import PlanLayout
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import HOLD_STEP, NUM_DEFERRED_LISTS, OPEN_STEP, PENDING_STEP, SETTLED_STEP, PoolArrays
+from pagedkv.pool.epochs import UNDATED
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.space.checkpoints import Checkpoints
@@ -58,12 +59,14 @@ class Loading:
         digests: for each lane those of all blocks of the prefix, uint32 ``[n, 8]``.
         tickets: what holds its blocks, one a pool.
         is_frozen: nobody is to find its content any more: the cache was reset, or the memory given back.
+        oldest_epoch: the oldest that contributed to it, where epochs are counted.
     """
 
     parents: list[int]
     digests: list[Uint32Array]
     tickets: list[Ticket]
     is_frozen: bool = False
+    oldest_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,12 @@ class SpaceState:
         is_recurrent: a group keeps a state, which only one sequence at a time may advance.
         plan_layout: what all plans of this space have in common.
         num_steps_before: what blocks' step numbers lack to those that callers know.
-        weights_epoch: version of the model's weights, part of every first block's identity; former_epochs: the last few
-            before it, the latest first.
+        weights_epoch: version of the model's weights; identity_epoch: as far as it is part of every first block's
+            identity, which a number is not; former_epochs: the last few texts before it, the latest first.
+        publish_limits: int32 ``[max_sequences]``, tokens of each row that others may find; limits_publishing: whether
+            there ever was a limit.
+        oldest_epochs: int32 ``[max_sequences]``, the oldest epoch that contributed to what each row holds
+            (:mod:`pagedkv.space.epochs`), where epochs are counted.
         version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
         now_s: the caller's clock, in seconds, as last told.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
@@ -161,10 +168,9 @@ class SpaceState:
         """Build empty pools and tables. O(blocks)."""
         self.config = config
         self.is_changing = False
-        self.version = 0
-        self.now_s = -math.inf
-        self.pools = self._new_pools(config.blocks_by_pool(), config.ghosts_per_block if config.explain else 0)
-        self.host_pools = self._new_pools(config.host_blocks_by_pool())
+        self.version, self.now_s = 0, 0.0
+        self.pools = self._new_pools(config.blocks_by_pool())
+        self.host_pools = self._new_pools(config.host_blocks_by_pool(), is_host=True)
         if config.events:
             for pool in self.pools.values():
                 pool.record_events(config.max_events)
@@ -172,12 +178,14 @@ class SpaceState:
         self.rows = new_rows(config.max_sequences, len(config.groups))
         self.vacant_rows = list(range(config.max_sequences))[::-1]
         self.held: dict[Ticket, Int32Array] = {}
-        self.num_tickets = 0
         self.loads: dict[Load, Loading] = {}
-        self.num_loads = 0
+        self.num_tickets = self.num_loads = 0
         self.media_keys: dict[int, RequestKeys] = {}
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
+        self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
+        self.limits_publishing = False
+        self.oldest_epochs = np.full(config.max_sequences if config.counts_epochs else 0, UNDATED, np.int32)
         self.groups = self._new_groups()
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
@@ -208,13 +216,12 @@ class SpaceState:
         self.start_scratch, self.row_scratch, self.accepted_scratch, self.touched_scratch = scratch
         self.plan_layout = PlanLayout(tuple(self.pools), len(self.groups), [group.index for group in self.outsiders])
         self.write_counts = np.zeros((len(self.groups), 2), np.int32)
-        self.num_steps_before = 0
-        self.num_batches = 0
+        self.num_steps_before = self.num_batches = 0
         # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
         self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
 
-    def _new_pools(self, num_blocks: dict[str, int], num_ghosts: int = 0) -> dict[str, BlockPool]:
-        """Build pools of so many blocks, with so many ghosts a block."""
+    def _new_pools(self, num_blocks: dict[str, int], *, is_host: bool = False) -> dict[str, BlockPool]:
+        """Build pools of so many blocks; those of the host have neither leases nor ghosts."""
         config = self.config
         policy = policy_named(config.eviction)
         pools = {}
@@ -229,8 +236,11 @@ class SpaceState:
                 caching=config.prefix_caching,
                 policy=policy,
                 in_order=config.in_order,
-                num_ghosts=num_ghosts * count,
+                num_ghosts=config.ghosts_per_block * count if config.explain and not is_host else 0,
+                epochs=config.counts_epochs,
+                leases=config.leases and not is_host,
             )
+            pools[name].arrays.epochs[:1] = 0 if isinstance(config.weights_epoch, str) else config.weights_epoch
         return pools
 
     def _new_groups(self) -> tuple[Group, ...]:
@@ -260,6 +270,11 @@ class SpaceState:
     def all_pools(self) -> list[BlockPool]:
         """Device and host pools."""
         return [*self.pools.values(), *self.host_pools.values()]
+
+    @property
+    def identity_epoch(self) -> str:
+        """The weights' version as far as it is part of blocks' identity."""
+        return self.weights_epoch if isinstance(self.weights_epoch, str) else ""
 
     @property
     def open_step_id(self) -> StepId:
@@ -304,16 +319,20 @@ class SpaceState:
         self.serials[batch] += 1
         self.relies_on[batch] = 0
         self.num_known[batch] = 0
+        if self.limits_publishing:
+            self.publish_limits[batch] = LARGEST_SIZE
         for group in self.shedding_groups:
             group.ends[batch] = 0
         if self.checkpoints is not None:
             self.checkpoints.wanted[batch] = 0
+        if self.config.counts_epochs:
+            self.oldest_epochs[batch] = UNDATED
 
     def begin_epoch(self, weights_epoch: str) -> None:
         """Note that the model has other weights."""
         if weights_epoch != self.weights_epoch:
-            others = [epoch for epoch in self.former_epochs if epoch not in {weights_epoch, self.weights_epoch}]
-            self.former_epochs = (self.weights_epoch, *others[: MOST_FORMER_EPOCHS - 1])
+            others = [epoch for epoch in self.former_epochs if epoch not in {weights_epoch, self.identity_epoch}]
+            self.former_epochs = (self.identity_epoch, *others[: MOST_FORMER_EPOCHS - 1])
         self.weights_epoch = weights_epoch
 
     def next_mark(self) -> int:

@@ -79,7 +79,7 @@ def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length
     start = index * group.block_size
     if row not in state.media_keys:
         return int(group.pool.arrays.records[group.arrays.table[row, index], EXTRA])
-    encoding = keys_of_tail(state.media_keys[row], state.weights_epoch, start, start + length)
+    encoding = keys_of_tail(state.media_keys[row], state.identity_epoch, start, start + length)
     return state.extra_keys.intern_all([encoding])[0]
 
 

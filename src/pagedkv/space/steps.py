@@ -33,6 +33,7 @@ class InFlightStep:
         starts: our own copy of the plan's starts, moved down by tokens that were refused meanwhile.
         ends: our own copy of the plan's ends, moved down likewise, and lowered when a row is rolled back meanwhile.
         duplicates: for each group those found since the plan before, int32 ``[n, NUM_DUPLICATE_FIELDS]`` each.
+        epoch: that of the weights with which it computes, where epochs are counted.
     """
 
     plan: StepPlan
@@ -41,6 +42,7 @@ class InFlightStep:
     starts: Int32Array
     ends: Int32Array
     duplicates: list[list[Int32Array]] = field(default_factory=list)
+    epoch: int = 0
 
     def starts_in(self, group: int) -> Int32Array:
         """Where each range begins in a group, int32 ``[rows]``, moved down like the others."""

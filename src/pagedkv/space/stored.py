@@ -14,6 +14,7 @@ from pagedkv.errors import BlockError
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
 from pagedkv.pool.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens
+from pagedkv.space.epochs import epochs_of_block
 from pagedkv.space.state import Group, SpaceState
 
 __all__ = ["StoredBlock", "StoredBlocks", "list_stored", "look_up"]
@@ -32,6 +33,8 @@ class StoredBlock:
         token_ids: read-only int32 ``[block_size]``; fewer for a state that is kept inside an interval.
         extra_keys: its encoded extra keys (:class:`~pagedkv.RequestKeys`), empty for most blocks.
         is_computed: no step in flight or open still writes it.
+        epochs: the oldest and the newest epoch of the weights that contributed to it, where epochs are counted: part of
+            what it is, beside the digest. None where they are not, and for what the open step is to compute.
     """
 
     pool: str
@@ -42,6 +45,7 @@ class StoredBlock:
     token_ids: Int32Array
     extra_keys: bytes
     is_computed: bool
+    epochs: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +95,7 @@ def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | No
         token_ids=token_ids,
         extra_keys=_extra_keys_of(state, pool, block),
         is_computed=bool(pool.arrays.records[block, PENDING_STEP] <= pool.arrays.counts[SETTLED_STEP]),
+        epochs=epochs_of_block(pool.arrays, block),
     )
 
 

@@ -17,6 +17,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.block_pool import acquire, release
 from pagedkv.pool.blocks import EXTRA, HOLD_STEP, IN_USE, NAME, OPEN_STEP, PENDING_STEP, QUEUE, REF_COUNT, PoolArrays
+from pagedkv.pool.epochs import copy_epochs
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -226,6 +227,7 @@ def copy_block(pool: PoolArrays, shared: int) -> int:
     pool.records[own, QUEUE] = IN_USE
     for slot in range(pool.tokens.shape[1]):
         pool.tokens[own, slot] = pool.tokens[shared, slot]
+    copy_epochs(pool, shared, pool, own)
     pool.records[own, HOLD_STEP] = pool.counts[OPEN_STEP]
     pool.records[shared, HOLD_STEP] = pool.counts[OPEN_STEP]
     return own

@@ -4,6 +4,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import release, reuse
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
+from pagedkv.pool.epochs import same_epochs
 from pagedkv.tables.publishing import BLOCK, BLOCK_LIFE, CARRIER, CARRIER_LIFE, INDEX, NUM_DUPLICATE_FIELDS, rewind_tail
 from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, NUM_PUBLISHED, RUNNING, STATUS, GroupArrays, note_change
 
@@ -26,7 +27,7 @@ def merge_duplicates(
         republishing: int32 ``[max_sequences]``, at first zeros; gets a number for each row to be published again, since
             its carrier is gone: in the order of the duplicates, from ``num_before + 1`` on.
 
-    Returns how many wait.
+    Returns how many wait. What other weights computed, as turned out when it was planned, is no duplicate.
     """
     settled = pool.counts[SETTLED_STEP]
     num_waiting = 0
@@ -42,7 +43,7 @@ def merge_duplicates(
             for field in range(NUM_DUPLICATE_FIELDS):
                 duplicates[num_waiting, field] = entry[field]
             num_waiting += 1
-        else:
+        elif same_epochs(pool, block, pool, carrier):
             replace_everywhere(pool, group, rows, index, block, carrier)
     return num_waiting
 

@@ -11,6 +11,7 @@ from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.blocks import EXTRA, LIFE, LOOKAHEAD, NAME, NULL_BLOCK, NUM_EVENTS, PARENT, PARENT_LIFE, PoolArrays
+from pagedkv.pool.epochs import is_fresher, same_epochs
 from pagedkv.pool.prefix_index import find, is_child_of, name_block, note_ahead, tell_parent
 from pagedkv.tables.rows import (
     AT,
@@ -51,7 +52,10 @@ def same_content(pool: PoolArrays, left: int, right: int, block_size: int) -> bo
 
 @inlined
 def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int, parent_life: int) -> int:
-    """Name a block, or find the block that carries its name already; return the carrier."""
+    """Name a block, or find the block that carries its name already; return the carrier.
+
+    Content that older weights contributed to is another. What is fresher takes the name; what is not stays unnamed.
+    """
     name = group.parameters[NAME_IN_POOL]
     by_links = group.parameters[KIND] == FULL
     other = find(pool, name, pool.digests[block])
@@ -62,10 +66,13 @@ def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int,
         return block  # a forged digest: the newcomer stays unnamed, and nobody is handed the other's content
     record = pool.records[other]
     if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
-        return other
-    if parent != NULL_BLOCK and (not pool.records[parent, NAME] or pool.records[parent, LIFE] != parent_life):
+        if same_epochs(pool, other, pool, block):
+            return other
+        if not is_fresher(pool, block, other):
+            return block
+    elif parent != NULL_BLOCK and (not pool.records[parent, NAME] or pool.records[parent, LIFE] != parent_life):
         return block  # its own chain is broken: if its parent is published again, so is this block
-    drop_name(pool, other)  # its own chain is broken, so nobody could have found it
+    drop_name(pool, other)  # its own chain is broken, so nobody could have found it; or it is of older weights
     name_block(pool, name, block, parent, parent_life)
     return block
 

@@ -30,6 +30,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.block_pool import release
 from pagedkv.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, SPARE, PoolArrays
+from pagedkv.pool.leasing import is_leased
 from pagedkv.pool.prefix_index import find
 from pagedkv.pool.sparing import is_spare, make_cached, make_spare
 from pagedkv.tables.rows import (
@@ -57,6 +58,7 @@ __all__ = [
     "JUNCTION",
     "NUM_ENDS",
     "PROMPT_END",
+    "carrier_of",
     "give_up",
     "keep",
     "keep_ends",
@@ -202,8 +204,8 @@ def keep_ends(
 
 @inlined
 def keep_no_longer(pool: PoolArrays, block: int) -> None:
-    """Take the reason away that a block lies before an end; nothing if it is none, or spare."""
-    if block != NULL_BLOCK and not is_spare(pool, block):
+    """Take the reason away that a block lies before an end; nothing if it is none, spare, or leased."""
+    if block != NULL_BLOCK and not is_spare(pool, block) and not is_leased(pool, block):
         pool.records[block, KEPT] &= AT_JUNCTION
         shed(pool, block)
 
@@ -235,5 +237,5 @@ def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
 def move_end_on(pool: PoolArrays, hits: Int32Array) -> None:
     """Note that a prompt goes on where a hit ends: if a sequence ended there, its end moves on."""
     for block in hits:
-        if block != NULL_BLOCK:
+        if block != NULL_BLOCK and not is_leased(pool, block):
             pool.records[block, KEPT] &= AT_JUNCTION

@@ -29,6 +29,7 @@ from pagedkv.pool.blocks import (
     SETTLED_STEP,
     PoolArrays,
 )
+from pagedkv.pool.epochs import copy_epochs, same_epochs
 from pagedkv.pool.prefix_index import find, is_child_of
 from pagedkv.tables.publishing import publish_block
 from pagedkv.tables.rows import (
@@ -129,6 +130,8 @@ def find_twin(
     difference = destination.records[twin, EXTRA] ^ source.records[block, EXTRA]
     for slot in range(group.parameters[BLOCK_SIZE]):
         difference |= destination.tokens[twin, slot] ^ source.tokens[block, slot]
+    if not same_epochs(source, block, destination, twin):
+        return NULL_BLOCK
     return twin if difference == 0 else NULL_BLOCK
 
 
@@ -206,6 +209,7 @@ def move_block(source: PoolArrays, destination: PoolArrays, block: int) -> int:
     if len(source.digests):
         for word in range(DIGEST_WORDS):
             destination.digests[place, word] = source.digests[block, word]
+    copy_epochs(source, block, destination, place)
     destination.records[place, QUEUE] = IN_USE
     source.records[block, HOLD_STEP] = source.counts[OPEN_STEP]
     destination.records[place, HOLD_STEP] = source.counts[OPEN_STEP]

@@ -1,0 +1,109 @@
+"""Leases: cached content that goes last, until a time that its callers have named.
+
+A lease is soft. It keeps no block from being handed out, so that whoever is promised a free block gets it; but while
+there is any other, leased blocks stay::
+
+    handed out:  without content | spare | cached, as the eviction policy says | leased, the one that ends first
+
+``PoolArrays.leases`` says until when, in seconds of the space's clock, 0 where there is no lease; the null block's is
+the clock. Content of high priority has the smallest number there is: it goes before leases, and never ends by itself. A
+free block with a lease stands in a list of its own and is none of the policy's, like a spare one: to it, the name was
+dropped, and begins anew when the lease ends or somebody hits the block. A block in use, or deferred, only bears the
+number, and is looked at when it becomes free.
+
+Who ends first goes first, not the largest: a lease covers all that its content continues, so what several leases share
+bears the latest of their ends, and no block goes before what continues it.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.pool import free_queue
+from pagedkv.pool.blocks import FREE, NEXT, NULL_BLOCK, NUM_FREE, NUM_LEASED, QUEUE, PoolArrays
+from pagedkv.pool.eviction import hooks
+
+__all__ = ["HIGH", "end_overdue", "enqueue_leased", "give_first_up", "is_due", "is_leased", "lease", "unlink_leased"]
+
+HIGH: Final = float(np.finfo(np.float64).tiny)
+
+
+@inlined
+def is_leased(pool: PoolArrays, block: int) -> bool:
+    """Tell whether a block bears a lease, or high priority."""
+    return len(pool.leases) > 0 and bool(pool.leases[block] > 0)
+
+
+@inlined
+def is_due(pool: PoolArrays, block: int) -> bool:
+    """Tell whether a block's lease has ended."""
+    return bool(HIGH < pool.leases[block] <= pool.leases[NULL_BLOCK])
+
+
+@compiled
+def enqueue_leased(pool: PoolArrays, block: int) -> None:
+    """Put a named block that nobody uses among the leased ones."""
+    hooks.note_drop(pool, block)
+    free_queue.link_before(pool.records, free_queue.leased_sentinel(pool.records), block)
+    pool.records[block, QUEUE] = FREE
+    pool.counts[NUM_FREE] += 1
+    pool.counts[NUM_LEASED] += 1
+
+
+@inlined
+def unlink_leased(pool: PoolArrays, block: int) -> None:
+    """Tell the policy of a leased block that leaves its list; the caller takes it from the free ones."""
+    pool.counts[NUM_LEASED] -= 1
+    hooks.note_name(pool, block)
+
+
+@compiled
+def _end(pool: PoolArrays, block: int) -> None:
+    """Make a free leased block one like other cached ones, as if it were released now."""
+    unlink_leased(pool, block)
+    free_queue.remove(pool.records, pool.counts, block)
+    pool.leases[block] = 0
+    hooks.enqueue(pool, block)
+
+
+@compiled
+def _end_up_to(pool: PoolArrays, least: float, most: float) -> None:
+    """End the leases of free blocks that end in ``[least, most]``, in the order of their release."""
+    sentinel = free_queue.leased_sentinel(pool.records)
+    block = pool.records[sentinel, NEXT]
+    while block != sentinel:
+        following = pool.records[block, NEXT]
+        if least <= pool.leases[block] <= most:
+            _end(pool, block)
+        block = following
+
+
+@compiled
+def give_first_up(pool: PoolArrays) -> None:
+    """End the lease that ends first, since nothing else is left to be handed out. O(leased blocks)."""
+    sentinel = free_queue.leased_sentinel(pool.records)
+    block = pool.records[sentinel, NEXT]
+    first = pool.leases[block]
+    while block != sentinel:
+        first = min(first, pool.leases[block])
+        block = pool.records[block, NEXT]
+    _end_up_to(pool, first, first)
+
+
+@compiled
+def end_overdue(pool: PoolArrays, now: float) -> None:
+    """Set the clock, and end the leases of free blocks that have ended by then. O(leased blocks)."""
+    pool.leases[NULL_BLOCK] = now
+    if pool.counts[NUM_LEASED]:
+        _end_up_to(pool, 2 * HIGH, now)
+
+
+@compiled
+def lease(pool: PoolArrays, block: int, until: float) -> None:
+    """Keep a named block that is not spare until a time, or longer if it is kept for longer."""
+    was_leased = is_leased(pool, block)
+    pool.leases[block] = max(pool.leases[block], until)
+    if pool.records[block, QUEUE] == FREE and not was_leased:
+        free_queue.remove(pool.records, pool.counts, block)
+        enqueue_leased(pool, block)

@@ -1,0 +1,41 @@
+"""The space's clock: the caller's seconds, which leases end by and eviction policies measure ages with.
+
+It is the core's only one, and stands still between calls of ``advance``.
+"""
+
+from numbers import Real
+from typing import Final
+
+from pagedkv.errors import ConfigurationError
+from pagedkv.pool.leasing import end_overdue
+from pagedkv.space.state import SpaceState
+
+__all__ = ["advance", "as_seconds", "as_time"]
+
+LATEST_S: Final = 2.0**40  # so that microseconds fit in 64 bits
+
+
+def as_time(state: SpaceState, now: object) -> float:
+    """Check what the clock is to show. Raises ConfigurationError if it goes back, or is no time."""
+    time = as_seconds(now, "now")
+    if time < state.now_s:
+        raise ConfigurationError(f"the clock cannot go back from {state.now_s} to {time} seconds")
+    return time
+
+
+def as_seconds(value: object, what: str) -> float:
+    """Check a time. Raises ConfigurationError if it is none."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= LATEST_S:
+        raise ConfigurationError(f"{what} must be a number of seconds from 0 to {LATEST_S:.0f}, got {value!r}")
+    return float(value)
+
+
+def advance(state: SpaceState, now_s: float) -> None:
+    """Set the clock; leases that have ended are like other cached content from now on. O(leased blocks)."""
+    state.is_changing = True
+    state.now_s = now_s
+    for pool in state.pools.values():
+        pool.advance(now_s)
+        if state.config.leases:
+            end_overdue(pool.arrays, now_s)
+    state.is_changing = False

@@ -1,0 +1,213 @@
+"""Epochs of the model's weights, counted: what rows hold of which, and what may still be hit.
+
+A new epoch does not stop anything. Rows keep what older weights computed for them and go on with the new ones; what
+they hold is a chain of ranges::
+
+    epoch     3   3   3   4   4   7          which weights computed each block of a row
+    oldest    3   3   3   3   3   3          what contributed to it: the range that the block keeps
+    newest    3   3   3   4   4   7
+
+A hit may rest on weights of at most ``max_epoch_lag`` epochs back. No match looks at that: what lies farther back loses
+its name when an epoch begins, and rows that hold any of it are frozen, since nothing that they compute can ever be hit.
+The epoch is no part of a digest here, so that a chain goes on through epochs; to the outside, a block is its digest and
+its range (:class:`~pagedkv.StoredBlock`).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pagedkv.answers import EpochSpan, Load
+from pagedkv.arguments import as_epoch
+from pagedkv.arrays import Int32Array
+from pagedkv.errors import ConfigurationError
+from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, PoolArrays
+from pagedkv.pool.epochs import UNDATED, drop_stale
+from pagedkv.space.hits import PrefixHit
+from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import InFlightStep
+from pagedkv.tables.epochs import date_computed
+from pagedkv.tables.rows import FROZEN, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, VACANT, blocks_for
+
+__all__ = [
+    "as_epochs",
+    "as_next_epoch",
+    "begin_epoch",
+    "date_declared",
+    "date_load",
+    "date_moved",
+    "date_step",
+    "epochs_of_block",
+    "epochs_of_row",
+    "forget_dates",
+    "note_hit",
+]
+
+
+# A new epoch
+
+
+def as_next_epoch(state: SpaceState, weights_epoch: object) -> int:
+    """Check the number of the epoch that is to begin. Raises ConfigurationError if it goes back, or is text."""
+    current = _current(state)
+    if isinstance(weights_epoch, str):
+        raise ConfigurationError(
+            f"weights_epoch must be a number, as the first one was, got {weights_epoch!r}; the epoch is {current}"
+        )
+    epoch = as_epoch(weights_epoch)
+    if epoch < current:
+        raise ConfigurationError(f"weights_epoch cannot go back from {current} to {epoch}: number new weights upwards")
+    return epoch
+
+
+def begin_epoch(state: SpaceState, epoch: int) -> None:
+    """Count on: what is farther back than hits may rest on is dropped, and rows that hold any of it are frozen."""
+    state.is_changing = True
+    state.weights_epoch = epoch
+    bound = epoch - state.config.max_epoch_lag
+    for pool in state.all_pools:
+        pool.arrays.epochs[NULL_BLOCK] = epoch
+        if state.config.prefix_caching:
+            drop_stale(pool.arrays, bound)
+    is_stale = (state.oldest_epochs < bound) & (state.rows[:, STATUS] != VACANT)
+    state.rows[is_stale, FROZEN] = 1
+    for loading in state.loads.values():
+        loading.is_frozen |= loading.oldest_epoch < bound
+    state.is_changing = False
+
+
+def _current(state: SpaceState) -> int:
+    assert not isinstance(state.weights_epoch, str)
+    return state.weights_epoch
+
+
+# Dating
+
+
+def note_hit(state: SpaceState, row: int, hit: PrefixHit) -> None:
+    """A new row goes on from what it hits, as old as the oldest of it. Nothing where epochs are not counted."""
+    if not state.config.counts_epochs:
+        return
+    blocks = [(group.pool.arrays, hit.block_ids[group.index]) for group in state.cached_groups]
+    blocks += [(state.groups[tail.group].pool.arrays, np.array([tail.block], np.int32)) for tail in hit.tails]
+    oldest = [pool.epochs[held[held != NULL_BLOCK], OLDEST].min(initial=UNDATED) for pool, held in blocks]
+    state.oldest_epochs[row] = min(oldest)
+
+
+def date_step(state: SpaceState, step: InFlightStep) -> None:
+    """A plan is made: what it computes, it computes with the weights in force. O(rows + blocks that it writes).
+
+    Nothing where epochs are not counted.
+    """
+    if not state.config.counts_epochs:
+        return
+    step.epoch = _current(state)
+    is_new = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
+    state.oldest_epochs[is_new] = step.epoch  # all that they wait for, this plan computes, for them or for another row
+    _date(state, step.rows, step.starts, step.ends, step.epoch)
+
+
+def date_declared(state: SpaceState, batch: Int32Array) -> None:
+    """Rows are declared computed: what no plan computes counts as computed with the weights in force."""
+    epoch = _current(state)
+    state.oldest_epochs[batch] = np.minimum(state.oldest_epochs[batch], epoch)
+    starts, ends = (np.ascontiguousarray(state.rows[batch, column]) for column in (NUM_PLANNED, NUM_TOKENS))
+    _date(state, batch, starts, ends, epoch)
+
+
+def date_moved(state: SpaceState, step: InFlightStep, refused: Int32Array) -> None:
+    """Tokens were refused: what a step in flight computes behind them is in other blocks now."""
+    is_moved = (state.serials[step.rows] == step.serials) & (refused[step.rows] > 0)
+    _date(state, step.rows[is_moved], step.starts[is_moved], step.ends[is_moved], step.epoch)
+
+
+def _date(state: SpaceState, batch: Int32Array, starts: Int32Array, ends: Int32Array, epoch: int) -> None:
+    for group in state.cached_groups:
+        date_computed(group.pool.arrays, group.arrays, batch, starts, ends, state.oldest_epochs, epoch)
+
+
+def forget_dates(state: SpaceState, rewound: list[int]) -> None:
+    """Steps failed: rows that are to compute all again have nothing of any epoch."""
+    rows = np.array(rewound, np.int32)
+    state.oldest_epochs[rows[state.rows[rows, NUM_PLANNED] == 0]] = UNDATED
+
+
+def as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, int]:
+    """Check the epochs that contributed to what is brought from elsewhere; None means those in force.
+
+    Raises:
+        ConfigurationError: epochs are not counted; no pair; epochs that have not begun, or too far back to be hit.
+    """
+    if not state.config.counts_epochs:
+        if epochs is not None:
+            raise ConfigurationError(f"epochs = {epochs!r}, but they are not counted: SpaceConfig(weights_epoch=0)")
+        return 0, 0
+    current = _current(state)
+    if epochs is None:
+        return current, current
+    if not isinstance(epochs, tuple) or len(epochs) != 2:  # noqa: PLR2004 - oldest and newest
+        raise ConfigurationError(f"epochs must be a pair, the oldest and the newest, got {epochs!r}")
+    oldest, newest = map(as_epoch, epochs)
+    bound = current - state.config.max_epoch_lag
+    if not bound <= oldest <= newest <= current:
+        raise ConfigurationError(
+            f"epochs {oldest} to {newest} cannot be loaded: hits may rest on epochs {max(0, bound)} to {current}"
+        )
+    return oldest, newest
+
+
+def date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
+    """Blocks are to be filled from elsewhere, behind a hit."""
+    oldest, newest = epochs
+    for group in state.cached_groups:
+        blocks = hit.block_ids[group.index]
+        held = group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK]]
+        oldest = min(oldest, int(held[:, OLDEST].min(initial=oldest)))
+        newest = max(newest, int(held[:, NEWEST].max(initial=newest)))
+    for group in state.cached_groups:
+        taken = answer.block_ids[group.index]
+        group.pool.arrays.epochs[taken[taken != NULL_BLOCK]] = oldest, newest
+    state.loads[answer].oldest_epoch = oldest
+
+
+# Telling
+
+
+def epochs_of_block(pool: PoolArrays, block: int) -> tuple[int, int] | None:
+    """Tell the oldest and the newest epoch that contributed to a block; None if nobody knows."""
+    if len(pool.epochs) == 0 or pool.epochs[block, NEWEST] == UNDATED:
+        return None
+    oldest, newest = pool.epochs[block].tolist()
+    return oldest, newest
+
+
+def epochs_of_row(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:
+    """Tell what contributed to a row's blocks, in runs of equal ranges."""
+    group = next((group for group in state.cached_groups if group.keeps_whole_prefix), state.cached_groups[0])
+    pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
+    planned = int(state.rows[row, NUM_PLANNED])
+    blocks = group.arrays.table[row, : blocks_for(planned, group.block_size)]
+    return tuple(_spans(pool.arrays.epochs[blocks], blocks, int(state.oldest_epochs[row]), group.block_size, planned))
+
+
+def _spans(
+    ranges: Int32Array, blocks: Int32Array, row_oldest: int, block_size: int, num_tokens: int
+) -> Iterator[EpochSpan]:
+    """Draw runs of blocks together; what has left a window was computed before what is left."""
+    span = None
+    oldest, newest = ranges[:, OLDEST].tolist(), ranges[:, NEWEST].tolist()
+    for index in range(len(blocks) - 2, -1, -1):
+        if blocks[index] == NULL_BLOCK:
+            oldest[index], newest[index] = row_oldest, newest[index + 1]
+    for index in range(len(blocks)):
+        if newest[index] == UNDATED:
+            break
+        stop = min(num_tokens, (index + 1) * block_size)
+        if span is not None and (span.oldest, span.newest) == (oldest[index], newest[index]):
+            span = span._replace(stop=stop)
+            continue
+        if span is not None:
+            yield span
+        span = EpochSpan(index * block_size, stop, oldest[index], newest[index])
+    if span is not None:
+        yield span

@@ -1,0 +1,79 @@
+"""Epochs in the simulated memory: every slot says which weights wrote it, and what the oldest before it was.
+
+The rule, written from the promise alone: what a step computes is labelled ``(oldest, epoch)``. ``epoch`` is the one in
+force when the step was planned; ``oldest`` is the oldest label of the position before, or that epoch at the beginning:
+keys and values are computed from all that came before them. Copies and swaps carry labels along. A hit rests on nothing
+older than ``max_epoch_lag`` epochs before the one in force when the sequence began.
+"""
+
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+from tests.space.sequence_model import GroupRule
+
+__all__ = ["NO_LABEL", "EpochLabels", "Label"]
+
+Label: TypeAlias = tuple[int, int]
+NO_LABEL: Final[Label] = (10**9, -1)
+
+
+class EpochLabels:
+    """The labels of all slots, by label of the pool, block and offset."""
+
+    def __init__(self, groups: list[GroupRule]) -> None:
+        """Know no label."""
+        self.groups = [group for group in groups if not group.stays_out]
+        self._labels: dict[tuple[str, int], dict[int, Label]] = {}
+        self._coming: list[tuple[int, tuple[str, int, int], Label]] = []
+
+    def at(self, pool: str, block: int, offset: int) -> Label:
+        """The label of a slot."""
+        return self._labels.get((pool, block), {}).get(offset, NO_LABEL)
+
+    def write(self, pool: str, block: int, offset: int, label: Label) -> None:
+        """Somebody writes a slot."""
+        self._labels.setdefault((pool, block), {})[offset] = label
+
+    def bring(self, step_id: int, tables: list[list[int]], positions: list[int], label: Label) -> None:
+        """Somebody writes positions of a sequence behind a step, where nothing is written, with weights of his own."""
+        for group in self.groups:
+            table = tables[group.index]
+            for position in positions:
+                index, offset = group.slot(position)
+                if index < len(table) and table[index]:
+                    self._coming.append((step_id, (group.pool, table[index], offset), label))
+
+    def arrive(self, first_step_id: int) -> None:
+        """Let everything arrive that comes behind steps before this one."""
+        while self._coming and self._coming[0][0] < first_step_id:
+            _, slot, label = self._coming.pop(0)
+            self.write(*slot, label)
+
+    def move(self, moves: Iterable[tuple[tuple[str, int], tuple[str, int]]]) -> None:
+        """Blocks are copied or swapped, all at once."""
+        read = [(target, dict(self._labels.get(source, {}))) for source, target in moves]
+        self._labels.update(read)
+
+    def of(self, group: GroupRule, table: list[int], position: int, pool: str | None = None) -> Label:
+        """The label of a position of a sequence in a group that holds it."""
+        index, offset = group.slot(position)
+        return self.at(pool or group.pool, table[index], offset)
+
+    def oldest_before(self, tables: list[list[int]], position: int) -> int:
+        """What the oldest is that a position continues; a large number at the beginning."""
+        oldest = NO_LABEL[0]
+        for group in self.groups:
+            table = tables[group.index]
+            index = (position - 1) // group.block_size
+            if position > 0 and index < len(table) and table[index]:
+                oldest = min(oldest, self.of(group, table, position - 1)[0])
+        return oldest
+
+    def compute(self, ranges: list[tuple[list[list[int]], int, int]], epoch: int) -> None:
+        """A step computes positions ``[start, end)`` of sequences with these tables; some continue what others do."""
+        for tables, start, end in sorted(ranges, key=lambda computed: computed[1]):
+            oldest = min(epoch, self.oldest_before(tables, start))
+            for group in self.groups:
+                for position in group.written(start, end):
+                    index, offset = group.slot(position)
+                    self.write(group.pool, tables[group.index][index], offset, (oldest, epoch))
