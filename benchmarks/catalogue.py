@@ -19,6 +19,8 @@ MODULES: Final = (
     "benchmarks.loops",
     "benchmarks.plans",
     "benchmarks.receipts",
+    "benchmarks.partial_hits",
+    "benchmarks.explaining",
 )
 """Each has a tuple ``OPERATIONS`` of functions that check what they measure and yield rows. Add new ones here."""
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from pagedkv import MediaSpan, RequestKeys
 from pagedkv.errors import ConfigurationError
-from pagedkv.keys import EPOCH, LORA, MEDIA, NO_KEYS, SALT
+from pagedkv.keys import EPOCH, LORA, MEDIA, NO_KEYS, SALT, differing_tags
 
 # Few letters, so that names, versions, salts, digests and epochs are often equal.
 texts = st.text("ab\x00", max_size=3)
@@ -141,3 +141,19 @@ def test_media_that_are_no_spans_are_refused(media: object) -> None:
 def test_media_may_come_in_any_sequence() -> None:
     span = MediaSpan(0, 1, b"image")
     assert RequestKeys(media=[span]) == RequestKeys(media=(span,))  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(left=request_keys, right=request_keys, epochs=st.tuples(texts, texts))
+def test_keys_of_two_blocks_differ_where_their_parts_do(
+    left: RequestKeys, right: RequestKeys, epochs: tuple[str, str]
+) -> None:
+    mine, others = left.first_block_key(epochs[0]), right.first_block_key(epochs[1])
+    expected = {
+        EPOCH: epochs[0] != epochs[1],
+        LORA: (left.lora_name, left.lora_version) != (right.lora_name, right.lora_version),
+        SALT: left.salt != right.salt,
+    }
+    assert differing_tags(mine, others) == {tag for tag, is_other in expected.items() if is_other}
+    media = left.media_key(0, 4), right.media_key(0, 4)
+    assert differing_tags(mine + media[0], mine + media[1]) == ({MEDIA} if media[0] != media[1] else set())

@@ -44,6 +44,7 @@ class MissCause(Enum):
     CALLED_OFF = "called off"
     """Never computed: the step failed, or everybody left who was to compute it."""
     WITHDRAWN = "withdrawn"
+    FORGOTTEN = "forgotten on request"
     RESET = "cache reset"
     INVALIDATED = "memory given back"
     OTHER_EPOCH = "another weights epoch"

@@ -195,6 +195,9 @@ class SpaceConfig:
             before the ends of prompts and sequences, and before places where prompts were seen to branch. False keeps
             it all until it is evicted; so does a space without full attention, which would not see where prompts
             branch.
+        min_partial_hit: fewest tokens for whose sake a block is copied: where a prompt leaves a cached chain inside a
+            block, or ends inside one, the leading tokens of that block hit as well, if they are as many, and the plan
+            copies it into the sequence's own block. 0: hits end where blocks end.
         in_order: steps are carried out one after the other on one stream, so that a block which is given back waits for
             no forward pass: whatever writes it next comes later. Without it, a block waits until the last step that
             may touch it is acknowledged.
@@ -225,6 +228,7 @@ class SpaceConfig:
     watermark: float = 0.01
     prefix_caching: bool = True
     shed_windows: bool = True
+    min_partial_hit: int = 0
     in_order: bool = False
     events: bool = False
     max_events: int = 65_536
@@ -245,6 +249,7 @@ class SpaceConfig:
         _check_count(self, "max_tokens")
         _check_count(self, "max_events")
         _check_count(self, "ghosts_per_block")
+        _check_count(self, "min_partial_hit", least=0)
         for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts", "explain", "leases"):
             _check_flag(self, name)
         _require(

@@ -97,6 +97,19 @@ def sample_run(  # noqa: PLR0913 - one parameter a way in which runs differ
             "request_s": _percentiles(random, 21.0),
         },
         pools={pool: _pool(random, num_blocks - 1, 2_097_152 if with_model else None) for pool in pools},
+        misses={
+            "num_tokens": 118_212_575,
+            "by_cause": {
+                "capacity": 40_105_211,
+                "changed": 9_004_032,
+                "keys": 0,
+                "short": 96_041,
+                "new": 61_003_187,
+                "being_computed": 4_096,
+                "unknown": 8_000_008,
+                "other": 0,
+            },
+        },
         timeline=_timeline(random, num_blocks - 1, num_intervals, pools),
     )
     return ReportRun(name, replay, sample_curve() if with_curve else None)

@@ -19,7 +19,17 @@ def check(scene: Scene, cost: CostModel) -> None:
     report = serve(requests, config, cost)
     naive = run(requests, config, cost)
     assert_same(report, naive)
+    check_misses(report)
     check_timeline(report, naive)
+
+
+def check_misses(report: dict[str, Any]) -> None:
+    """Every prompt token of an admitted request either hit, or is told with its cause."""
+    misses = report["misses"]
+    assert misses["num_tokens"] == sum(misses["by_cause"].values())
+    assert misses["num_tokens"] == report["requests"]["num_prompt_tokens"] - report["hits"]["num_hit_tokens"]
+    assert min(misses["by_cause"].values()) >= 0
+    assert misses["by_cause"]["keys"] == misses["by_cause"]["other"] == 0, "no trace has keys, and no step fails"
 
 
 def check_timeline(report: dict[str, Any], naive: dict[str, Any]) -> None:

@@ -84,20 +84,22 @@ class DeclaredModel(StepModel):
         """What nothing has computed is of the weights in force; what steps in flight compute, of theirs."""
         sequence.is_plain = False
         labels = self.device.labels
-        for position in range(len(sequence.tokens)):
-            epoch = self.epoch
-            for step in self.in_flight:
-                for row, start, end in step.ranges:
-                    if start <= position < end and self._holds_same(step.views[row].tables, sequence, position):
-                        epoch = step.epoch
-            is_there = any(
-                self.device.content(group, sequence.tables[group.index][group.slot(position)[0]], position)
-                == (group.index, sequence.prefixes[position])
-                for group in labels.groups
-                if position in group.present(sequence.tables[group.index], len(sequence.tokens))
-            )
-            if not is_there:
-                labels.bring(self._last_before(), sequence.tables, [position], (epoch, epoch))
+        for group in labels.groups:
+            table = sequence.tables[group.index]
+            for position in group.present(table, len(sequence.tokens)):
+                block, offset = table[group.slot(position)[0]], group.slot(position)[1]
+                if self.device.content(group, block, position) != (group.index, sequence.prefixes[position]):
+                    epoch = self._epoch_in_flight(sequence, position)
+                    labels.bring(self._last_before(), (group.pool, block, offset), (epoch, epoch))
+
+    def _epoch_in_flight(self, sequence: ModelSequence, position: int) -> int:
+        """With which weights a step in flight computes a position; those in force if none does."""
+        epoch = self.epoch
+        for step in self.in_flight:
+            for row, start, end in step.ranges:
+                if start <= position < end and self._holds_same(step.views[row].tables, sequence, position):
+                    epoch = step.epoch
+        return epoch
 
     def _holds_same(self, tables: list[list[int]], sequence: ModelSequence, position: int) -> bool:
         """Whether a sequence holds the blocks of a position that are in other tables."""
@@ -117,6 +119,7 @@ class DeclaredModel(StepModel):
             return
         for sequence in self.running:
             spans = self.space.epochs(sequence.row)
+            assert spans, f"row {sequence.row} tells of no epoch"
             assert [span.start for span in spans[1:]] == [span.stop for span in spans[:-1]]
             assert (spans[0].start, spans[-1].stop) == (0, len(sequence.tokens))
             for group in self.device.labels.groups:

@@ -34,14 +34,9 @@ class EpochLabels:
         """Somebody writes a slot."""
         self._labels.setdefault((pool, block), {})[offset] = label
 
-    def bring(self, step_id: int, tables: list[list[int]], positions: list[int], label: Label) -> None:
-        """Somebody writes positions of a sequence behind a step, where nothing is written, with weights of his own."""
-        for group in self.groups:
-            table = tables[group.index]
-            for position in positions:
-                index, offset = group.slot(position)
-                if index < len(table) and table[index]:
-                    self._coming.append((step_id, (group.pool, table[index], offset), label))
+    def bring(self, step_id: int, slot: tuple[str, int, int], label: Label) -> None:
+        """Somebody writes a slot behind a step, with weights of his own."""
+        self._coming.append((step_id, slot, label))
 
     def arrive(self, first_step_id: int) -> None:
         """Let everything arrive that comes behind steps before this one."""

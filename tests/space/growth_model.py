@@ -25,12 +25,22 @@ class GrowthModel(LiveModel):
             needed[group.pool] += group.num_blocks(num_tokens, num_lookahead)
         return needed
 
-    def check_hit(self, num_tokens: int, num_hit_tokens: int) -> None:
-        """A hit leaves the last token to be computed, and ends at a block boundary of every group, states apart."""
-        assert 0 <= num_hit_tokens < num_tokens
-        inside = [group for group in self.groups if not group.stays_out]
-        assert all(num_hit_tokens % group.block_size == 0 for group in inside if not group.is_state)
-        assert self.config.prefix_caching or num_hit_tokens == 0
+    def check_hit(self, num_tokens: int, hit: PrefixHit) -> None:
+        """A hit leaves the last token to be computed, and ends at a block boundary of every group, states apart.
+
+        Or behind such a boundary, where that saves enough tokens, and every group has a block to be copied that begins
+        so: as each block that hits has its own prefix, so has that, which the memory will show.
+        """
+        least = self.config.min_partial_hit
+        assert 0 <= hit.num_whole_tokens <= hit.num_tokens < num_tokens
+        cached = [group for group in self.groups if not group.stays_out]
+        assert all(hit.num_whole_tokens % group.block_size == 0 for group in cached if not group.is_state)
+        assert hit.num_whole_tokens == hit.num_tokens or 0 < least <= hit.num_tokens - hit.num_whole_tokens
+        assert self.config.prefix_caching or hit.num_tokens == 0
+        ends_inside = {group.index: hit.num_tokens % group.block_size for group in cached}
+        assert {tail.group: tail.num_tokens for tail in hit.tails} == {
+            index: num_inside for index, num_inside in ends_inside.items() if num_inside and self.config.prefix_caching
+        }
 
     def require_admission_shortage(
         self, shortage: Shortage, num_tokens: int, num_lookahead: int, num_hit_tokens: int
@@ -56,7 +66,8 @@ class GrowthModel(LiveModel):
         """A prompt was given a row and blocks.
 
         Where its hit ends inside an interval, it goes on from a copy of the state that is kept there, or, if there is
-        no room for a copy and nobody holds that state, from the state itself.
+        no room for a copy and nobody holds that state, from the state itself. Where its hit ends inside a block, the
+        same holds of the block that begins so.
         """
         num_hit_tokens = hit.num_tokens
         kept = {tail.group: tail.block for tail in hit.tails}
@@ -74,11 +85,11 @@ class GrowthModel(LiveModel):
             num_hits = 0 if group.stays_out else num_hit_tokens // group.block_size
             assert all(table[index] for index in group.indices(group.kept(num_hit_tokens)))
             assert len(set(table[num_hits:])) == len(table) - num_hits
-            is_inside = group.is_state and not group.stays_out and num_hit_tokens % group.block_size > 0
+            is_inside = not group.stays_out and num_hit_tokens % group.block_size > 0
             assert (group.index in kept) == is_inside
             for block in table[num_hits:]:
                 if block == kept.get(group.index):
-                    assert block not in self.in_use[group.pool], "a state was taken over that somebody holds"
+                    assert block not in self.in_use[group.pool], "a block was taken over that somebody holds"
                     self.take_over(group.pool, block)
                 else:
                     self.hand_out(group.pool, block)
@@ -86,11 +97,12 @@ class GrowthModel(LiveModel):
                 self.open_moves.append(Move("copy", (group.pool, kept[group.index]), (group.pool, table[num_hits])))
         self.sequences[row] = sequence
         if self.receipts:
-            self.receipts.admitted(sequence, num_hit_tokens, continues)
+            self.receipts.admitted(sequence, num_hit_tokens, hit.num_whole_tokens, continues)
             self.seen["life continued"] += bool(continues and continues.num_reached)
         self.seen["allocation"] += 1
         self.seen["hit"] += num_hit_tokens > 0
-        self.seen["kept state hit"] += bool(kept)
+        self.seen["kept state hit"] += any(group.is_state and group.index in kept for group in self.groups)
+        self.seen["partial hit"] += num_hit_tokens > hit.num_whole_tokens
 
     # Growth
 

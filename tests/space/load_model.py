@@ -44,18 +44,15 @@ class LoadModel(LiveModel):
     def arrived(self, load: ModelLoad, num_tokens: int) -> None:
         """Somebody has filled the blocks, up to a position."""
         answer = load.answer
-        tables = [
-            [0] * (answer.num_hit_tokens // group.block_size) + blocks.tolist()
-            for group, blocks in zip(self.groups, answer.block_ids, strict=True)
-        ]
-        whole_positions = list(range(answer.num_hit_tokens, num_tokens))
-        self.device.labels.bring(-1, tables, whole_positions, load.epochs)
-        self.device.labels.arrive(0)
         for group, blocks in zip(self.groups, answer.block_ids, strict=True):
             table = [0] * (answer.num_hit_tokens // group.block_size) + blocks.tolist()
             whole = num_tokens // group.block_size * group.block_size
             if not group.stays_out:
-                self.device.put(group, table, load.prefixes, group.present(table, whole))
+                present = group.present(table, whole)
+                self.device.put(group, table, load.prefixes, present)
+                for position in present:
+                    index, offset = group.slot(position)
+                    self.device.labels.write(group.pool, table[index], offset, load.epochs)
 
     def finished(self, load: ModelLoad) -> None:
         """The load is over."""

@@ -67,8 +67,9 @@ class Mix:
     def config(self, size: int) -> SpaceConfig:
         """Configure a space of one of six sizes.
 
-        The policy that learns has half of them, since it keeps most; half run in order, and count epochs of the
-        weights, and most keep receipts, or remember what is gone: some much, some little.
+        The policy that learns has half of them, since it keeps most; half run in order, and the others keep leases;
+        half count epochs of the weights, in half of them hits may end inside blocks, and most keep receipts, or
+        remember what is gone: some much, some little.
         """
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(
@@ -79,12 +80,14 @@ class Mix:
             max_tokens=40,
             watermark=self.watermark,
             prefix_caching=self.caching,
+            min_partial_hit=(0, 1, 0, 1, 2, 0)[size],
             in_order=size % 2 == 1,
             events=self.events,
             receipts=size % 3 > 0,
             explain=size % 3 < 2,
             ghosts_per_block=8 if size < len(EVICTION) // 2 else 1,
             eviction=EVICTION[size],
+            leases=self.caching and size % 2 == 0,
             weights_epoch=0 if size in EPOCH_LAGS else "",
             max_epoch_lag=EPOCH_LAGS.get(size, 0),
         )
@@ -94,9 +97,10 @@ EVICTION = ("hazard", "lru", "adaptive", "hazard", "fifo", "hazard")
 EPOCH_LAGS = {1: 1, 2: 2, 4: 0}
 EXTRA_BLOCKS = 40
 ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "several steps in flight", "truncate"})
-CACHED = ALWAYS | {"hit", "eviction", "older weights hit"}
+CACHED = ALWAYS | {"hit", "eviction"}
 SWAPPING = frozenset({"swap out", "swap in"})
 KEEPING = frozenset({"chunk to a checkpoint", "kept state hit"})
+INSIDE = frozenset({"partial hit"})  # with states none: in these mixes they are kept where blocks end
 
 MIXES = (
     Mix(
@@ -105,27 +109,27 @@ MIXES = (
         {"device": (14, 30, 40)},
         {"device": 16},
         watermark=0.1,
-        expected=CACHED | SWAPPING | {"merge"},
+        expected=CACHED | {"older weights hit"} | SWAPPING | INSIDE | {"merge"},
     ),
     Mix(
         "window with sinks",
         (SlidingWindow(window=5, block_size=2, num_sink_tokens=3),),
         {"device": (14, 30)},
         events=True,
-        expected=CACHED | {"slide", "merge"},
+        expected=CACHED | INSIDE | {"slide", "merge"},
     ),
     Mix(
         "full and window in one pool",
         (FullAttention(3), SlidingWindow(window=4, block_size=2)),
         {"device": (16, 40)},
         {"device": 12},
-        expected=CACHED | SWAPPING | {"slide"},
+        expected=CACHED | SWAPPING | INSIDE | {"slide"},
     ),
     Mix(
         "chunk and full",
         (ChunkedLocal(chunk_size=6, block_size=2), FullAttention(4), ChunkedLocal(chunk_size=3, block_size=4)),
         {"device": (20, 40)},
-        expected=CACHED | {"slide"},
+        expected=CACHED | INSIDE | {"slide"},
     ),
     Mix(
         "state and full",

@@ -9,7 +9,7 @@ that led to it, and rows, tables and plans as the model has them (:mod:`tests.sp
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self.num_steps = -1  # building the space is no step
         self.is_forged = False  # whether digests were brought that are not the prompt's
         self.history: list[str] = []
-        self.now_s = 0
+        self.now_s = 0.0
         self.answers: dict[Prompt, PrefixHit] = {}
         self.ended: dict[Prompt, Receipt] = {}
 
@@ -108,7 +108,13 @@ class SpaceOperations(RuleBasedStateMachine):
     # Admission
 
     def allocate_prompt(
-        self, prompt: Prompt, num_lookahead: int = 0, digests: Digests | None = None, *, in_chunks: bool = False
+        self,
+        prompt: Prompt,
+        num_lookahead: int = 0,
+        digests: Digests | None = None,
+        *,
+        in_chunks: bool = False,
+        publish: bool | Literal["prompt"] = True,
     ) -> None:
         """Admit a prompt; in chunks, only up to where its states are to be kept."""
         space, model = self.space, self.model
@@ -121,7 +127,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self._note(f"allocate {tokens}, {keys}, {num_lookahead} lookahead" if keys != NO_KEYS else f"allocate {tokens}")
         question = space.match(tokens, keys=keys, digests=digests) if whole is None else whole
         hit = question.num_tokens
-        model.check_hit(len(tokens), hit)
+        model.check_hit(len(tokens), question)
         status = space.can_allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=question)
         assert status is space.can_allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead)
         earlier = self.answers.get(prompt, question) if whole is None else whole  # perhaps of long ago
@@ -134,7 +140,13 @@ class SpaceOperations(RuleBasedStateMachine):
         self.explaining.check(told, list(prompt[0]), keys, is_forged=self.is_forged)
         try:
             answer = space.allocate(
-                tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=earlier, continues=continues
+                tokens,
+                keys=keys,
+                digests=digests,
+                num_lookahead=num_lookahead,
+                match=earlier,
+                continues=continues,
+                publish=publish,
             )
         except TooManySequencesError:
             assert model.num_vacant == 0
@@ -154,6 +166,8 @@ class SpaceOperations(RuleBasedStateMachine):
         is_ok = all(count <= model.num_free(pool) - model.kept_free(pool) for pool, count in needed.items())
         assert (status is AllocStatus.OK) == is_ok or not is_possible  # possible only by hits in windows
         model.allocated(answer.row, tokens, keys, num_lookahead, question, continues)
+        if publish is not True:
+            model.sequences[answer.row].generation = -1  # what it holds need not be found
 
     # Growth
 
@@ -258,22 +272,56 @@ class SpaceOperations(RuleBasedStateMachine):
             return
         model.branched(parent, answer.tolist(), length)
 
-    def free_rows(self, batch: list[ModelSequence], num_generated: int | None = None) -> None:
-        """Give sequences up, wherever they are, and tell how many tokens each generated, or not."""
+    def free_rows(self, batch: list[ModelSequence], intent: str = "", num_generated: int | None = None) -> None:
+        """Give sequences up, wherever they are, with a word on what becomes of what they leave."""
         rows = [sequence.row for sequence in batch]
-        self._note(f"free rows {rows}, told {num_generated} outputs")
-        receipts = self.space.free(rows, num_generated=None if num_generated is None else [num_generated] * len(rows))
+        wishes: dict[str, dict[str, Any]] = {"low": {"priority": -1}}
+        others = [row for row in self.model.sequences if row not in rows and not self.model.sequences[row].is_lost]
+        if others:
+            wishes["superseded"] = {"superseded_by": others[0]}
+        if self.model.config.leases:
+            wishes |= {"high": {"priority": 1}, "lease": {"keep_until_s": self.now_s + 3}}
+        wish = wishes.get(intent, {})
+        if num_generated is not None:
+            wish = wish | {"num_generated": [num_generated] * len(rows)}
+        self._note(f"free rows {rows} {wish or ''}")
+        receipts = self.space.free(rows, **wish)
         self.model.freed(rows, receipts)
         prompts = [(tuple(sequence.tokens), sequence.keys) for sequence in batch]
         self.ended |= dict(zip(prompts, receipts, strict=False))
 
-    # Time
+    # Content that is to stay, and content that is not
 
-    def advance_clock(self, seconds: int) -> None:
-        """Tell the time."""
+    def lease_prompt(self, prompt: Prompt, seconds: float) -> None:
+        """Keep what is cached of a prompt for some seconds, as far as it hits."""
+        self._note(f"lease {prompt} for {seconds} s")
+        hit = self.space.match(list(prompt[0]), keys=prompt[1]).num_tokens
+        assert self.space.lease(list(prompt[0]), self.now_s + seconds, keys=prompt[1]) == hit
+        self.model.require_unchanged()
+        self.seen["lease"] += hit > 0
+
+    def advance_clock(self, seconds: float) -> None:
+        """Let time pass."""
+        self._note(f"{seconds} s pass")
         self.now_s += seconds
-        self._note(f"advance to {self.now_s} s")
         self.space.advance(self.now_s)
+        self.model.require_unchanged()
+
+    def forget_prompt(self, prompt: Prompt, start: int) -> None:
+        """Forget a prompt from a position on: nobody finds it, and what running rows hold does not bring it back."""
+        self._note(f"forget {prompt} from {start} on")
+        self.space.forget(list(prompt[0]), keys=prompt[1], start=start)
+        self._require_forgotten(prompt, start)
+        self.is_forged = True  # rows that hold it publish nothing any more
+        self.seen["forgotten"] += 1
+
+    def _require_forgotten(self, prompt: Prompt, start: int) -> None:
+        tokens = list(prompt[0])
+        size = max(group.block_size for group in self.model.groups if not group.stays_out)
+        whole = len(tokens) // size * size
+        if start < whole:
+            hit = self.space.match([*tokens[:whole], 0], keys=prompt[1]).num_tokens
+            assert hit < whole, f"{hit} tokens of a forgotten prompt can be found"
 
     # Swapping
 
@@ -348,6 +396,7 @@ class SpaceOperations(RuleBasedStateMachine):
             return
         oldest = max(0, model.epoch - min(lag, model.config.max_epoch_lag))
         epochs = (oldest, model.epoch) if model.config.counts_epochs and lag else None
+        before = self.space.match(tokens, keys=prompt[1]).num_tokens
         answer = self.space.load(tokens, num_tokens, keys=prompt[1], epochs=epochs)
         self._answered(answer)
         if answer is None:
@@ -356,7 +405,7 @@ class SpaceOperations(RuleBasedStateMachine):
             model.load_shortage(answer, num_tokens)
         else:
             model.begun(answer, tokens, prompt[1], epochs or (model.epoch, model.epoch))
-            assert self.space.match(tokens, keys=prompt[1]).num_tokens <= num_tokens
+            assert self.space.match(tokens, keys=prompt[1]).num_tokens <= before, "nobody hits what is loading"
 
     def finish_load(self, load: ModelLoad, num_tokens: int) -> None:
         """Bring so much of a prefix, once the steps are over that may use its blocks, and end the load."""

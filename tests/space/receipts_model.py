@@ -22,6 +22,7 @@ class Life:
     receipt: Receipt
     num_reached: int = 0
     found: int = 0
+    found_whole: int = 0
     shared: int = 0
     returned: int = 0
     returned_in: int = 0
@@ -66,9 +67,10 @@ class ReceiptsModel:
 
     # What happens
 
-    def admitted(self, sequence: ModelSequence, num_hit: int, earlier: Receipt | None) -> None:
-        """A sequence begins."""
-        self.lives[sequence] = Life(self.zero, earlier.num_reached if earlier else 0, found=num_hit)
+    def admitted(self, sequence: ModelSequence, num_hit: int, num_whole: int, earlier: Receipt | None) -> None:
+        """A sequence begins; of its hit so many tokens are in whole blocks."""
+        reached = earlier.num_reached if earlier else 0
+        self.lives[sequence] = Life(self.zero, reached, found=num_hit, found_whole=num_whole)
 
     def forked(self, parent: ModelSequence, child: ModelSequence) -> None:
         """A sequence begins with tokens of another."""
@@ -91,11 +93,12 @@ class ReceiptsModel:
                 num_computed=work.end - work.start,
                 num_recomputed=again,
                 num_hit=min(life.found, work.start),
+                num_hit_inside=len(range(life.found_whole, min(life.found, work.start))),
                 num_forked=min(life.shared, work.start),
                 num_swapped_in=min(life.returned, work.start) if has_returned else 0,
             )
             life.num_reached = max(life.num_reached, work.remaining_end)
-            life.found = life.shared = 0
+            life.found = life.found_whole = life.shared = 0
             life.returned = 0 if has_returned else life.returned
         for sequence, held in tables.items():
             on_device = tuple(held.get(pool, 0) for pool in self.pools)

@@ -5,7 +5,7 @@ something; tokens as lists; prompts from a bundle of those seen before. All of t
 """
 
 from collections import Counter
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pytest
@@ -43,6 +43,7 @@ CHUNK: Final = st.lists(TOKEN, min_size=4, max_size=16)
 COUNTS: Final = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 LENGTH: Final = st.integers(0, 24)
 LOOKAHEAD: Final = st.sampled_from((0, 0, 0, 1, MOST_LOOKAHEAD))
+INTENT: Final = st.sampled_from(("", "", "", "low", "high", "lease", "superseded"))
 OTHER_KEYS: Final = st.none() | st.sampled_from(KEYS)
 
 prompts: Final[Bundle[Prompt]] = Bundle("prompts")
@@ -175,19 +176,43 @@ class SpaceMachine(SpaceOperations):
             self.branch_row(parent, num_children, max(1, len(parent.tokens) - back))
 
     @precondition(lambda self: self.model.sequences)
-    @rule(target=prompts, places=PLACES, num_generated=st.sampled_from((None, 0, 5, 500)))
-    def free(self, places: list[int], num_generated: int | None) -> MultipleResults[Prompt]:
+    @rule(target=prompts, places=PLACES, intent=INTENT, num_generated=st.sampled_from((None, 0, 5, 500)))
+    def free(self, places: list[int], intent: str, num_generated: int | None) -> MultipleResults[Prompt]:
         """Give some sequences up, wherever they are; later prompts may continue them."""
         batch = self._choose(list(self.model.sequences.values()), places)
-        self.free_rows(batch, num_generated)
+        self.free_rows(batch, intent, num_generated)
         return self._as_origins(*((tuple(sequence.tokens), sequence.keys) for sequence in batch[:2]))
 
     # Time
 
-    @rule(seconds=st.sampled_from((0, 1, 30, 10_000)))
+    @rule(seconds=st.sampled_from((0, 1, 3, 30, 10_000)))
     def advance(self, seconds: int) -> None:
-        """Let time pass, which changes nothing but who is evicted."""
+        """Let time pass: leases end, and ages grow."""
         self.advance_clock(seconds)
+
+    # Content that is to stay, and content that is not
+
+    @precondition(lambda self: self.model.config.leases)
+    @rule(origin=prompts, cut=LENGTH, seconds=st.integers(1, 9))
+    def lease(self, origin: Prompt, cut: int, seconds: int) -> None:
+        """Keep what is cached of a prompt."""
+        self.lease_prompt(self._prompt(origin, cut, [0], None), seconds)
+
+    @precondition(lambda self: self.num_steps - self.last_reset > CALM_STEPS)
+    @rule(origin=prompts, cut=LENGTH, start=st.integers(0, 9))
+    def forget_some(self, origin: Prompt, cut: int, start: int) -> None:
+        """Forget a prompt, or its end."""
+        self.forget_prompt(self._prompt(origin, cut, [], None), start)
+        self.last_reset = self.num_steps
+
+    @rule(target=prompts, origin=prompts, tokens=TOKENS, policy=st.sampled_from((False, "prompt")))
+    def allocate_quietly(
+        self, origin: Prompt, tokens: list[int], policy: "bool | Literal['prompt']"
+    ) -> MultipleResults[Prompt]:
+        """Admit a prompt that publishes nothing, or only itself."""
+        prompt = self._prompt(origin, len(origin[0]), tokens, None)
+        self.allocate_prompt(prompt, publish=policy)
+        return self._as_origins(prompt)
 
     # Content from elsewhere
 
@@ -308,7 +333,7 @@ class SpaceMachine(SpaceOperations):
         space, model = self.space, self.model
         prompt = self._prompt(origin, cut, tokens, keys)
         answer = self.answers[prompt] = space.match(list(prompt[0]), keys=prompt[1])
-        model.check_hit(len(prompt[0]), answer.num_tokens)
+        model.check_hit(len(prompt[0]), answer)
         told = space.explain(list(prompt[0]), keys=prompt[1])
         assert told.num_hit_tokens == answer.num_tokens
         self.explaining.check(told, list(prompt[0]), prompt[1], is_forged=self.is_forged)

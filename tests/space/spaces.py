@@ -40,12 +40,14 @@ class Settings(TypedDict, total=False):
     watermark: float
     prefix_caching: bool
     shed_windows: bool
+    min_partial_hit: int
     in_order: bool
     events: bool
     receipts: bool
     explain: bool
     ghosts_per_block: int
     eviction: str
+    leases: bool
     weights_epoch: str | int
     max_epoch_lag: int
 
@@ -138,6 +140,8 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     numbers["known tokens"] = state.num_known.copy()
     numbers["tickets"] = np.array([ticket.number for ticket in state.held], np.int32)
     numbers["epochs"] = state.oldest_epochs.copy()
+    numbers["publish limits"] = state.publish_limits.copy()
+    numbers["clock"] = np.array([int(1000 * state.now_s)])
     numbers["frozen loads"] = np.array([loading.is_frozen for loading in state.loads.values()], np.bool_)
     if not isinstance(state.weights_epoch, str):
         numbers["epoch"] = np.array(state.weights_epoch)
@@ -148,11 +152,7 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
         numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
     if state.explanations is not None:
         told = state.explanations
-        numbers |= {
-            "explanations": told.current.copy(),
-            "past": told.past.copy(),
-            "number of them": told.num_past.copy(),
-        }
+        numbers |= {"explanations": told.current.copy(), "past ones": told.past.copy(), "all": told.num_past.copy()}
     if state.checkpoints is not None:
         numbers["checkpoints wanted"] = state.checkpoints.wanted.copy()
         notes = [(block, note.length, note.life) for (_, block), note in state.checkpoints._notes.items()]

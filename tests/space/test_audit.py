@@ -26,8 +26,9 @@ from pagedkv.pool.blocks import (
     QUEUE,
     REF_COUNT,
     SUCCESSOR,
+    UNDATED,
 )
-from pagedkv.pool.epochs import UNDATED
+from pagedkv.pool.ghosts import EVICTED, remember
 from pagedkv.pool.prefix_index import forget, name_block
 from pagedkv.tables.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED, TOUCHED
 from tests.space.spaces import acknowledge, allocate, cache, new_space, only_pool, prefill, run_step, tokens
@@ -284,6 +285,60 @@ def test_promise_17_check_passes_where_nothing_is_wrong() -> None:
     space.check()
     run_step(space)
     space.check()
+
+
+def remembering_space() -> BlockSpace:
+    """Row 0 has two named blocks, content of three others is gone."""
+    space = new_space(explain=True, num_blocks=11)
+    for first in (100, 200):
+        cache(space, tokens(8, first=first))
+        space.reset_prefix_cache()
+    prefill(space, tokens(8))
+    space.check()
+    return space
+
+
+def remember_what_is_named(space: BlockSpace) -> None:
+    remember(only_pool(space).arrays, space.block_ids(0)[0], EVICTED)
+
+
+def remember_twice(space: BlockSpace) -> None:
+    arrays = only_pool(space).arrays
+    number, word = np.argwhere(arrays.ghosts[:, 1::3])[0].tolist()
+    ghost = arrays.ghosts[number, 1 + 3 * word : 4 + 3 * word]
+    arrays.ghosts[number, 1 + 3 * (word + 1) : 4 + 3 * (word + 1)] = ghost
+
+
+def remember_for_no_reason(space: BlockSpace) -> None:
+    ghosts = only_pool(space).arrays.ghosts
+    ghosts[:, 2::3][ghosts[:, 2::3] > 0] |= 15
+
+
+def tell_twice(space: BlockSpace) -> None:
+    assert space._state.explanations is not None
+    space._state.explanations.past[0] = space._state.explanations.current[0]
+
+
+def tell_of_the_future(space: BlockSpace) -> None:
+    assert space._state.explanations is not None
+    space._state.explanations.current[0, 0] += 1
+
+
+@pytest.mark.parametrize(
+    ("tamper", "message"),
+    [
+        (remember_what_is_named, "a ghost of content that can be found"),
+        (remember_twice, "two ghosts of one content"),
+        (remember_for_no_reason, "a ghost gone for no reason"),
+        (tell_twice, "two of one sequence"),
+        (tell_of_the_future, "a sequence that is still to come"),
+    ],
+)
+def test_promise_17_check_notices_tampering_with_what_is_remembered(tamper: Tamper, message: str) -> None:
+    space = remembering_space()
+    tamper(space)
+    with pytest.raises(AssertionError, match=message):
+        space.check()
 
 
 def test_promise_17_check_notices_what_no_later_prompt_would_hit() -> None:

@@ -189,7 +189,7 @@ RUNNING, SWAPPED, STEPS = 0, 1, 2
 
 def busy() -> BlockSpace:
     """Row 0 is running, row 1 swapped out, a block is held, a step is in flight, and another is open."""
-    space = new_space(num_host_blocks=20)
+    space = new_space(num_host_blocks=20, leases=True)
     prefill(space, tokens(10, first=100))
     prefill(space, tokens(6, first=200))
     cache(space, PROMPT)
@@ -240,6 +240,9 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "hold": lambda space: space.hold(space.block_ids(RUNNING)[:2]),
     "release": lambda space: space.release(next(iter(space._state.held))),
     "load": lambda space: space.load(tokens(9, first=700), 8),
+    "forget": lambda space: space.forget(tokens(9, first=700)),
+    "lease": lambda space: space.lease(PROMPT, 20.0),
+    "advance": lambda space: space.advance(5.0),
     "finish_load": lambda space: with_load(space).finish_load(next(iter(space._state.loads))),
     "withdraw": lambda space: space.withdraw(space.block_ids(RUNNING)[:2]),
     "plan_step": lambda space: space.plan_step(),
@@ -252,6 +255,7 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
 }
 QUESTIONS = {
     "match",
+    "explain",
     "can_allocate",
     "can_append",
     "can_swap_out",
@@ -276,6 +280,7 @@ QUESTIONS = {
     "num_live_blocks",
     "statistics",
     "receipt",
+    "explanation",
     "stored_block",
     "stored_blocks",
     "advance",  # tells the time, which no answer depends on

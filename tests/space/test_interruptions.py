@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pagedkv
-from pagedkv import BlockSpace, FullAttention, RecurrentState, RequestKeys, SlidingWindow
+from pagedkv import BlockSpace, FullAttention, RecurrentState, RequestKeys, SlidingWindow, SpaceConfig
 from pagedkv.errors import InterruptedSpaceError
 from tests.space.spaces import allocate, new_space, prefill, same_numbers, tokens
 
@@ -51,7 +51,7 @@ def interrupted_at(line: int) -> Iterator[None]:
 
 def space_in_use() -> BlockSpace:
     """Rows 0 and 1 share a prompt and are computed, 2 waits for row 3, 4 is swapped out; one step is in flight."""
-    space = new_space(*GROUPS[:2], num_host_blocks=40, events=True, receipts=True)
+    space = new_space(*GROUPS[:2], num_host_blocks=40, events=True, receipts=True, explain=True)
     first = prefill(space, tokens(9))
     space.fork(first)
     swapped = prefill(space, tokens(7, first=50))
@@ -75,6 +75,32 @@ def space_of_two_epochs() -> BlockSpace:
     allocate(space, tokens(9, first=100))
     space.load(tokens(21, first=300), 20)
     return space
+
+
+def space_of_leases() -> BlockSpace:
+    """Content is leased, rows hold some of it, and a row that publishes its prompt alone waits."""
+    space = BlockSpace(SpaceConfig(GROUPS[:2], num_blocks=60, max_sequences=8, max_tokens=100, leases=True))
+    space.free(prefill(space, tokens(17)), keep_until_s=5)
+    prefill(space, tokens(9))
+    space.allocate(tokens(9, first=100), publish="prompt")
+    return space
+
+
+LEASE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
+    "lease": lambda space: space.lease(tokens(17), 9),
+    "leases end": lambda space: space.advance(7),
+    "free with a lease": lambda space: space.free([0], keep_until_s=9),
+    "forget": lambda space: space.forget(tokens(17)),
+    "publish the prompt": lambda space: space.append([1], tokens(9), [9]),
+}
+
+
+@pytest.mark.parametrize("name", LEASE_OPERATIONS)
+def test_an_interruption_while_content_is_leased_leaves_all_as_it_was_or_is_told(name: str) -> None:
+    outcomes = outcomes_of(LEASE_OPERATIONS[name], space_of_leases())
+    assert outcomes["unchanged"] > 0
+    assert outcomes["told"] > 0
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
 
 
 EPOCH_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
@@ -133,6 +159,8 @@ OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "withdraw": lambda space: space.withdraw(space.block_ids(0)[:1]),
     "questions": lambda space: (
         space.match(tokens(11)),
+        space.explain(tokens(30)),
+        space.explanation(0),
         space.can_allocate(tokens(11)),
         space.can_append([0]),
         space.can_swap_out([0]),
@@ -181,6 +209,33 @@ STATE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 @pytest.mark.parametrize("name", STATE_OPERATIONS)
 def test_an_interruption_while_states_are_kept_leaves_all_as_it_was_or_is_told(name: str) -> None:
     outcomes = outcomes_of(STATE_OPERATIONS[name], space_with_states())
+    assert outcomes["unchanged"] > 0
+    assert outcomes["told"] > 0
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
+
+
+def space_with_a_beginning() -> BlockSpace:
+    """Prompts hit the beginning of row 0's second block, and of one that nobody holds."""
+    space = new_space(*GROUPS[:2], num_blocks=19, min_partial_hit=1, receipts=True, events=True)
+    prefill(space, tokens(9))
+    space.free(prefill(space, tokens(9, first=50)))
+    return space
+
+
+INSIDE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
+    "copy a block that is held": lambda space: space.allocate([*range(7), 99]),
+    "copy a block that nobody holds": lambda space: space.allocate([*range(50, 57), 99]),
+    "take a block over": lambda space: space.allocate([*range(50, 57), *range(900, 909)]),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE_OPERATIONS)
+def test_an_interruption_while_a_beginning_is_hit_leaves_all_as_it_was_or_is_told(name: str) -> None:
+    start = space_with_a_beginning()
+    outcomes = outcomes_of(INSIDE_OPERATIONS[name], start)
+    INSIDE_OPERATIONS[name](start)
+    assert start.num_tokens(1) > 7
+    assert bool(start.plan_step().copies) == (name != "take a block over")
     assert outcomes["unchanged"] > 0
     assert outcomes["told"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE

@@ -291,8 +291,25 @@ def test_promise_28_forks_tell_the_epochs_of_their_parents() -> None:
     space.append([waiting], tokens(8), [8])
     run_step(space)
     assert ranges(space, waiting) == [(1, 1)] * 4 + [(1, 2)] * 9
-    (begun,) = space.fork(row, at=5).tolist()
+    forked = space.fork(row, at=5)
+    assert isinstance(forked, np.ndarray)
+    begun = int(forked[0])
     assert ranges(space, begun)[:4] == [(0, 0)] * 4
+    space.check()
+
+
+def test_promise_28_who_shares_what_is_declared_computed_is_as_old() -> None:
+    space = counting(lag=1)
+    row = allocate(space, PROMPT[:9])
+    sharing = allocate(space, PROMPT[:10])
+    space.mark_computed([row])
+    space.check()
+    assert ranges(space, sharing) == [(0, 0)] * 8
+    space.set_weights_epoch(2)
+    space.check()
+    run_step(space)
+    assert ranges(space, sharing)[-1] == (0, 2)
+    assert hit(space, PROMPT) == 0
     space.check()
 
 
@@ -311,8 +328,8 @@ def test_promise_28_a_stored_block_tells_its_epochs_and_its_digest_leaves_them_o
     assert told.epochs is None
     allocate(space, tokens(4, first=500))
     open_digests = space.stored_blocks().digests
-    undated = [space.stored_block(other).epochs for other in open_digests if other.tobytes() != digest]
-    assert undated == [None]
+    undated = [space.stored_block(other) for other in open_digests if other.tobytes() != digest]
+    assert [block is not None and block.epochs for block in undated] == [None]
 
 
 # Bad input

@@ -97,22 +97,28 @@ def test_promise_27_a_lease_never_keeps_anybody_waiting(groups: tuple[GroupSpec,
     space.check()
 
 
-def test_promise_27_the_lease_that_ends_first_goes_first_and_the_tail_before_what_is_shared() -> None:
+def test_promise_27_the_lease_that_ends_last_goes_first_and_leaves_what_is_shared_to_the_others() -> None:
     space = leasing()
-    for tail, end in (((1, 2, 3, 4, 5), 30), ((6, 7, 8, 9, 10), 20), ((11, 12, 13, 14, 15), 25)):
-        space.free([prefill(space, np.append(PROMPT[:8], tail))], keep_until_s=end)
-    press(space, 4)
-    assert [hit(space, np.append(PROMPT[:8], (first, *range(first + 1, first + 5)))) for first in (1, 6, 11)] == [
-        12,
-        8,
-        12,
-    ]
-    press(space, 3)
-    assert [hit(space, np.append(PROMPT[:8], (first, *range(first + 1, first + 5)))) for first in (1, 6, 11)] == [
-        12,
-        8,
-        8,
-    ]
+    prompts = [np.append(PROMPT[:8], tokens(5, first=first)) for first in (100, 200, 300)]
+    for prompt, end in zip(prompts, (30, 20, 25), strict=True):
+        space.free([prefill(space, prompt)], keep_until_s=end)
+    found = []
+    for num_left in (5, 4, 3):
+        press(space, num_left)
+        found.append([hit(space, prompt) for prompt in prompts])
+    assert found[:3] == [[12, 12, 12], [8, 12, 12], [8, 12, 8]]
+    space.check()
+
+
+def test_promise_27_a_lease_that_others_share_whole_gives_way_to_theirs() -> None:
+    space = leasing()
+    space.free([prefill(space, PROMPT)], keep_until_s=20)
+    assert space.lease(PROMPT[:17], 50) == 16
+    press(space, 8)
+    assert hit(space, PROMPT) == 32
+    press(space, 7)
+    assert hit(space, PROMPT) == 28, "the tail of the longer one goes first, whichever ends last"
+    space.check()
 
 
 @pytest.mark.parametrize("eviction", POLICIES)
@@ -342,7 +348,6 @@ def test_promise_27_leases_are_to_be_asked_for_and_cost_nothing_otherwise() -> N
     space = new_space()
     row = prefill(space, PROMPT)
     for wish in (
-        lambda: space.advance(20),
         lambda: space.lease(PROMPT, 20),
         lambda: space.free([row], keep_until_s=20),
         lambda: space.free([row], priority=1),

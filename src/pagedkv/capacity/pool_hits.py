@@ -20,7 +20,7 @@ from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT
 from pagedkv.pool.prefix_index import find, is_child_of, name_block
 
-__all__ = ["pool_hits", "serve_trace"]
+__all__ = ["NAME", "PromptScratch", "new_scratch", "pool_hits", "serve_prompt", "serve_trace", "write_digest"]
 
 NAME: Final = 1  # of the one group there is
 WORD: Final = 2**32 - 1
@@ -55,11 +55,7 @@ def pool_hits(references: BlockReferences, capacity: int, policy: EvictionPolicy
 
 def serve_trace(pool: BlockPool, references: BlockReferences) -> int:
     """Serve a trace with an empty pool of blocks of one token; return the number of hits. O(references)."""
-    scratch = PromptScratch(
-        contents=np.zeros(references.longest_prompt, np.int32),
-        block_ids=np.zeros(references.longest_prompt, np.int32),
-        digest=np.zeros(DIGEST_WORDS, np.uint32),
-    )
+    scratch = new_scratch(references)
     num_hits = 0
     for last_block, num_blocks, arrival_s, num_outputs in zip(
         references.last_blocks.tolist(),
@@ -71,18 +67,27 @@ def serve_trace(pool: BlockPool, references: BlockReferences) -> int:
         if arrival_s > 0:  # traces without times have none
             pool.advance(arrival_s)
         write_path(references.parents, last_block, scratch.contents[:num_blocks])
-        num_hits += _serve(pool.arrays, scratch, min(num_blocks, pool.num_usable), num_outputs)
+        num_hits += serve_prompt(pool.arrays, scratch, min(num_blocks, pool.num_usable), num_outputs)
     return num_hits
 
 
+def new_scratch(references: BlockReferences) -> PromptScratch:
+    """Make room for the longest prompt of a trace."""
+    return PromptScratch(
+        contents=np.zeros(references.longest_prompt, np.int32),
+        block_ids=np.zeros(references.longest_prompt, np.int32),
+        digest=np.zeros(DIGEST_WORDS, np.uint32),
+    )
+
+
 @compiled
-def _serve(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_outputs: int) -> int:
+def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_outputs: int) -> int:
     """Serve the first blocks of a prompt, no more than the pool has; return how many of them hit."""
     num_hits = _reuse_leading(pool, scratch, num_blocks)
     for index in range(num_hits, num_blocks):
         block = acquire(pool)
         parent = scratch.block_ids[index - 1] if index > 0 else NULL_BLOCK
-        _write_digest(pool.digests[block], scratch.contents[index])
+        write_digest(pool.digests[block], scratch.contents[index])
         unreachable = find(pool, NAME, pool.digests[block])
         if unreachable != NULL_BLOCK:
             drop_name(pool, unreachable)  # the policy evicted what it continued
@@ -98,7 +103,7 @@ def _serve(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_output
 def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) -> int:
     """Take a reference to each leading block that is cached; return how many there are."""
     for index in range(num_blocks):
-        _write_digest(scratch.digest, scratch.contents[index])
+        write_digest(scratch.digest, scratch.contents[index])
         block = find(pool, NAME, scratch.digest)
         parent = scratch.block_ids[index - 1] if index > 0 else NULL_BLOCK
         if block == NULL_BLOCK or not is_child_of(pool, NAME, block, parent):
@@ -109,7 +114,7 @@ def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) ->
 
 
 @compiled
-def _write_digest(digest: Uint32Array, content: int) -> None:
+def write_digest(digest: Uint32Array, content: int) -> None:
     """Write what stands for the SHA-256 of a chain: the number of its last block, spread out; no other chain has it."""
     digest[0] = int(content) * SPREAD & WORD
     digest[1] = content

@@ -51,6 +51,7 @@ from pagedkv.pool.free_queue import (
 from pagedkv.pool.ghosts import GHOSTS_A_SET, NUM_CAUSES, are_same, find_ghost, ghost_cause, is_ghost
 from pagedkv.pool.leasing import is_leased
 from pagedkv.pool.prefix_index import bucket_of, has_digest
+from pagedkv.pool.siblings import first_unlinked
 
 __all__ = ["check_pool"]
 
@@ -137,6 +138,8 @@ def check_pool(pool: BlockPool) -> None:
     _require(pool, *_identities_fault(arrays))
     _require(pool, _ghosts_fault(arrays))
     _require(pool, _chains_fault(arrays))
+    unlinked = first_unlinked(arrays)
+    assert unlinked == NULL_BLOCK, f"{pool.name}: block {unlinked} is not linked with its siblings"
 
 
 def _require(pool: BlockPool, fault: int, block: int = NULL_BLOCK) -> None:

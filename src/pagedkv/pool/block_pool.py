@@ -43,6 +43,7 @@ from pagedkv.pool.blocks import (
     LIFE,
     NAME,
     NEW,
+    NEWEST,
     NEXT,
     NULL_BLOCK,
     NUM_ACQUIRED,
@@ -55,20 +56,24 @@ from pagedkv.pool.blocks import (
     NUM_HIT_BLOCKS,
     NUM_LEASED,
     NUM_SENTINELS,
+    OLDEST,
     OPEN_STEP,
     PENDING_STEP,
+    PLAIN,
     POLICY,
     QUEUE,
     REF_COUNT,
     SETTLED_STEP,
+    UNDATED,
     PoolArrays,
+    PoolFeatures,
     new_pool_arrays,
 )
 from pagedkv.pool.eviction import hooks
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, number_of
 from pagedkv.pool.ghosts import CALLED_OFF, EVICTED, OVERWRITTEN, RESET, SHED, new_ghosts
-from pagedkv.pool.leasing import enqueue_leased, give_first_up, is_due, is_leased, unlink_leased
+from pagedkv.pool.leasing import enqueue_leased, give_largest_up, is_due, is_leased, unlink_leased
 from pagedkv.pool.prefix_index import PrefixIndex, forget, unname
 from pagedkv.pool.sparing import enqueue_spare, is_spare, renew
 
@@ -81,7 +86,7 @@ MICROSECONDS: Final = 1_000_000  # a second
 def acquire(pool: PoolArrays) -> int:
     """Hand out the next free block, evicting what it cached; the caller has checked that there is one."""
     if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_FREE]:
-        give_first_up(pool)
+        give_largest_up(pool)
     records = pool.records
     block = free_queue.first(records)
     if records[block, NAME] and not is_spare(pool, block):
@@ -101,6 +106,8 @@ def acquire(pool: PoolArrays) -> int:
     records[block, PENDING_STEP] = 0
     records[block, EXTRA] = 0
     records[block, QUEUE] = NEW
+    if len(pool.epochs):
+        pool.epochs[block, NEWEST] = pool.epochs[block, OLDEST] = UNDATED
     pool.counts[NUM_ACQUIRED] += 1
     return block
 
@@ -166,7 +173,7 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
 
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
-    """Put an unreferenced block where it belongs: in front without content, else among leased, spare or cached ones."""
+    """Put an unreferenced block where its content says: the front if it has none, else among its like."""
     if pool.records[block, NAME]:
         if is_leased(pool, block) and is_due(pool, block):
             pool.leases[block] = 0
@@ -293,9 +300,7 @@ class BlockPool:
         caching: keep tokens and digests, so that blocks can be named.
         policy: the order in which cached blocks are evicted; without caching there are none.
         in_order: blocks that are given back wait for moves only (:class:`~pagedkv.SpaceConfig`).
-        num_ghosts: how many digests to remember at least of content that is gone.
-        epochs: keep which epochs of the weights contributed to each block.
-        leases: keep until when content is to stay.
+        features: what it keeps only where that is asked for.
     """
 
     def __init__(
@@ -307,9 +312,7 @@ class BlockPool:
         caching: bool = True,
         policy: EvictionPolicy = DEFAULT,
         in_order: bool = False,
-        num_ghosts: int = 0,
-        epochs: bool = False,
-        leases: bool = False,
+        features: PoolFeatures = PLAIN,
     ) -> None:
         """Build an empty pool. O(num_blocks). Raises ConfigurationError for impossible sizes and foreign policies."""
         if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
@@ -320,7 +323,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.policy = policy if caching else DEFAULT
         state = self.policy.new_state(self.num_usable)
-        arrays = new_pool_arrays(num_blocks, block_size, caching=caching, epochs=epochs, leases=leases)
+        arrays = new_pool_arrays(num_blocks, block_size, caching=caching, features=features)
         arrays.counts[POLICY] = number_of(self.policy)
         arrays.counts[IN_ORDER] = in_order
         self.arrays = arrays._replace(
@@ -330,7 +333,7 @@ class BlockPool:
             eviction_blocks=state.blocks,
             eviction_runs=state.runs,
             eviction_rates=state.rates,
-            ghosts=new_ghosts(num_ghosts if caching else 0),
+            ghosts=new_ghosts(features.ghosts if caching else 0),
         )
         self.free_queue = free_queue.FreeBlockQueue(self.arrays)
         self.prefix_index = PrefixIndex(self.arrays)

@@ -12,8 +12,7 @@ Bytes a block, at 16 tokens::
     record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
 
 and what the eviction policy keeps: nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive one, 218 to 250 for the
-one that learns; 8 more where epochs of the weights are counted, 8 where there are leases, and ghosts, where the
-configuration asks for them.
+one that learns; and what :class:`PoolFeatures` asks for.
 """
 
 from typing import Final, NamedTuple
@@ -22,7 +21,7 @@ import numpy as np
 
 from pagedkv.arrays import Float32Array, Float64Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
-__all__ = ["PoolArrays", "aligned_zeros", "new_pool_arrays"]
+__all__ = ["PLAIN", "PoolArrays", "PoolFeatures", "aligned_zeros", "new_pool_arrays"]
 
 
 NULL_BLOCK: Final = 0
@@ -86,6 +85,7 @@ NUM_SENTINELS: Final = 3 + NUM_DEFERRED_LISTS  # records behind those of the blo
 # Columns of ``epochs`` (pool/epochs.py).
 OLDEST: Final = 0
 NEWEST: Final = 1
+UNDATED: Final = 2**31 - 1  # in both: no plan has computed anything into it yet
 
 DIGEST_WORDS: Final = 8
 EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
@@ -115,6 +115,7 @@ class PoolArrays(NamedTuple):
             (:mod:`pagedkv.pool.epochs`); ``[0, 2]`` where epochs are not counted.
         leases: float64 ``[num_blocks]``, until when each block is kept (:mod:`pagedkv.pool.leasing`); ``[0]`` without
             leases.
+        siblings: int32 ``[num_blocks, 2]``, links between the children of each block; ``[0, 2]`` if they are not kept.
     """
 
     records: Int32Array
@@ -132,6 +133,7 @@ class PoolArrays(NamedTuple):
     ghosts: Uint32Array
     epochs: Int32Array
     leases: Float64Array
+    siblings: Int32Array
 
 
 def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
@@ -142,9 +144,26 @@ def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
     return flat[start : start + num_rows * num_columns].reshape(num_rows, num_columns)
 
 
-def new_pool_arrays(
-    num_blocks: int, block_size: int, *, caching: bool, epochs: bool = False, leases: bool = False
-) -> PoolArrays:
+class PoolFeatures(NamedTuple):
+    """What a pool keeps only where it is asked for.
+
+    Args:
+        ghosts: so many digests at least of content that is gone, 13 bytes each (:mod:`pagedkv.pool.ghosts`).
+        epochs: which epochs of the weights contributed to each block, 8 bytes (:mod:`pagedkv.pool.epochs`).
+        leases: until when content is to stay, 8 bytes a block (:mod:`pagedkv.pool.leasing`).
+        siblings: links between the blocks that continue the same block, 8 bytes (:mod:`pagedkv.pool.siblings`).
+    """
+
+    ghosts: int = 0
+    epochs: bool = False
+    leases: bool = False
+    siblings: bool = False
+
+
+PLAIN: Final = PoolFeatures()
+
+
+def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features: PoolFeatures = PLAIN) -> PoolArrays:
     """Make the arrays of an empty pool, every block but the null block in the free queue.
 
     Cost: O(num_blocks); pages of ``tokens`` and ``digests`` are not touched before they are used.
@@ -163,8 +182,9 @@ def new_pool_arrays(
         eviction_runs=np.zeros((0, 0), np.int32),
         eviction_rates=np.zeros((0, 0), np.float32),
         ghosts=np.zeros((0, 16), np.uint32),
-        epochs=np.zeros((num_blocks if epochs else 0, 2), np.int32),
-        leases=np.zeros(num_blocks if leases else 0, np.float64),
+        epochs=np.zeros((num_blocks if features.epochs else 0, 2), np.int32),
+        leases=np.zeros(num_blocks if features.leases else 0, np.float64),
+        siblings=np.zeros((num_blocks if features.siblings else 0, 2), np.int32),
     )
     arrays.counts[NUM_FREE] = num_blocks - 1
     arrays.counts[OPEN_STEP] = 1

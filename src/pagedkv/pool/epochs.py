@@ -5,20 +5,16 @@ values were read when it was computed. Kept beside the records, and only where t
 
     epochs[block] | OLDEST NEWEST |          8 bytes a block; the null block's are the epoch in force
 
-A block that the open step is to compute from its first token on is *undated* until the step is planned: nobody knows
-yet with which weights, those in force now, as it seems. Two blocks hold equal content only if their ranges are equal.
+A block that no plan has computed anything into is *undated*: nobody knows yet with which weights, those in force now,
+as it seems. Two blocks hold equal content only if their ranges are equal.
 """
-
-from typing import Final
 
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.block_pool import drop_name
-from pagedkv.pool.blocks import NAME, NEWEST, NULL_BLOCK, NUM_SENTINELS, OLDEST, PoolArrays
+from pagedkv.pool.blocks import NAME, NEWEST, NULL_BLOCK, NUM_SENTINELS, OLDEST, UNDATED, PoolArrays
 from pagedkv.pool.ghosts import EPOCH
 
-__all__ = ["UNDATED", "copy_epochs", "drop_stale", "has_epochs", "is_fresher", "same_epochs"]
-
-UNDATED: Final = 2**31 - 1
+__all__ = ["copy_epochs", "drop_stale", "has_epochs", "is_fresher", "same_epochs"]
 
 
 @inlined

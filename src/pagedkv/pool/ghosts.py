@@ -26,6 +26,7 @@ from pagedkv.pool.blocks import NAME, NUM_ACQUIRED, PoolArrays, aligned_zeros
 
 __all__ = [
     "CALLED_OFF",
+    "DISMISSED",
     "EPOCH",
     "EVICTED",
     "GHOSTS_A_SET",
@@ -55,7 +56,8 @@ WITHDRAWN: Final = 5  # declared bad, or not to be told from what is
 RESET: Final = 6
 EPOCH: Final = 7  # other weights
 INVALIDATED: Final = 8  # the memory was given back
-NUM_CAUSES: Final = 9
+DISMISSED: Final = 9  # forgotten on request
+NUM_CAUSES: Final = 10
 CAUSE_MASK: Final = 15
 
 # A set.

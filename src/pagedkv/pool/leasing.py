@@ -3,7 +3,7 @@
 A lease is soft. It keeps no block from being handed out, so that whoever is promised a free block gets it; but while
 there is any other, leased blocks stay::
 
-    handed out:  without content | spare | cached, as the eviction policy says | leased, the one that ends first
+    handed out:  without content | spare | cached, as the eviction policy says | leased, the largest first
 
 ``PoolArrays.leases`` says until when, in seconds of the space's clock, 0 where there is no lease; the null block's is
 the clock. Content of high priority has the smallest number there is: it goes before leases, and never ends by itself. A
@@ -11,8 +11,9 @@ free block with a lease stands in a list of its own and is none of the policy's,
 dropped, and begins anew when the lease ends or somebody hits the block. A block in use, or deferred, only bears the
 number, and is looked at when it becomes free.
 
-Who ends first goes first, not the largest: a lease covers all that its content continues, so what several leases share
-bears the latest of their ends, and no block goes before what continues it.
+The *largest* lease is the one that ends last: who is to come back last waits for it in vain first. A lease covers all
+that its content continues, so what several leases share bears the latest of their ends; when that one is given up, the
+others keep what they need.
 """
 
 from typing import Final
@@ -21,10 +22,21 @@ import numpy as np
 
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool import free_queue
-from pagedkv.pool.blocks import FREE, NEXT, NULL_BLOCK, NUM_FREE, NUM_LEASED, QUEUE, PoolArrays
+from pagedkv.pool.blocks import (
+    FREE,
+    LIFE,
+    NEXT,
+    NULL_BLOCK,
+    NUM_FREE,
+    NUM_LEASED,
+    PARENT,
+    PARENT_LIFE,
+    QUEUE,
+    PoolArrays,
+)
 from pagedkv.pool.eviction import hooks
 
-__all__ = ["HIGH", "end_overdue", "enqueue_leased", "give_first_up", "is_due", "is_leased", "lease", "unlink_leased"]
+__all__ = ["HIGH", "end_overdue", "enqueue_leased", "give_largest_up", "is_due", "is_leased", "lease", "unlink_leased"]
 
 HIGH: Final = float(np.finfo(np.float64).tiny)
 
@@ -80,15 +92,55 @@ def _end_up_to(pool: PoolArrays, least: float, most: float) -> None:
 
 
 @compiled
-def give_first_up(pool: PoolArrays) -> None:
-    """End the lease that ends first, since nothing else is left to be handed out. O(leased blocks)."""
+def give_largest_up(pool: PoolArrays) -> None:
+    """End the largest lease, since nothing else is left to be handed out; before, all that has high priority.
+
+    What other leases share with it bears their end from now on; where that is all of it, the next one ends as well.
+    O(leased blocks), once more for each lease that is all shared.
+    """
+    num_leased = pool.counts[NUM_LEASED]
+    while pool.counts[NUM_LEASED] == num_leased:
+        _end_largest(pool)
+
+
+@compiled
+def _end_largest(pool: PoolArrays) -> None:
+    """End what no other lease shares of the largest one."""
     sentinel = free_queue.leased_sentinel(pool.records)
     block = pool.records[sentinel, NEXT]
-    first = pool.leases[block]
+    largest = pool.leases[block]
+    has_priority = False
     while block != sentinel:
-        first = min(first, pool.leases[block])
+        largest = max(largest, pool.leases[block])
+        has_priority |= pool.leases[block] == HIGH
         block = pool.records[block, NEXT]
-    _end_up_to(pool, first, first)
+    if has_priority:
+        largest = HIGH
+    _leave_to_others(pool, largest)
+    _end_up_to(pool, -largest, -largest)
+
+
+@compiled
+def _leave_to_others(pool: PoolArrays, until: float) -> None:
+    """Give the free blocks of one lease to the largest others that continue them; negate the end of what is left."""
+    sentinel = free_queue.leased_sentinel(pool.records)
+    block = pool.records[sentinel, NEXT]
+    while block != sentinel:
+        if pool.leases[block] == until:
+            pool.leases[block] = -until
+        block = pool.records[block, NEXT]
+    block = pool.records[sentinel, NEXT]
+    while block != sentinel:
+        end, follower = pool.leases[block], block
+        while end > 0:
+            parent = pool.records[follower, PARENT]
+            if parent == NULL_BLOCK or pool.records[parent, LIFE] != pool.records[follower, PARENT_LIFE]:
+                break
+            if pool.leases[parent] >= end or pool.leases[parent] == 0:
+                break
+            pool.leases[parent] = end
+            follower = parent
+        block = pool.records[block, NEXT]
 
 
 @compiled

@@ -36,6 +36,7 @@ from pagedkv.pool.blocks import (
 )
 from pagedkv.pool.eviction.hooks import note_drop, note_name
 from pagedkv.pool.ghosts import OVERWRITTEN, recall, remember
+from pagedkv.pool.siblings import link_child, unlink_child
 
 __all__ = ["PrefixIndex", "find", "forget", "is_child_of", "name_block", "note_ahead", "tell_parent", "unname"]
 
@@ -92,6 +93,7 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
     records[block, BUCKET_NEXT] = pool.buckets[bucket]
     pool.buckets[bucket] = block
     if pool.records[parent, LIFE] == parent_life:
+        link_child(pool, block, parent, parent_life)
         pool.records[parent, SUCCESSOR] = block
     pool.counts[NUM_NAMED] += 1
     note_name(pool, block)
@@ -123,6 +125,7 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     if len(pool.ghosts):
         remember(pool, block, cause)
     _log(pool, REMOVED, block)
+    unlink_child(pool, block)
     bucket = bucket_of(pool, records[block, NAME], int(pool.digests[block, 0]))
     current = pool.buckets[bucket]
     if current == block:

@@ -162,7 +162,7 @@ def _by_pool(state: SpaceState, counts: dict[str, int]) -> list[tuple[BlockPool,
 
 
 def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit) -> tuple[Tail, ...]:
-    """Find the kept states of a hit that nobody holds, in pools without room for a copy beside them."""
+    """Find the tails of a hit that nobody holds, in pools without room for a copy beside them."""
     counts = free_tails(state, hit.tails)
     is_tight = {
         pool.name: count + counts[pool.name] > pool.num_free - kept_free(state, pool)
@@ -212,7 +212,7 @@ def seat_prompt(
 ) -> Row:
     """Give a prompt a row and its blocks; there are enough of both.
 
-    Of the hit's kept states those ``taken_over`` become the row's own; the others are copied.
+    Of the hit's tails those ``taken_over`` become the row's own blocks; the others are copied.
     """
     prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
     num_tokens = len(prompt.tokens)
@@ -242,7 +242,8 @@ def seat_prompt(
         _take_digests(state, row, prompt)
         publish(state, ledger, batch)
     if state.receipts is not None:
-        state.receipts.admitted(row, hit.num_tokens, admission.num_reached)
+        num_inside = hit.num_tokens - hit.num_whole_tokens
+        state.receipts.admitted(row, hit.num_tokens, num_inside, admission.num_reached)
     if admission.publishes:  # else its end would not stand for those of others
         note_prompt(state, row, admission.prompt_length, hit)
     if state.checkpoints is not None:
@@ -254,7 +255,7 @@ def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -
     """Continue the digest chain of each lane behind the hit.
 
     Its last block knows the digest, in one group of the lane at least; but where a lane is all chunks and the hit ends
-    where a chunk begins, there may be none. A state kept inside an interval knows what comes before it.
+    where a chunk begins, there may be none. A tail knows what comes before it.
     """
     hits = hit.block_ids
     parents = {state.groups[tail.group].lane: tail.parent for tail in hit.tails}

@@ -9,18 +9,22 @@ from pagedkv.pool.auditing import check_pool
 from pagedkv.pool.blocks import (
     AHEAD,
     EXTRA,
+    FREE,
+    HOLD_STEP,
     KEPT,
     NAME,
     NEWEST,
     NULL_BLOCK,
     OLDEST,
     PENDING_STEP,
+    QUEUE,
     REF_COUNT,
     SPARE,
+    UNDATED,
 )
 from pagedkv.pool.digests import digest_block
-from pagedkv.pool.epochs import UNDATED
 from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import StepLedger
 from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
@@ -51,11 +55,12 @@ from pagedkv.tables.rules import first_needed_token
 __all__ = ["check_space"]
 
 
-def check_space(state: SpaceState) -> None:
-    """Prove that pools, index and tables agree. Raises AssertionError with the first contradiction."""
+def check_space(state: SpaceState, ledger: StepLedger) -> None:
+    """Prove that pools, index, tables and moves agree. Raises AssertionError with the first contradiction."""
     for pool in state.all_pools:
         check_pool(pool)
     _check_references(state)
+    _check_moves(state, ledger)
     _check_known(state)
     for group in state.groups:
         _check_rows(state, group)
@@ -126,6 +131,18 @@ def _check_references(state: SpaceState) -> None:
                 f"{name}: block {wrong[0]} has {held[wrong[0]]} references, the tables hold {num_in_tables[wrong[0]]}, "
                 f"tickets {(counted - num_in_tables)[wrong[0]]}"
             )
+
+
+def _check_moves(state: SpaceState, ledger: StepLedger) -> None:
+    """Blocks that the open plan copies or swaps, or writes thereby, wait for it, whoever gives them up."""
+    for name, pool in state.pools.items():
+        for side, blocks in zip((pool, state.host_pools.get(name)), ledger.open_moves(name), strict=True):
+            for block in blocks:
+                assert side is not None
+                record = side.arrays.records[block]
+                assert record[QUEUE] != FREE and record[HOLD_STEP] >= state.open_step, (  # noqa: PT018 - one invariant
+                    f"{name}: the open plan moves block {block}, which does not wait for it"
+                )
 
 
 def _check_known(state: SpaceState) -> None:

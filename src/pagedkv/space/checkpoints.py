@@ -20,17 +20,19 @@ __all__ = ["Checkpoints", "Tail", "TailNote", "keys_of_tail"]
 
 
 class Tail(NamedTuple):
-    """A checkpoint inside an interval that a hit ends with.
+    """What a hit ends inside of: a checkpoint inside an interval, or a block that begins as the prompt goes on.
 
     Args:
         group: index of the group; block: its block; logical_index: which of the row's it is.
-        parent: uint32 ``[8]``, digest of the whole intervals before it.
+        parent: uint32 ``[8]``, digest of the whole blocks before it.
+        num_tokens: its leading tokens that hit.
     """
 
     group: int
     block: int
     logical_index: int
     parent: Uint32Array
+    num_tokens: int
 
 
 class TailNote(NamedTuple):

@@ -81,7 +81,7 @@ class ContentSpace(SpaceView):
         """Keep what is cached of a prompt until a time: it is evicted when nothing else is left.
 
         A lease is soft. Leased blocks count as free, and are handed out rather than that anybody waits: those first
-        whose lease ends first. A later end counts where there are several; :meth:`forget`, a reset or new weights end
+        whose lease ends last. A later end counts where there are several; :meth:`forget`, a reset or new weights end
         all. What a row leaves when it ends is leased by ``free(rows, keep_until_s=...)``.
 
         Args:

@@ -21,10 +21,10 @@ from pagedkv.answers import EpochSpan, Load
 from pagedkv.arguments import as_epoch
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
-from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, PoolArrays
-from pagedkv.pool.epochs import UNDATED, drop_stale
+from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
+from pagedkv.pool.epochs import drop_stale
 from pagedkv.space.hits import PrefixHit
-from pagedkv.space.state import SpaceState
+from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
 from pagedkv.tables.epochs import date_computed
 from pagedkv.tables.rows import FROZEN, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, VACANT, blocks_for
@@ -113,6 +113,15 @@ def date_declared(state: SpaceState, batch: Int32Array) -> None:
     state.oldest_epochs[batch] = np.minimum(state.oldest_epochs[batch], epoch)
     starts, ends = (np.ascontiguousarray(state.rows[batch, column]) for column in (NUM_PLANNED, NUM_TOKENS))
     _date(state, batch, starts, ends, epoch)
+    is_new = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
+    for row in np.flatnonzero(is_new).tolist():  # it may share what was declared
+        state.oldest_epochs[row] = min(_oldest_held(state, group, row) for group in state.cached_groups)
+
+
+def _oldest_held(state: SpaceState, group: Group, row: int) -> int:
+    """The oldest epoch that contributed to what a row holds in a group up to where it is planned."""
+    blocks = group.arrays.table[row, : blocks_for(int(state.rows[row, group.planned]), group.block_size)]
+    return int(group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK], OLDEST].min(initial=UNDATED))
 
 
 def date_moved(state: SpaceState, step: InFlightStep, refused: Int32Array) -> None:

@@ -108,7 +108,7 @@ def note_admission(state: SpaceState, row: int, hit: PrefixHit) -> None:
     if book is None:
         return
     generation = int(state.serials[row])
-    if only is None or hit.loading is not None or not _is_bare(state, hit):
+    if only is None or hit.loading is not None or hit.tails or not _is_bare(state, hit):
         book.put_away(row)
     elif state.loops.record_miss(
         only.pool.arrays,

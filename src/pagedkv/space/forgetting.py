@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pagedkv.pool.block_pool import BlockPool, drop_name
 from pagedkv.pool.blocks import NULL_BLOCK
 from pagedkv.pool.digests import DIGEST_NBYTES
+from pagedkv.pool.ghosts import DISMISSED
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.hits import Prompt
 from pagedkv.space.matching import digests_of_prefix, match_prompt
@@ -66,7 +67,7 @@ def _drop(pool: BlockPool, gone: list[set[bytes]], state: SpaceState) -> int:
     digests = _as_bytes(pool.arrays.digests[blocks])
     found = [block for block, lane, digest in zip(blocks, names, digests, strict=True) if digest in gone[lane]]
     for block in found:
-        drop_name(pool.arrays, block)
+        drop_name(pool.arrays, block, DISMISSED)
     return len(found)
 
 
@@ -75,10 +76,11 @@ def _drop_tails(state: SpaceState, prompt: Prompt, start: int) -> int:
     num_dropped = 0
     while True:
         hit = match_prompt(state, prompt)
-        if not hit.tails or hit.num_tokens <= start:
+        tails = [tail for tail in hit.tails if state.groups[tail.group] in state.state_groups]
+        if not tails or hit.num_tokens <= start:
             return num_dropped
-        for tail in hit.tails:
-            drop_name(state.groups[tail.group].pool.arrays, tail.block)
+        for tail in tails:
+            drop_name(state.groups[tail.group].pool.arrays, tail.block, DISMISSED)
             num_dropped += 1
 
 

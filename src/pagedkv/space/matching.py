@@ -20,6 +20,14 @@ from pagedkv.pool.digests import DIGEST_NBYTES, ROOT_WORDS, digest_prompt, words
 from pagedkv.pool.prefix_index import is_child_of
 from pagedkv.space.checkpoints import Tail, keys_of_tail
 from pagedkv.space.hits import PrefixHit, Prompt
+from pagedkv.space.partial_hits import (
+    Beginning,
+    beginning_behind,
+    beginning_in_chain,
+    block_of,
+    end_inside,
+    tail_in_chain,
+)
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import read_only
 from pagedkv.spec import TokenIds
@@ -33,6 +41,7 @@ _Lookup: TypeAlias = tuple[PoolArrays, GroupArrays, Int32Array, Int32Array, Uint
 NO_IDS: Final = np.zeros(0, np.int32)
 NO_DIGESTS: Final = np.zeros((0, 8), np.uint32)
 UNKNOWN_KEY: Final = -1
+MOST_ROUNDS: Final = 8  # in which groups agree on a hit inside blocks: so that a prompt costs at most so much
 
 
 def prepare_prompt(
@@ -116,7 +125,8 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
     first = state.cached_groups[0]
     hit = PrefixHit(state, prompt, len(block_ids[first.index]) * first.block_size, block_ids, num_free)
     if search.tails:
-        hit.num_tokens, hit.tails = search.end_of_tails, search.tails
+        hit.num_whole_tokens = search.num_whole_tokens
+        hit.end_inside(search.end_of_tails, search.tails)
     hit.junction = search.junction
     return hit
 
@@ -126,7 +136,7 @@ def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefi
     block_size = group.block_size
     most = prompt.num_hittable // block_size
     found = np.empty(most, np.int32)
-    num_hits, _, num_free = state.loops.match_chain(
+    num_hits, num_settled, num_free = state.loops.match_chain(
         group.pool.arrays,
         group.arrays,
         prompt.tokens,
@@ -141,7 +151,10 @@ def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefi
     if state.outsiders:
         blocks = tuple(blocks[0] if other is group else NO_IDS for other in state.groups)
         counts = tuple(num_free if other is group else 0 for other in state.groups)
-    return PrefixHit(state, prompt, num_hits * block_size, blocks, counts)
+    hit = PrefixHit(state, prompt, num_hits * block_size, blocks, counts)
+    if state.config.min_partial_hit and num_settled == num_hits:
+        end_inside(state, group, prompt, hit)
+    return hit
 
 
 def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:
@@ -175,7 +188,9 @@ class _PrefixMatch:
     Attributes:
         _chains: blocks that hit, for each group that keeps whole prefixes.
         _compute_from: first position that a pending hit would have to compute if its computer left.
-        tails: the states inside an interval that the hit ends with; end_of_tails: where they end.
+        _behind: what continues each of these chains as the prompt goes on, where hits may end inside blocks.
+        tails: what the hit ends inside of; end_of_tails: where; num_whole_tokens: where it would end if no block were
+            hit in part.
         junction: where the prompt leaves a chain that goes on otherwise, at a boundary where hits can end, or 0.
     """
 
@@ -187,23 +202,24 @@ class _PrefixMatch:
             for lane in state.lanes
         ]
         self._chains: dict[int, Int32Array] = {}
+        self._behind: dict[int, Beginning] = {}
         self._compute_from = len(prompt.tokens)
         self.tails: tuple[Tail, ...] = ()
-        self.end_of_tails = 0
+        self.end_of_tails = self.num_whole_tokens = 0
         self.junction = 0
 
     def run(self) -> list[Int32Array]:
         limit = self._follow_chains(self._prompt.num_hittable)
         if len(self._chains) == len(self._state.cached_groups):
-            chains = self._chains_up_to(limit)
+            chains = self._chains_up_to(self._align(limit))
             if self._has_settled_behind_pending(chains):
-                return self._chains_up_to(self._align(self._compute_from))
-            return chains
+                chains = self._chains_up_to(self._align(self._compute_from))
+            return self._inside_blocks([NO_DIGESTS] * len(self._state.lanes), limit, chains)
         digests = self._lane_digests(limit)
         blocks = self._at_boundaries(digests, limit)
         if self._state.checkpoints:
-            return self._inside_intervals(digests, limit, blocks)
-        return blocks
+            blocks = self._inside_intervals(digests, limit, blocks)
+        return self._inside_blocks(digests, limit, blocks)
 
     def _at_boundaries(self, digests: list[Uint32Array], limit: int) -> list[Int32Array]:
         """Find the blocks of the longest hit that ends where blocks of all groups end."""
@@ -231,10 +247,15 @@ class _PrefixMatch:
         return False
 
     def _follow_chains(self, limit: int) -> int:
-        """Follow the prompt where whole prefixes are kept; return the length that these groups can serve."""
+        """Follow the prompt where whole prefixes are kept; return the length that these groups can serve.
+
+        It is a boundary of all of them, unless hits may end inside blocks.
+        """
+        ends_inside = self._state.config.min_partial_hit > 0
         groups = [group for group in self._state.cached_groups if group.keeps_whole_prefix]
         for group in groups:
-            found = np.empty(limit // group.block_size, np.int32)
+            most = limit
+            found = np.empty(most // group.block_size, np.int32)
             num_hits, num_settled, _ = self._state.loops.match_chain(
                 group.pool.arrays,
                 group.arrays,
@@ -249,7 +270,11 @@ class _PrefixMatch:
             self._compute_from = min(self._compute_from, num_settled * group.block_size)
             if num_hits < len(found) and self._state.shedding_groups:
                 self.junction = _junction_behind(group, found[:num_hits])
-        return self._align(limit)
+            if ends_inside:
+                behind = beginning_in_chain(self._state, group, self._prompt, found[:num_hits], most)
+                self._behind[group.index] = behind
+                limit += behind.num_tokens
+        return limit if ends_inside else self._align(limit)
 
     def _align(self, length: int) -> int:
         """Lower a length to a block boundary of every group that keeps whole prefixes."""
@@ -337,27 +362,110 @@ class _PrefixMatch:
         return parent
 
     def _blocks_up_to(self, digests: list[Uint32Array], end: int) -> list[Int32Array] | None:
-        """Collect the blocks of a hit that ends with states kept inside intervals; None if a group lacks any."""
+        """Collect the blocks of a hit that ends inside intervals or blocks; None if a group lacks any."""
         tails = []
         blocks = self._chains_up_to(end)
-        for group in self._looked_up_groups():
-            blocks[group.index] = np.zeros(end // group.block_size, np.int32)
-            if group in self._state.state_groups and end % group.block_size:
+        for group in self._state.cached_groups:
+            if end % group.block_size:
                 tail = self._tail(group, digests, end)
                 if tail is None:
                     return None
                 tails.append(tail)
+            if group.index in self._chains:
                 continue
-            if len(digests[group.lane]) * group.block_size < end:
+            blocks[group.index] = np.zeros(end // group.block_size, np.int32)
+            if group in self._state.state_groups and end % group.block_size:
+                continue
+            if len(digests[group.lane]) < end // group.block_size:
                 return None
             lookup = self._lookup(group, digests)
             if self._state.loops.missing_block(*lookup, end, end) >= 0:
                 return None
             self._state.loops.collect_servable(*lookup, end, end, blocks[group.index])
+        if self._is_any_pending(blocks, tails):
+            return None
         self.tails, self.end_of_tails = tuple(tails), end
         return blocks
 
+    def _is_any_pending(self, blocks: list[Int32Array], tails: list[Tail]) -> bool:
+        """Tell whether the open step computes any of these blocks: behind those, no block is hit in part."""
+        for group, held in zip(self._state.groups, blocks, strict=True):
+            mine = [*held[held != NULL_BLOCK].tolist(), *(tail.block for tail in tails if tail.group == group.index)]
+            if (group.pool.arrays.records[mine, PENDING_STEP] == self._state.open_step).any():
+                return True
+        return False
+
     def _tail(self, group: Group, digests: list[Uint32Array], end: int) -> Tail | None:
+        """Find what a hit of ``end`` tokens goes on from in a group, inside an interval or a block."""
+        if group in self._state.state_groups:
+            return self._state_at(group, digests, end)
+        index = end // group.block_size
+        if group.index in self._chains:
+            chain = self._chains[group.index]
+            return tail_in_chain(group, chain, self._behind[group.index], end)
+        behind = self._beginning(group, digests, end)
+        parent = self._parent(group, digests, index).copy()
+        is_enough = behind.num_tokens >= end % group.block_size
+        return Tail(group.index, behind.block, index, parent, end % group.block_size) if is_enough else None
+
+    # Hits that end inside blocks
+
+    def _inside_blocks(self, digests: list[Uint32Array], limit: int, blocks: list[Int32Array]) -> list[Int32Array]:
+        """Find the blocks of a longer hit that ends inside blocks; those given if there is none that saves enough."""
+        first = self._state.cached_groups[0]
+        length = self.end_of_tails if self.tails else len(blocks[first.index]) * first.block_size
+        self.num_whole_tokens = length
+        if not self._state.config.min_partial_hit:
+            return blocks
+        most = length + int(first.arrays.parameters[HIT_ALIGNMENT]) - 1
+        end = self._longest_inside(digests, min(limit, most), length + self._state.config.min_partial_hit)
+        longer = self._blocks_up_to(digests, end) if end else None
+        return blocks if longer is None else longer
+
+    def _longest_inside(self, digests: list[Uint32Array], most: int, least: int) -> int:
+        """Lower a length, ``most``, until every group can serve it; 0 if that is below ``least``, or takes too long."""
+        for _ in range(MOST_ROUNDS):
+            end = most
+            for group in self._looked_up_groups():
+                end = self._reach(group, digests, end)
+            if end < least:
+                return 0
+            if end == most:
+                return end
+            most = end
+        return 0
+
+    def _reach(self, group: Group, digests: list[Uint32Array], most: int) -> int:
+        """Tell the longest hit that a group may serve whose prefix may be gone: a shorter one needs other blocks."""
+        num_known, block_size = len(digests[group.lane]), group.block_size
+        lookup = self._lookup(group, digests)
+        if group in self._state.state_groups:
+            whole = self._state.loops.longest_servable(*lookup, min(most, num_known * block_size))
+            tails = self._ends_of_tails(group, digests, self.num_whole_tokens, most)
+            return max([whole, *(end for end in tails if self._state_at(group, digests, end))])
+        most = min(most, (num_known + 1) * block_size - 1)
+        missing = self._state.loops.missing_block(*lookup, most, most)
+        if missing >= 0:
+            return missing * block_size
+        whole = most // block_size * block_size
+        return whole + self._beginning(group, digests, most).num_tokens if most > whole else most
+
+    def _beginning(self, group: Group, digests: list[Uint32Array], end: int) -> Beginning:
+        """Find the block that begins as a prompt goes on to ``end``, in a group whose prefix may be gone."""
+        index = end // group.block_size
+        parent = self._parent(group, digests, index)
+        same = next(
+            (
+                other.pool.arrays.digests[block]
+                for other in self._state.lanes[group.lane]
+                if other.index in self._chains
+                and (block := block_of(self._chains[other.index], self._behind[other.index], index))
+            ),
+            None,
+        )
+        return beginning_behind(self._state, group, self._prompt, parent, same, end)
+
+    def _state_at(self, group: Group, digests: list[Uint32Array], end: int) -> Tail | None:
         """Find a group's state behind the prompt's first ``end`` tokens, which end inside an interval."""
         state, prompt = self._state, self._prompt
         index = end // group.block_size
@@ -372,7 +480,7 @@ class _PrefixMatch:
         parent = self._parent(group, digests, index)
         pool, keys = group.pool.arrays, state.extra_keys.arrays
         block = find_tail(pool, group.arrays, parent, prompt.tokens[start:end], keys, extra)
-        return Tail(group.index, int(block), index, parent.copy()) if block != NULL_BLOCK else None
+        return Tail(group.index, int(block), index, parent.copy(), end - start) if block != NULL_BLOCK else None
 
     def _looked_up_groups(self) -> list[Group]:
         return [group for group in self._state.cached_groups if group.index not in self._chains]

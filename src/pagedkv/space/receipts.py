@@ -30,7 +30,9 @@ from pagedkv.tables.receipts import (
     DECLARED,
     FORKED,
     FOUND,
+    FOUND_WHOLE,
     HIT,
+    HIT_INSIDE,
     IN_FLIGHT,
     NUM_LINES,
     NUM_WAITING,
@@ -61,6 +63,7 @@ class Receipt:
         num_computed: tokens that acknowledged steps computed for it, drafts that were refused among them.
         num_recomputed: of these, tokens that had been there for it before, and were lost: by preemption, say.
         num_hit: tokens that it did not have to compute, since they were cached or computed for somebody else.
+        num_hit_inside: of these, the leading tokens of a block that was copied for it.
         num_forked: tokens that it shared with its parent when it was forked, and did not have to compute.
         num_swapped_in: tokens that it did not have to compute again, since they came back from the host pool.
         num_declared: tokens that ``mark_computed`` stated, in place of the steps that were to compute them.
@@ -84,6 +87,7 @@ class Receipt:
     block_steps: tuple[int, ...] = ()
     host_block_steps: tuple[int, ...] = ()
     num_reached: int = field(default=0, compare=False)
+    num_hit_inside: int = 0
 
     def __add__(self, other: "Receipt") -> "Receipt":
         """Add the counts of two receipts."""
@@ -101,6 +105,7 @@ class Receipt:
             _added(self.block_steps, other.block_steps),
             _added(self.host_block_steps, other.host_block_steps),
             max(self.num_reached, other.num_reached),
+            self.num_hit_inside + other.num_hit_inside,
         )
 
 
@@ -173,6 +178,7 @@ class ReceiptBook:
             num_computed=numbers[COMPUTED],
             num_recomputed=numbers[RECOMPUTED],
             num_hit=numbers[HIT],
+            num_hit_inside=numbers[HIT_INSIDE],
             num_forked=numbers[FORKED],
             num_swapped_in=numbers[SWAPPED_IN],
             num_declared=numbers[DECLARED],
@@ -185,9 +191,10 @@ class ReceiptBook:
 
     # Being told
 
-    def admitted(self, row: int, num_hit: int, num_reached: int) -> None:
-        """A sequence begins, with a hit; so many of its leading tokens were there in an earlier life."""
+    def admitted(self, row: int, num_hit: int, num_inside: int, num_reached: int) -> None:
+        """A sequence begins, with a hit, the end of it inside a block; some tokens were there in an earlier life."""
         self.waiting[row, FOUND] = num_hit
+        self.waiting[row, FOUND_WHOLE] = num_hit - num_inside
         self.waiting[row, REACHED] = num_reached
 
     def forked(self, parent: int, children: Int32Array, num_tokens: int) -> None:
@@ -277,4 +284,5 @@ class ReceiptBook:
         assert not self.waiting[is_vacant].any(), "receipts: something waits for a vacant row"
         assert self.counts.min() >= 0, "receipts: a count is negative"
         assert self.waiting.min() >= 0, "receipts: less than nothing is in flight"
+        assert (self.counts[:, HIT_INSIDE] <= self.counts[:, HIT]).all(), "receipts: more hit inside blocks than at all"
         assert (self.counts[:, RECOMPUTED] <= self.counts[:, COMPUTED]).all(), "receipts: more again than at all"

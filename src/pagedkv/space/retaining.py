@@ -18,7 +18,7 @@ def note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) ->
     if not state.shedding_groups:
         return
     alignment = int(state.shedding_groups[0].arrays.parameters[HIT_ALIGNMENT])
-    note = note_junction if hit.junction == hit.num_tokens else move_end_on
+    note = note_junction if hit.junction == hit.num_whole_tokens else move_end_on
     for group in state.shedding_groups:
         group.ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
         group.ends[row, JUNCTION] = hit.junction

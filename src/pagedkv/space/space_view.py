@@ -294,4 +294,4 @@ class SpaceView:
 
     def check(self) -> None:
         """Prove every invariant, or raise AssertionError. O(blocks + table entries)."""
-        check_space(self._state)
+        check_space(self._state, self._ledger)

@@ -15,8 +15,16 @@ from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.keys import RequestKeys
 from pagedkv.plan_buffer import PlanLayout
 from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import HOLD_STEP, NUM_DEFERRED_LISTS, OPEN_STEP, PENDING_STEP, SETTLED_STEP, PoolArrays
-from pagedkv.pool.epochs import UNDATED
+from pagedkv.pool.blocks import (
+    HOLD_STEP,
+    NUM_DEFERRED_LISTS,
+    OPEN_STEP,
+    PENDING_STEP,
+    SETTLED_STEP,
+    UNDATED,
+    PoolArrays,
+    PoolFeatures,
+)
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.space.checkpoints import Checkpoints
@@ -184,8 +192,9 @@ class SpaceState:
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
         self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
-        self.limits_publishing = False
         self.oldest_epochs = np.full(config.max_sequences if config.counts_epochs else 0, UNDATED, np.int32)
+        self.now_s = 0.0
+        self.limits_publishing = self.is_overlapped = False
         self.groups = self._new_groups()
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
@@ -205,7 +214,6 @@ class SpaceState:
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
         self.is_recurrent = any(isinstance(group.spec, RecurrentState) for group in self.groups)
         self.serials, self.relies_on, self.num_known = np.zeros((3, config.max_sequences), np.int32)
-        self.is_overlapped = False
         self.lane_columns = np.array(
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
         )
@@ -221,7 +229,7 @@ class SpaceState:
         self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
 
     def _new_pools(self, num_blocks: dict[str, int], *, is_host: bool = False) -> dict[str, BlockPool]:
-        """Build pools of so many blocks; those of the host have neither leases nor ghosts."""
+        """Build pools of so many blocks; those of the host keep nothing special but epochs."""
         config = self.config
         policy = policy_named(config.eviction)
         pools = {}
@@ -236,12 +244,21 @@ class SpaceState:
                 caching=config.prefix_caching,
                 policy=policy,
                 in_order=config.in_order,
-                num_ghosts=config.ghosts_per_block * count if config.explain and not is_host else 0,
-                epochs=config.counts_epochs,
-                leases=config.leases and not is_host,
+                features=self._features(0 if is_host else count),
             )
             pools[name].arrays.epochs[:1] = 0 if isinstance(config.weights_epoch, str) else config.weights_epoch
         return pools
+
+    def _features(self, num_blocks: int) -> PoolFeatures:
+        """Tell what a device pool of so many blocks keeps; 0 stands for a host pool."""
+        config = self.config
+        is_device = num_blocks > 0
+        return PoolFeatures(
+            ghosts=config.ghosts_per_block * num_blocks if config.explain else 0,
+            epochs=config.counts_epochs,
+            leases=config.leases and is_device,
+            siblings=config.prefix_caching and config.min_partial_hit > 0 and is_device,
+        )
 
     def _new_groups(self) -> tuple[Group, ...]:
         config = self.config

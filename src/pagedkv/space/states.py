@@ -1,7 +1,8 @@
 """Recurrent states at the ends of prompts, for running rows: kept when a plan computes one, and gone on from.
 
 What a kept state is, is drawn in :mod:`pagedkv.tables.checkpoints`; how a prompt finds one, in
-:mod:`pagedkv.space.matching`.
+:mod:`pagedkv.space.matching`. A row goes on from a block whose leading tokens hit in the same way
+(:mod:`pagedkv.tables.partial_hits`): from a copy, or from that block if nobody holds it and there is no room for one.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.checkpoints import give_names_up, name_tail, resume, surrender
-from pagedkv.tables.retaining import AT_END, PROMPT_END
+from pagedkv.tables.retaining import AT_END, AT_JUNCTION, PROMPT_END
 from pagedkv.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, SHEDS
 
 __all__ = ["checkpoint_of", "claim_tails", "free_tails", "give_way", "keep_states", "resume_states", "take_over"]
@@ -63,15 +64,15 @@ def _keep_state(state: SpaceState, group: Group, row: int, index: int, length: i
         return
     if pool.arrays.counts[NUM_EVENTS] > num_events and index > 0:
         tell_parent(pool.arrays, parent)
-    _keep_for_end(group, block)
+    _keep(group, block, AT_END)
     life = int(pool.arrays.records[block, LIFE])
     state.checkpoints.note(pool.name, block, TailNote(group.index, parent.tobytes(), length, life))
 
 
-def _keep_for_end(group: Group, block: int) -> None:
-    """Note why a kept state stays cached when nobody holds it: a prompt ended there."""
+def _keep(group: Group, block: int, why: int) -> None:
+    """Note why a tail stays cached when nobody holds it: a prompt ended with that state, or inside that block."""
     if group.arrays.parameters[SHEDS]:
-        group.pool.arrays.records[block, KEPT] |= AT_END
+        group.pool.arrays.records[block, KEPT] |= why
 
 
 def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length: int) -> int:
@@ -87,7 +88,7 @@ def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length
 
 
 def free_tails(state: SpaceState, tails: tuple[Tail, ...]) -> dict[str, int]:
-    """Count, by pool, the kept states that a hit ends with and that nobody holds."""
+    """Count, by pool, the tails of a hit that nobody holds."""
     counts = dict.fromkeys(state.pools, 0)
     for tail in tails:
         pool = state.groups[tail.group].pool
@@ -96,11 +97,11 @@ def free_tails(state: SpaceState, tails: tuple[Tail, ...]) -> dict[str, int]:
 
 
 def claim_tails(state: SpaceState, ledger: StepLedger, batch: Int32Array, tails: tuple[Tail, ...]) -> None:
-    """Take a reference to each kept state of a hit, for the one new row of a batch, until it is seated."""
+    """Take a reference to each tail of a hit, for the one new row of a batch, until it is seated."""
     for tail in tails:
         group, blocks = state.groups[tail.group], np.array([tail.block], np.int32)
         state.loops.reuse_all(group.pool.arrays, blocks)
-        _keep_for_end(group, tail.block)
+        _keep(group, tail.block, AT_END if group in state.state_groups else AT_JUNCTION)
         note_reliance(state, ledger, group, batch, blocks)
 
 
@@ -110,7 +111,7 @@ def take_over(state: SpaceState, tail: Tail) -> None:
 
 
 def resume_states(state: SpaceState, ledger: StepLedger, row: int, tails: tuple[Tail, ...]) -> None:
-    """Let a new row, which is seated, go on from its hit's kept states: the plan copies those not taken over."""
+    """Let a new row, which is seated, go on from its hit's tails: the plan copies those not taken over."""
     for tail in tails:
         group = state.groups[tail.group]
         own = int(group.arrays.table[row, tail.logical_index])

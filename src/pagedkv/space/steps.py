@@ -141,6 +141,14 @@ class StepLedger:
         on_device = on_device | _filled_from(self._open.swaps_in.get(pool, {}), on_host)
         return on_device | _filled_from(self._open.copies.get(pool, {}), on_device), on_host
 
+    def open_moves(self, pool: str) -> tuple[set[int], set[int]]:
+        """Blocks on the device and on the host that the open plan's moves read or write."""
+        copies, out, back = (
+            moves.get(pool, {}) for moves in (self._open.copies, self._open.swaps_out, self._open.swaps_in)
+        )
+        on_device = {*copies, *copies.values(), *out.values(), *back}
+        return on_device, {*out, *back.values()}
+
     @property
     def has_device_writes(self) -> bool:
         """Whether the open plan writes device blocks at all, before the forward pass."""

@@ -6,8 +6,7 @@ of its row, if that has any, so that whoever shares it knows how old the chain i
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, OPEN_STEP, PENDING_STEP, PoolArrays
-from pagedkv.pool.epochs import UNDATED
+from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, OPEN_STEP, PENDING_STEP, UNDATED, PoolArrays
 from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_DIGESTED, NUM_PUBLISHED, PLANNED, GroupArrays, blocks_for
 
 __all__ = ["date_computed", "date_open"]

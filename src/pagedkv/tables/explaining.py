@@ -13,6 +13,7 @@ from pagedkv.pool.digests import ROOT_WORDS, digest_block
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.pool.ghosts import (
     CALLED_OFF,
+    DISMISSED,
     EPOCH,
     EVICTED,
     INVALIDATED,
@@ -63,6 +64,7 @@ CAUSE_OF_GHOST: Final = {
     RESET: MissCause.RESET,
     EPOCH: MissCause.OTHER_EPOCH,
     INVALIDATED: MissCause.INVALIDATED,
+    DISMISSED: MissCause.FORGOTTEN,
 }
 NUMBERS_OF_GHOSTS: Final = tuple(number_of(CAUSE_OF_GHOST.get(cause, MissCause.UNKNOWN)) for cause in range(16))
 
@@ -154,7 +156,9 @@ def record_miss(
     """
     record = current[row]
     if record[GENERATION]:
-        past[counts[0] % len(past)] = record
+        place = counts[0] % len(past)
+        for field in range(NUM_FIELDS):
+            past[place, field] = record[field]
         counts[0] += 1
     block_size = group.parameters[BLOCK_SIZE]
     num_hits = len(hits)

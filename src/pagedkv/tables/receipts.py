@@ -20,7 +20,8 @@ SWAPPED_IN: Final = 4
 DECLARED: Final = 5
 ABORTED: Final = 6
 ABANDONED: Final = 7
-NUM_LINES: Final = 8
+HIT_INSIDE: Final = 8
+NUM_LINES: Final = 9
 
 # Columns of what is not on a receipt, or not yet.
 FOUND: Final = 0  # tokens that hit, until a step relies on them
@@ -29,7 +30,8 @@ RETURNED: Final = 2  # tokens that came back from the host
 RETURNED_IN: Final = 3  # the step that brings these back
 IN_FLIGHT: Final = 4  # tokens that steps in flight compute for the row
 REACHED: Final = 5  # leading tokens that were there for the request before, in this life or an earlier one
-NUM_WAITING: Final = 6
+FOUND_WHOLE: Final = 6  # of the tokens that hit, those in whole blocks
+NUM_WAITING: Final = 7
 
 
 @compiled
@@ -59,23 +61,27 @@ def charge_step(
         num_computed = planned_ends[place] - begin
         num_again = max(min(ends[place], waiting[row, REACHED]) - starts[place], 0)
         num_hit = min(waiting[row, FOUND], begin)
+        num_inside = max(num_hit - waiting[row, FOUND_WHOLE], 0)
         num_forked = min(waiting[row, SHARED], begin)
         num_returned = 0
         if waiting[row, RETURNED_IN] <= step_id:
             num_returned = min(waiting[row, RETURNED], begin)
             waiting[row, RETURNED] = 0
         waiting[row, FOUND] = 0
+        waiting[row, FOUND_WHOLE] = 0
         waiting[row, SHARED] = 0
         waiting[row, IN_FLIGHT] -= num_computed
         waiting[row, REACHED] = max(waiting[row, REACHED], ends[place])
         counts[row, COMPUTED] += num_computed
         counts[row, RECOMPUTED] += num_again
         counts[row, HIT] += num_hit
+        counts[row, HIT_INSIDE] += num_inside
         counts[row, FORKED] += num_forked
         counts[row, SWAPPED_IN] += num_returned
         totals[COMPUTED] += num_computed
         totals[RECOMPUTED] += num_again
         totals[HIT] += num_hit
+        totals[HIT_INSIDE] += num_inside
         totals[FORKED] += num_forked
         totals[SWAPPED_IN] += num_returned
 

@@ -8,7 +8,8 @@ record (``KEPT``) when a sequence moved past it or ended:
     It lies in the window before a sequence's end, or before its prompt's end while the sequence lives. A later prompt
     that goes on from there takes the reason away: its own end stands for it.
 ``AT_JUNCTION``
-    It lies in the window before a place where a prompt has left a known chain that goes on otherwise.
+    It lies in the window before a place where a prompt has left a known chain that goes on otherwise; or right behind
+    it, where hits may end inside a block.
 
 States are kept like windows: the checkpoint before an end, and before a junction. Those that a long prompt has passed
 in between are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
@@ -40,6 +41,7 @@ from pagedkv.tables.rows import (
     FIRST_BLOCK,
     FROZEN,
     HIT_ALIGNMENT,
+    HITS_INSIDE,
     KIND,
     NAME_IN_POOL,
     NUM_BLOCKS,
@@ -55,6 +57,7 @@ from pagedkv.tables.rules import first_block_of_hit
 
 __all__ = [
     "AT_END",
+    "AT_JUNCTION",
     "JUNCTION",
     "NUM_ENDS",
     "PROMPT_END",
@@ -89,12 +92,18 @@ def serves(group: GroupArrays, index: int, length: int) -> bool:
     return index < length // block_size and (index >= first or index < group.parameters[NUM_SINK_BLOCKS])
 
 
+@inlined
+def is_left_inside(group: GroupArrays, index: int, junction: int) -> bool:
+    """Tell whether prompts have left the chain inside logical block ``index``, and can hit its leading tokens."""
+    return bool(group.parameters[HITS_INSIDE] and junction > 0 and index == junction // group.parameters[BLOCK_SIZE])
+
+
 @compiled
 def keep(pool: PoolArrays, group: GroupArrays, rows: Int32Array, ends: Int32Array, row: int, index: int) -> None:
     """Note for which of a row's ends logical block ``index``, which the row is about to give up, is to be kept."""
     is_at_end = serves(group, index, ends[row, PROMPT_END]) or serves(group, index, ends[row, LAST_BOUNDARY])
     why = AT_END if is_at_end else 0
-    if serves(group, index, ends[row, JUNCTION]):
+    if serves(group, index, ends[row, JUNCTION]) or is_left_inside(group, index, ends[row, JUNCTION]):
         why |= AT_JUNCTION
     if why:
         keep_for(pool, group, rows, row, index, why)

@@ -83,8 +83,9 @@ SHARES_IN_STEP: Final = 7  # blocks that the open step still computes may hit
 ENDS_HITS: Final = 8  # a hit needs the block before its end, even where the rule reads nothing before it
 PLANNED: Final = 9  # the column that says how far the group is planned: NUM_PLANNED, or one of its own
 SHEDS: Final = 10  # what leaves the window is kept for a reason only (tables/retaining.py)
-HIT_ALIGNMENT: Final = 11  # hits end at multiples of so many tokens, whatever group they are in
-NUM_PARAMETERS: Final = 12
+HIT_ALIGNMENT: Final = 11  # hits of whole blocks end at multiples of so many tokens, whatever group they are in
+HITS_INSIDE: Final = 12  # hits may end inside a block (tables/partial_hits.py)
+NUM_PARAMETERS: Final = 13
 
 # Values of KIND.
 FULL: Final = 0
@@ -168,6 +169,7 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     has_chains = any(isinstance(other, FullAttention) for other in others)
     parameters[SHEDS] = caching and config.shed_windows and has_chains and kind != FULL
     parameters[HIT_ALIGNMENT] = math.lcm(*(other.block_size for other in others)) if caching else 0
+    parameters[HITS_INSIDE] = caching and kind != RECURRENT and config.min_partial_hit > 0
     if config.prefix_caching and not caching:
         parameters[PLANNED] = parameters[AT] + PLANNED_HERE
     width = -(-max_tokens // block_size)

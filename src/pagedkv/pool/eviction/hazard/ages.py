@@ -50,7 +50,7 @@ def _join_clocks(pool: PoolArrays) -> None:
 @inlined
 def age_since(start: int, now: int) -> int:
     """Tell how much time has passed since then, in whatever both count."""
-    return int((now - start) & SERIAL_MASK)
+    return int((now - int(start)) & SERIAL_MASK)
 
 
 @inlined

@@ -145,6 +145,7 @@ def _check_leaves(where: str, pool: PoolArrays) -> None:
         for block in range(1, len(marks))
         if records[block, QUEUE] == FREE and records[block, NAME] and records[block, KEPT] != SPARE
     ]
+    cached = [block for block in cached if not (len(pool.leases) and pool.leases[block])]  # those are nobody's victims
     for block in cached:
         parent = records[block, PARENT]
         if parent != NULL_BLOCK and records[parent, LIFE] == records[block, PARENT_LIFE]:

@@ -1,0 +1,14 @@
+"""What intent brings: agent sessions served with leases and supersession, beside LRU, the adaptive policy, the optimum.
+
+``python -m benchmarks.intent TRACE...`` serves traces with sessions through the production pool at each capacity of
+``pagedkv curve``, one request after the other, on the clock of their arrivals::
+
+    lru, adaptive        no intent
+    supersession         a session's next prompt that shares half of the one before replaces it: what it left goes first
+    leases of N s        what a request leaves is kept for N seconds
+    leases until next    the same until the session's next request comes, and not behind its last: as if that were known
+    both                 supersession, and leases until the next request
+
+Known are arrivals alone; that a next request comes at all is what no server knows, so the last two lines bound what
+leases can bring. The table is in docs/benchmarks.md.
+"""

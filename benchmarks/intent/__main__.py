@@ -1,0 +1,108 @@
+"""Hit ratios with intent: serve traces with sessions at each capacity, print a table a trace, write JSON."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.intent.serving import INTENTS, Session, serve
+from pagedkv.capacity.curve import default_capacities
+from pagedkv.capacity.optimum import optimal_hits
+from pagedkv.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.errors import PagedKVError
+from pagedkv.traces.reader import TraceReader
+
+INTERRUPTED: Final = 130
+NEAR_IDEAL: Final = 0.001
+"""Capacities where LRU comes as near to the ideal hit ratio are left out."""
+
+
+def main() -> int:
+    """Measure, print and write."""
+    arguments = _arguments()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    results = {}
+    try:
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            for path in arguments.traces:
+                results[path.name] = _measure(path, progress)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except PagedKVError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name, hits in results.items():
+        Console(width=150).print(_table(name, hits))
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.intent", description=__doc__)
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="with sessions, arrivals and block ids")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the hit ratios here as well")
+    return parser.parse_args()
+
+
+def _measure(path: Path, progress: Progress) -> dict[str, dict[str, float]]:
+    """Hit ratios by block, in percent, by what is told and capacity."""
+    references, sessions = _read(path)
+    ideal = int(references.ideal_hits().sum())
+    num_refs = references.num_block_refs
+    capacities = default_capacities(references)
+    task = progress.add_task(f"{path.name}: the first ones compile", total=len(capacities) * (len(INTENTS) + 1))
+    ratios: dict[str, dict[str, float]] = {}
+    for capacity in capacities:
+        hits = {}
+        for intent in INTENTS:
+            hits[intent.name] = serve(references, sessions, capacity, intent)
+            progress.update(task, advance=1, description=f"{path.name}, {capacity:,} blocks")
+            if hits["lru"] >= ideal - NEAR_IDEAL * num_refs:
+                break
+        else:
+            hits["optimal"] = optimal_hits(references, capacity)
+            for name, count in hits.items():
+                ratios.setdefault(name, {})[str(capacity)] = 100 * count / num_refs
+        progress.update(task, advance=1)
+    return ratios
+
+
+def _read(path: Path) -> tuple[BlockReferences, list[Session]]:
+    """Read a trace, and where each request stands in its session."""
+    collector = ReferenceCollector(str(path), full_blocks_only=True)
+    arrivals: list[float] = []
+    before: list[int] = []
+    last_of: dict[str | None, int] = {}
+    with TraceReader(path) as trace:
+        for request in trace:
+            collector.add(request)
+            before.append(-1 if request.session is None else last_of.get(request.session, -1))
+            last_of[request.session] = len(arrivals)
+            arrivals.append(request.arrival_s)
+    following = dict(zip(before, arrivals, strict=True))
+    sessions = [
+        Session(arrival, former, following.get(number, -1.0))
+        for number, (arrival, former) in enumerate(zip(arrivals, before, strict=True))
+    ]
+    return collector.references(), sessions
+
+
+def _table(name: str, ratios: dict[str, dict[str, float]]) -> Table:
+    table = Table(name, title="hit ratio by block, in percent", caption="columns: capacity in blocks")
+    for capacity in ratios["lru"]:
+        table.add_column(f"{int(capacity):,}", justify="right")
+    for told, by_capacity in ratios.items():
+        table.add_row(told, *(f"{ratio:.2f}" for ratio in by_capacity.values()))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""One trace at one capacity, with what its sessions intend told to the pool: hits by block."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.capacity.block_tree import write_path
+from pagedkv.capacity.pool_hits import NAME, new_scratch, serve_prompt, write_digest
+from pagedkv.capacity.references import BlockReferences
+from pagedkv.compilation.compiled import compiled
+from pagedkv.pool.block_pool import BlockPool
+from pagedkv.pool.blocks import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures
+from pagedkv.pool.eviction.registry import policy_named
+from pagedkv.pool.leasing import end_overdue, lease
+from pagedkv.pool.prefix_index import find
+from pagedkv.pool.sparing import is_spare, make_cached, make_spare
+
+__all__ = ["INTENTS", "Intent", "Session", "serve"]
+
+UNTIL_NEXT: Final = -1.0
+UNKNOWN_OUTPUT: Final = -1
+
+
+class Intent(NamedTuple):
+    """What is told of a session.
+
+    Args:
+        name: in the table.
+        eviction: name of the policy for all else.
+        supersedes: a next prompt replaces the one before.
+        lease_s: seconds for which what a request leaves is kept; 0: none, -1: until the next request of its session.
+    """
+
+    name: str
+    eviction: str = "lru"
+    supersedes: bool = False
+    lease_s: float = 0.0
+
+
+INTENTS: Final = (
+    Intent("lru"),
+    Intent("adaptive", "adaptive"),
+    Intent("supersession", supersedes=True),
+    Intent("leases of 10 s", lease_s=10.0),
+    Intent("leases of 60 s", lease_s=60.0),
+    Intent("leases until next", lease_s=UNTIL_NEXT),
+    Intent("both", supersedes=True, lease_s=UNTIL_NEXT),
+    Intent("both, adaptive", "adaptive", supersedes=True, lease_s=UNTIL_NEXT),
+)
+
+
+class Session(NamedTuple):
+    """Where a request stands in its session.
+
+    Args:
+        arrival_s: when it comes.
+        before: the request before it of the same session, or -1.
+        next_s: when the next one comes, or -1.
+    """
+
+    arrival_s: float
+    before: int
+    next_s: float
+
+
+def serve(references: BlockReferences, sessions: Sequence[Session], capacity: int, intent: Intent) -> int:
+    """Count the hits of a pool of ``capacity`` blocks, serving a trace in its order. O(references)."""
+    num_usable = min(capacity, references.num_unique_blocks)
+    pool = BlockPool(
+        "cache", num_usable + 1, block_size=1, policy=policy_named(intent.eviction), features=PoolFeatures(leases=True)
+    )
+    scratch, former = new_scratch(references), np.zeros(references.longest_prompt, np.int32)
+    digest = np.zeros(DIGEST_WORDS, np.uint32)
+    num_hits = 0
+    for request, session in enumerate(sessions):
+        num_blocks = int(references.num_prompt_blocks[request])
+        end_overdue(pool.arrays, session.arrival_s)
+        write_path(references.parents, int(references.last_blocks[request]), scratch.contents[:num_blocks])
+        num_served = min(num_blocks, num_usable)
+        num_hits += serve_prompt(pool.arrays, scratch, num_served, UNKNOWN_OUTPUT)
+        if intent.supersedes and session.before >= 0:
+            num_former = int(references.num_prompt_blocks[session.before])
+            write_path(references.parents, int(references.last_blocks[session.before]), former[:num_former])
+            _give_up(pool.arrays, former[:num_former], scratch.contents[:num_blocks], digest)
+        until = session.next_s if intent.lease_s == UNTIL_NEXT else session.arrival_s + intent.lease_s
+        if intent.lease_s and until > session.arrival_s:
+            _lease(pool.arrays, scratch.block_ids[:num_served], until)
+    return num_hits
+
+
+@compiled
+def _give_up(pool: PoolArrays, former: Int32Array, contents: Int32Array, digest: Uint32Array) -> None:
+    """Make spare what a prompt has left of the one before, tail first, but what is leased.
+
+    Nothing if it shares less than half of it: that is another agent of the session, and no edit.
+    """
+    half = (len(former) - 1) // 2
+    if half >= len(contents) or former[half] != contents[half]:
+        return
+    for index in range(len(former) - 1, -1, -1):
+        if index < len(contents) and former[index] == contents[index]:
+            return  # paths in a tree: all before is the same as well
+        write_digest(digest, former[index])
+        block = find(pool, NAME, digest)
+        if block != NULL_BLOCK and pool.records[block, REF_COUNT] == 0 and pool.leases[block] == 0:
+            make_spare(pool, block)
+
+
+@compiled
+def _lease(pool: PoolArrays, blocks: Int32Array, until: float) -> None:
+    """Keep what a request leaves, tail first."""
+    for place in range(len(blocks) - 1, -1, -1):
+        if is_spare(pool, blocks[place]):
+            make_cached(pool, blocks[place])
+        lease(pool, blocks[place], until)

@@ -1,0 +1,69 @@
+"""What intent brings: without any it is what ``pagedkv curve`` counts; known returns help, and edits make room."""
+
+import numpy as np
+import pytest
+
+from benchmarks.intent.serving import INTENTS, Intent, Session, serve
+from pagedkv.capacity.pool_hits import pool_hits
+from pagedkv.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.pool.eviction.registry import policy_named
+from pagedkv.traces.request import Request
+
+LRU, ADAPTIVE, *_ = INTENTS
+UNTIL_NEXT = Intent("leases until next", lease_s=-1.0)
+
+
+def references_of(prompts: list[list[int]]) -> BlockReferences:
+    """Collect prompts, given as ids of blocks of one token."""
+    collector = ReferenceCollector("trace")
+    for number, ids in enumerate(prompts):
+        collector.add(Request(float(number), len(ids), 1, np.array(ids, np.int64), 1))
+    return collector.references()
+
+
+def sessions_of(owners: list[int]) -> list[Session]:
+    """Place requests, one a second, in the sessions that own them."""
+    sessions = []
+    for number, owner in enumerate(owners):
+        before = [other for other in range(number) if owners[other] == owner]
+        later = [other for other in range(number + 1, len(owners)) if owners[other] == owner]
+        sessions.append(Session(float(number), before[-1] if before else -1, float(later[0]) if later else -1.0))
+    return sessions
+
+
+def in_turn(num_sessions: int, num_turns: int, length: int) -> tuple[BlockReferences, list[Session]]:
+    """Sessions that ask for the same prompt again, in turn."""
+    prompts = [list(range(100 * owner, 100 * owner + length)) for owner in range(num_sessions)] * num_turns
+    return references_of(prompts), sessions_of(list(range(num_sessions)) * num_turns)
+
+
+@pytest.mark.parametrize("intent", [LRU, ADAPTIVE])
+@pytest.mark.parametrize("capacity", [5, 12, 30])
+def test_without_intent_hits_are_those_of_the_curve(intent: Intent, capacity: int) -> None:
+    references, sessions = in_turn(num_sessions=4, num_turns=3, length=6)
+    assert serve(references, sessions, capacity, intent) == pool_hits(
+        references, capacity, policy_named(intent.eviction)
+    )
+
+
+def test_known_returns_serve_some_sessions_where_lru_serves_none() -> None:
+    references, sessions = in_turn(num_sessions=4, num_turns=5, length=6)
+    assert serve(references, sessions, 18, LRU) == 0
+    assert serve(references, sessions, 18, UNTIL_NEXT) > 0
+
+
+def test_what_an_edit_has_left_goes_first() -> None:
+    """The edited prompt's old end was used after the other session's prompt, and LRU evicts that first."""
+    first, edited = [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 15, 16]
+    other, new = [20, 21, 22, 23], [30, 31]
+    references = references_of([other, first, edited, new, other])
+    sessions = sessions_of([0, 1, 1, 2, 0])
+    without = serve(references, sessions, 12, LRU)
+    assert serve(references, sessions, 12, Intent("supersession", supersedes=True)) > without
+
+
+def test_another_agent_of_a_session_replaces_nothing() -> None:
+    references = references_of([[1, 2, 3, 4], [11, 12, 13], [1, 2, 3, 4], [11, 12, 13]])
+    sessions = sessions_of([0, 0, 0, 0])
+    intent = Intent("supersession", supersedes=True)
+    assert serve(references, sessions, 7, intent) == serve(references, sessions, 7, LRU) == 7
