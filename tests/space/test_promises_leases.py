@@ -34,7 +34,13 @@ PROMPT = tokens(33)
 OTHER = tokens(17, first=500)
 
 
-def leasing(*groups: GroupSpec, num_blocks: int = 101, eviction: str = "lru", num_host_blocks: int = 0) -> BlockSpace:
+def leasing(
+    *groups: GroupSpec,
+    num_blocks: int = 101,
+    eviction: str = "lru",
+    num_host_blocks: int = 0,
+    min_partial_hit: int = 0,
+) -> BlockSpace:
     """Build a space that keeps leases; its clock shows 10 seconds."""
     config = SpaceConfig(
         groups or FULL,
@@ -45,6 +51,7 @@ def leasing(*groups: GroupSpec, num_blocks: int = 101, eviction: str = "lru", nu
         watermark=0.0,
         leases=True,
         eviction=eviction,
+        min_partial_hit=min_partial_hit,
     )
     space = BlockSpace(config)
     space.advance(10)
@@ -78,6 +85,17 @@ def test_promise_27_what_is_leased_survives_all_that_is_not(groups: tuple[GroupS
     cache(space, OTHER)
     press(space, int((only_pool(space).arrays.leases[1:] > 0).sum()))
     assert hit(space, PROMPT) == 32, "a hit ends no lease"
+
+
+@pytest.mark.parametrize("groups", MIXES, ids=str)
+def test_promise_27_a_lease_keeps_all_that_hits_inside_blocks_too(groups: tuple[GroupSpec, ...]) -> None:
+    space = leasing(*groups, min_partial_hit=1)
+    cache(space, PROMPT)
+    longer = np.append(PROMPT[:-3], tokens(5, first=900))
+    kept = space.lease(longer, 20)
+    assert kept == hit(space, longer) >= 24
+    press(space, int((only_pool(space).arrays.leases[1:] > 0).sum()))
+    assert hit(space, longer) == kept
 
 
 @pytest.mark.parametrize("groups", MIXES, ids=str)

@@ -4,6 +4,8 @@ What leases do to the order in which blocks are handed out is said in :mod:`page
 handed out at all never depends on them, so admission does not look at leases.
 """
 
+import numpy as np
+
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.leasing import HIGH
@@ -33,10 +35,13 @@ def _require_leases(state: SpaceState) -> None:
 
 
 def lease_hit(state: SpaceState, hit: PrefixHit, until_s: float) -> None:
-    """Keep what a prompt hits."""
+    """Keep what a prompt hits, what it ends inside of included."""
     state.is_changing = True
     for group in state.cached_groups:
         lease_blocks(group.pool.arrays, group.arrays, hit.block_ids[group.index], until_s)
+    for tail in hit.tails:
+        group = state.groups[tail.group]
+        lease_blocks(group.pool.arrays, group.arrays, np.array([tail.block], np.int32), until_s)
     state.is_changing = False
 
 
