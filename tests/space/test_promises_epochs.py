@@ -371,3 +371,23 @@ def test_promise_28_it_costs_nothing_where_epochs_are_not_counted() -> None:
     without, with_epochs = only_pool(new_space()), only_pool(counting())
     assert without.arrays.epochs.nbytes == 0
     assert with_epochs.nbytes - without.nbytes == 8 * with_epochs.num_blocks
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_promise_28_a_block_that_begins_with_a_copy_of_older_content_is_as_old(lag: int) -> None:
+    config = SpaceConfig((FullAttention(4),), 30, weights_epoch=0, max_epoch_lag=lag, min_partial_hit=1)
+    space = BlockSpace(config)
+    prefill(space, tokens(9))
+    begun = np.array([*tokens(9)[:3].tolist(), 900, 901, 902], np.int32)
+    first = space.allocate(begun)
+    assert isinstance(first, Allocation)
+    assert first.num_hit_tokens == 3
+    if lag:
+        space.set_weights_epoch(1)
+        second = space.allocate(np.append(begun[:4], tokens(5, first=800)))
+        assert isinstance(second, Allocation)
+        assert second.num_hit_tokens == 4
+    space.set_weights_epoch(lag + 1)
+    run_step(space)
+    space.check()
+    assert hit(space, np.append(begun[:4], [7])) == 0

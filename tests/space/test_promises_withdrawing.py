@@ -259,3 +259,14 @@ def test_nobody_hits_what_is_bad_and_nobody_relies_on_it_unnamed(
         space.check()
     space.free(rows)
     space.check()
+
+
+def test_promise_25_what_a_lost_row_was_to_compute_before_the_bad_block_is_found_by_nobody() -> None:
+    space = new_space(FullAttention(2))
+    row = allocate(space, [1, 2, 3, 4, 5, 6, 7])
+    withdrawal = space.withdraw(space.block_ids(row)[2:3])
+    assert withdrawal.lost_rows == (row,)
+    assert hit(space, [1, 2, 3, 4, 9]) == 0
+    run_step(space)
+    assert hit(space, [1, 2, 3, 4, 9]) == 0
+    space.check()

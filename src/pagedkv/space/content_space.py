@@ -105,7 +105,8 @@ class ContentSpace(SpaceView):
     def forget(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS, start: int = 0) -> int:
         """Make a prompt, and all that continues it, unfindable: it is not to be asked for again, or must not be.
 
-        On the device and on the host. Rows that hold any of it run on, and publish nothing any more.
+        On the device and on the host. Rows that hold any of it run on, and publish nothing any more; but not rows that
+        hold it as drafts, or as tokens filled in for a step in flight: those publish it once it is accepted.
 
         Args:
             token_ids, keys: the prompt; ``start``: first position to be forgotten. A block that reaches beyond it is

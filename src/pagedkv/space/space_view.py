@@ -158,7 +158,8 @@ class SpaceView:
         """Tell which weights computed what a row holds, from its first position to the last that is planned.
 
         Each span has the range that contributed to its blocks; where a window has moved on, that of what is left. Steps
-        that were planned before an epoch began compute with the weights of before.
+        that were planned before an epoch began compute with the weights of before. Groups outside prefix caching are
+        not told of: there a row computes all itself.
 
         Raises:
             ConfigurationError: epochs are not counted (:attr:`SpaceConfig.weights_epoch <pagedkv.SpaceConfig>`).

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from pagedkv.answers import Withdrawal
 from pagedkv.arrays import Int32Array
 from pagedkv.pool.block_pool import BlockPool, drop_name
-from pagedkv.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE
+from pagedkv.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, REF_COUNT
 from pagedkv.pool.digests import DIGEST_NBYTES
-from pagedkv.pool.ghosts import WITHDRAWN
+from pagedkv.pool.ghosts import CALLED_OFF, WITHDRAWN
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.holding import tickets_out
 from pagedkv.space.pending import hand_over, stop_relying
@@ -297,7 +297,18 @@ def _lose(state: SpaceState, lost: list[int]) -> None:
     for row in running:
         if rows[row, NUM_PLANNED] < rows[row, NUM_TOKENS]:
             hand_over(state, row, mark)
+            _call_off(state, row)
         stop_relying(state, row)
     rows[running, STATUS] = LOST
     swapped = [row for row in lost if rows[row, STATUS] == SWAPPED]
     rows[swapped, STATUS] = LOST_ON_HOST
+
+
+def _call_off(state: SpaceState, row: int) -> None:
+    """Drop the names of what a lost row alone was to compute in the open step: it computes nothing any more."""
+    for group in state.cached_groups:
+        arrays, records = group.pool.arrays, group.pool.arrays.records
+        table = group.arrays.table[row, : int(state.rows[row, int(group.arrays.parameters[AT]) + NUM_BLOCKS])]
+        is_pending = records[table, PENDING_STEP] == state.open_step
+        for block in table[is_pending & (records[table, NAME] > 0) & (records[table, REF_COUNT] == 1)].tolist():
+            drop_name(arrays, block, CALLED_OFF)

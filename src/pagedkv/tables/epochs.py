@@ -21,7 +21,7 @@ def date_open(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int
     """
     at = group.parameters[AT]
     for row in batch:
-        first = blocks_for(rows[row, group.parameters[PLANNED]], group.parameters[BLOCK_SIZE])
+        first = rows[row, group.parameters[PLANNED]] // group.parameters[BLOCK_SIZE]
         for index in range(max(first, rows[row, at + NUM_PUBLISHED]), rows[row, at + NUM_DIGESTED]):
             block = group.table[row, index]
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
