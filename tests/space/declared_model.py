@@ -88,7 +88,8 @@ class DeclaredModel(StepModel):
             table = sequence.tables[group.index]
             for position in group.present(table, len(sequence.tokens)):
                 block, offset = table[group.slot(position)[0]], group.slot(position)[1]
-                if self.device.content(group, block, position) != (group.index, sequence.prefixes[position]):
+                is_there = self.device.content(group, block, position) == (group.index, sequence.prefixes[position])
+                if not is_there or position >= sequence.num_planned:  # of a failed step something may be there
                     epoch = self._epoch_in_flight(sequence, position)
                     labels.bring(self._last_before(), (group.pool, block, offset), (epoch, epoch))
 
