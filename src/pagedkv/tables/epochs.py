@@ -21,12 +21,13 @@ def date_open(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int
     """
     at = group.parameters[AT]
     for row in batch:
-        first = rows[row, group.parameters[PLANNED]] // group.parameters[BLOCK_SIZE]
-        for index in range(max(first, rows[row, at + NUM_PUBLISHED]), rows[row, at + NUM_DIGESTED]):
+        planned, block_size = rows[row, group.parameters[PLANNED]], group.parameters[BLOCK_SIZE]
+        for index in range(max(planned // block_size, rows[row, at + NUM_PUBLISHED]), rows[row, at + NUM_DIGESTED]):
             block = group.table[row, index]
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
                 pool.epochs[block, OLDEST] = oldest[row]
-                pool.epochs[block, NEWEST] = UNDATED
+                if index >= blocks_for(planned, block_size):  # else it begins with what is dated, or a copy of that
+                    pool.epochs[block, NEWEST] = UNDATED
 
 
 @compiled
