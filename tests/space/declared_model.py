@@ -88,15 +88,9 @@ class DeclaredModel(StepModel):
             table = sequence.tables[group.index]
             for position in group.present(table, len(sequence.tokens)):
                 block, offset = table[group.slot(position)[0]], group.slot(position)[1]
-                is_there = self.device.content(group, block, position) == (group.index, sequence.prefixes[position])
-                is_left = position >= sequence.num_planned and self._holds_alone(sequence, group.index, block)
-                if not is_there or is_left:  # a failed step may have left something there
+                if self.device.content(group, block, position) != (group.index, sequence.prefixes[position]):
                     epoch = self._epoch_in_flight(sequence, position)
                     labels.bring(self._last_before(), (group.pool, block, offset), (epoch, epoch))
-
-    def _holds_alone(self, sequence: ModelSequence, group: int, block: int) -> bool:
-        """Whether no other sequence holds a block."""
-        return all(block not in other.tables[group] for other in self.running if other is not sequence)
 
     def _epoch_in_flight(self, sequence: ModelSequence, position: int) -> int:
         """With which weights a step in flight computes a position; those in force if none does."""
