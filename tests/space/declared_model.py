@@ -81,16 +81,21 @@ class DeclaredModel(StepModel):
         self.seen["declared"] += 1
 
     def _label_declared(self, sequence: ModelSequence) -> None:
-        """What nothing has computed is of the weights in force; what steps in flight compute, of theirs."""
+        """What nothing has computed is of the weights in force; what steps in flight compute, of theirs.
+
+        What is there already, though not known to be computed, a failed step may have left, or another row computes it.
+        """
         sequence.is_plain = False
         labels = self.device.labels
         for group in labels.groups:
             table = sequence.tables[group.index]
             for position in group.present(table, len(sequence.tokens)):
                 block, offset = table[group.slot(position)[0]], group.slot(position)[1]
+                slot, epoch = (group.pool, block, offset), self._epoch_in_flight(sequence, position)
                 if self.device.content(group, block, position) != (group.index, sequence.prefixes[position]):
-                    epoch = self._epoch_in_flight(sequence, position)
-                    labels.bring(self._last_before(), (group.pool, block, offset), (epoch, epoch))
+                    labels.bring(self._last_before(), slot, (epoch, epoch))
+                elif position >= sequence.num_planned:
+                    labels.doubt(slot, epoch)
 
     def _epoch_in_flight(self, sequence: ModelSequence, position: int) -> int:
         """With which weights a step in flight computes a position; those in force if none does."""
@@ -130,11 +135,13 @@ class DeclaredModel(StepModel):
         for position in group.present(table, num_tokens):
             span = next(span for span in spans if span.start <= position < span.stop)
             oldest, epoch = self.device.labels.of(group, table, position)
-            assert span.oldest <= oldest <= epoch <= span.newest, (
+            is_told = span.oldest <= oldest and epoch <= span.newest
+            assert is_told, (
                 f"row {sequence.row}, group {group.index}: position {position} is of epochs {oldest} to {epoch}, "
                 f"but {span} was told"
             )
-            if position == num_tokens - 1 and sequence.is_plain:
+            is_exact = sequence.is_plain and not self.device.labels.is_doubted
+            if position == num_tokens - 1 and is_exact:
                 assert (span.oldest, span.newest) == (oldest, epoch), f"row {sequence.row}: {span} claims too much"
 
     def _last_before(self) -> int:

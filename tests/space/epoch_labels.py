@@ -4,6 +4,9 @@ The rule, written from the promise alone: what a step computes is labelled ``(ol
 force when the step was planned; ``oldest`` is the oldest label of the position before, or that epoch at the beginning:
 keys and values are computed from all that came before them. Copies and swaps carry labels along. A hit rests on nothing
 older than ``max_epoch_lag`` epochs before the one in force when the sequence began.
+
+What a failed step left and somebody then declares computed is in doubt: it may be of the failed step's weights or of
+those in force. Its label is the weakest of both: the younger ``oldest``, the older ``epoch``.
 """
 
 from collections.abc import Iterable
@@ -18,12 +21,17 @@ NO_LABEL: Final[Label] = (10**9, -1)
 
 
 class EpochLabels:
-    """The labels of all slots, by label of the pool, block and offset."""
+    """The labels of all slots, by label of the pool, block and offset.
+
+    Attributes:
+        is_doubted: whether any label was ever in doubt, so that nothing can be told exactly.
+    """
 
     def __init__(self, groups: list[GroupRule]) -> None:
         """Know no label."""
         self.groups = [group for group in groups if not group.stays_out]
         self._labels: dict[tuple[str, int], dict[int, Label]] = {}
+        self.is_doubted = False
         self._coming: list[tuple[int, tuple[str, int, int], Label]] = []
 
     def at(self, pool: str, block: int, offset: int) -> Label:
@@ -37,6 +45,12 @@ class EpochLabels:
     def bring(self, step_id: int, slot: tuple[str, int, int], label: Label) -> None:
         """Somebody writes a slot behind a step, with weights of his own."""
         self._coming.append((step_id, slot, label))
+
+    def doubt(self, slot: tuple[str, int, int], epoch: int) -> None:
+        """A slot may as well be of another epoch than its label says."""
+        oldest, newest = self.at(*slot)
+        self.is_doubted |= (oldest, newest) != (epoch, epoch)
+        self.write(*slot, (max(oldest, epoch), min(newest, epoch)))
 
     def arrive(self, first_step_id: int) -> None:
         """Let everything arrive that comes behind steps before this one."""

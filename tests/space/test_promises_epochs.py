@@ -54,6 +54,16 @@ def ranges(space: BlockSpace, row: int) -> list[tuple[int, int]]:
     return [(span.oldest, span.newest) for span in space.epochs(row) for _ in range(span.start, span.stop)]
 
 
+def test_promise_28_a_group_may_hit_younger_weights_than_the_group_beside_it() -> None:
+    space = counting(FullAttention(2), SlidingWindow(4, 1, num_sink_tokens=1), lag=1)
+    prefill(space, [7, 1, 2, 3, 4, 5, 6, 8])
+    space.set_weights_epoch(1)
+    space.mark_computed(allocate(space, [7]))  # a block of the window, half a block of full attention
+    row = allocate(space, [7, 1, 2, 3, 4, 5, 6, 8, 9])
+    run_step(space)
+    assert ranges(space, row) == [(0, 1)] + 7 * [(0, 0)] + [(0, 1)]
+
+
 @pytest.mark.parametrize("groups", MIXES, ids=str)
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_promise_28_hits_rest_on_weights_of_so_many_epochs_back(groups: tuple[GroupSpec, ...], lag: int) -> None:

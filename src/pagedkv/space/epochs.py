@@ -14,8 +14,11 @@ its range (:class:`~pagedkv.StoredBlock`).
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.answers import EpochSpan, Load
 from pagedkv.arguments import as_epoch
@@ -26,6 +29,7 @@ from pagedkv.pool.epochs import drop_stale
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
+from pagedkv.spec import RecurrentState
 from pagedkv.tables.epochs import date_computed
 from pagedkv.tables.rows import FROZEN, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, VACANT, blocks_for
 
@@ -42,6 +46,8 @@ __all__ = [
     "forget_dates",
     "note_hit",
 ]
+
+NOT_TOLD: Final = -1
 
 
 # A new epoch
@@ -191,32 +197,42 @@ def epochs_of_block(pool: PoolArrays, block: int) -> tuple[int, int] | None:
 
 
 def epochs_of_row(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:
-    """Tell what contributed to a row's blocks, in runs of equal ranges."""
-    group = next((group for group in state.cached_groups if group.keeps_whole_prefix), state.cached_groups[0])
-    pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
+    """Tell what contributed to what a row holds in any cached group, in runs of equal ranges, up to what has no date.
+
+    Equal prompts may hit blocks of different epochs in different groups. O(groups x positions).
+    """
     planned = int(state.rows[row, NUM_PLANNED])
-    blocks = group.arrays.table[row, : blocks_for(planned, group.block_size)]
-    return tuple(_spans(pool.arrays.epochs[blocks], blocks, int(state.oldest_epochs[row]), group.block_size, planned))
+    told = np.full((planned, 2), (UNDATED, NOT_TOLD), np.int32)
+    for group in state.cached_groups:
+        pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
+        blocks = group.arrays.table[row, : blocks_for(planned, group.block_size)]
+        _widen(told, pool.arrays.epochs[blocks], blocks != NULL_BLOCK, group)
+    _fill_gaps(told, int(state.oldest_epochs[row]))
+    return tuple(_spans(told))
 
 
-def _spans(
-    ranges: Int32Array, blocks: Int32Array, row_oldest: int, block_size: int, num_tokens: int
-) -> Iterator[EpochSpan]:
-    """Draw runs of blocks together; what has left a window was computed before what is left."""
-    span = None
-    oldest, newest = ranges[:, OLDEST].tolist(), ranges[:, NEWEST].tolist()
-    for index in range(len(blocks) - 2, -1, -1):
-        if blocks[index] == NULL_BLOCK:
-            oldest[index], newest[index] = row_oldest, newest[index + 1]
-    for index in range(len(blocks)):
-        if newest[index] == UNDATED:
-            break
-        stop = min(num_tokens, (index + 1) * block_size)
-        if span is not None and (span.oldest, span.newest) == (oldest[index], newest[index]):
-            span = span._replace(stop=stop)
-            continue
-        if span is not None:
-            yield span
-        span = EpochSpan(index * block_size, stop, oldest[index], newest[index])
-    if span is not None:
-        yield span
+def _widen(told: Int32Array, ranges: Int32Array, is_held: npt.NDArray[np.bool_], group: Group) -> None:
+    """Draw in what one group holds: keys and values of whole blocks, or the state at a block's last position."""
+    first = np.arange(len(ranges)) * group.block_size
+    stop = np.minimum(first + group.block_size, len(told))
+    for index in np.flatnonzero(is_held).tolist():
+        part = told[(stop[index] - 1 if isinstance(group.spec, RecurrentState) else first[index]) : stop[index]]
+        oldest, newest = ranges[index].tolist()
+        part[:, OLDEST] = np.minimum(part[:, OLDEST], oldest)
+        part[:, NEWEST] = np.maximum(part[:, NEWEST], newest)
+
+
+def _fill_gaps(told: Int32Array, row_oldest: int) -> None:
+    """What has left all windows was computed before what is left."""
+    for position in range(len(told) - 2, -1, -1):
+        if told[position, NEWEST] == NOT_TOLD:
+            told[position] = row_oldest, told[position + 1, NEWEST]
+
+
+def _spans(told: Int32Array) -> Iterator[EpochSpan]:
+    """Draw runs of positions together."""
+    is_dated = (told[:, NEWEST] != NOT_TOLD) & (told[:, NEWEST] != UNDATED)
+    told = told[: int(is_dated.argmin()) if not is_dated.all() else len(told)]
+    starts = np.flatnonzero(np.append(True, (told[1:] != told[:-1]).any(axis=1))) if len(told) else []
+    for start, stop in pairwise([*map(int, starts), len(told)]):
+        yield EpochSpan(start, stop, *told[start].tolist())

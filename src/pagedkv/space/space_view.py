@@ -157,14 +157,14 @@ class SpaceView:
     def epochs(self, row: int) -> tuple[EpochSpan, ...]:
         """Tell which weights computed what a row holds, from its first position to the last that is planned.
 
-        Each span has the range that contributed to its blocks; where a window has moved on, that of what is left. Steps
-        that were planned before an epoch began compute with the weights of before. Groups outside prefix caching are
-        not told of: there a row computes all itself.
+        Each span has the range that contributed to what any group holds there; where all windows have moved on, that of
+        what is left. Steps that were planned before an epoch began compute with the weights of before. Groups outside
+        prefix caching are not told of: there a row computes all itself.
 
         Raises:
             ConfigurationError: epochs are not counted (:attr:`SpaceConfig.weights_epoch <pagedkv.SpaceConfig>`).
 
-        Cost: O(blocks of the row).
+        Cost: O(tokens x groups).
         """
         known = self._occupied(row)
         if not self.config.counts_epochs:
