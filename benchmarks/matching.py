@@ -5,6 +5,7 @@ be is a matter of memory, so a bare pass over as many bytes is timed beside it, 
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +33,13 @@ def memory_pass() -> Iterator[Row]:
         arrays = [[prompt(num, seed) for num in (num_tokens, num_tokens, num_fields)] for seed in range(NUM_PROMPTS)]
         expected = [[array.max() for array in each] for each in arrays]
         found: list[list[np.int32]] = []
-
-        def read(each: list[Int32Array]) -> None:
-            found.append([array.max() for array in each])  # noqa: B023 - called at once
-
-        timing = _first_touches(read, arrays, is_cold=is_cold)
+        timing = _first_touches(partial(_read_into, found), arrays, is_cold=is_cold)
         assert found == expected
         yield Row(f"a bare pass over the bytes of a match of 128k tokens{_words(is_cold=is_cold)}", timing)
+
+
+def _read_into(found: list[list[np.int32]], arrays: list[Int32Array]) -> None:
+    found.append([array.max() for array in arrays])
 
 
 def match_on_a_churned_pool() -> Iterator[Row]:
@@ -51,7 +52,7 @@ def match_on_a_churned_pool() -> Iterator[Row]:
                 row = admit(space, tokens)
                 assert np.mean(np.diff(space.block_ids(row)) == 1) < 0.1, "the pool is as good as fresh"
                 space.free(row)
-            timing = _first_touches(lambda tokens: _match_whole(space, tokens), prompts, is_cold=is_cold)  # noqa: B023 - as above
+            timing = _first_touches(partial(_match_whole, space), prompts, is_cold=is_cold)
             space.check()
             yield Row(f"match {size} cached tokens on a churned pool, first touch{_words(is_cold=is_cold)}", timing)
 
@@ -104,9 +105,11 @@ def prompt_as_a_list() -> Iterator[Row]:
         space.free(admit(space, tokens))
         as_list = tokens.tolist()
         assert space.match(as_list).num_tokens == PROMPT_SIZES[size]
-        timing = timed(lambda: space.match(as_list), num_runs=25)  # noqa: B023 - called at once
+        timing = timed(partial(space.match, as_list), num_runs=25)
         yield Row(f"match {size} cached tokens, given as a list", timing)
-        yield Row(f"allocate {size} cached tokens, given as a list", _admitting(space, lambda: space.allocate(as_list)))  # noqa: B023 - as above
+        yield Row(
+            f"allocate {size} cached tokens, given as a list", _admitting(space, partial(space.allocate, as_list))
+        )
 
 
 def three_questions() -> Iterator[Row]:
@@ -115,13 +118,14 @@ def three_questions() -> Iterator[Row]:
         space = new_space()
         tokens = prompt(num_tokens + 1)
         space.free(admit(space, tokens))
+        timing = _admitting(space, partial(_ask_thrice, space, tokens))
+        yield Row(f"match + can_allocate + allocate {size} cached tokens, each on its own", timing)
 
-        def ask() -> Allocation | Shortage:
-            space.match(tokens)  # noqa: B023 - called at once
-            space.can_allocate(tokens)  # noqa: B023 - as above
-            return space.allocate(tokens)  # noqa: B023 - as above
 
-        yield Row(f"match + can_allocate + allocate {size} cached tokens, each on its own", _admitting(space, ask))
+def _ask_thrice(space: BlockSpace, tokens: Int32Array) -> Allocation | Shortage:
+    space.match(tokens)
+    space.can_allocate(tokens)
+    return space.allocate(tokens)
 
 
 def three_questions_one_answer() -> Iterator[Row]:
@@ -130,13 +134,14 @@ def three_questions_one_answer() -> Iterator[Row]:
         space = new_space()
         tokens = prompt(num_tokens + 1)
         space.free(admit(space, tokens))
+        timing = _admitting(space, partial(_ask_once, space, tokens))
+        yield Row(f"match + can_allocate + allocate {size} cached tokens, with one answer", timing)
 
-        def ask() -> Allocation | Shortage:
-            answer = space.match(tokens)  # noqa: B023 - called at once
-            space.can_allocate(tokens, match=answer)  # noqa: B023 - as above
-            return space.allocate(tokens, match=answer)  # noqa: B023 - as above
 
-        yield Row(f"match + can_allocate + allocate {size} cached tokens, with one answer", _admitting(space, ask))
+def _ask_once(space: BlockSpace, tokens: Int32Array) -> Allocation | Shortage:
+    answer = space.match(tokens)
+    space.can_allocate(tokens, match=answer)
+    return space.allocate(tokens, match=answer)
 
 
 def _admitting(space: BlockSpace, allocate: Callable[[], Allocation | Shortage]) -> Timing:

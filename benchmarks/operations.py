@@ -7,6 +7,7 @@ public calls, argument checks included.
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -16,6 +17,7 @@ from benchmarks.measure import Row, Timing, timed
 from benchmarks.naive import NaiveManager
 from benchmarks.peers import BUILT_IN_64_TURNS_BAR, FIRST_TOUCH_BARS
 from pagedkv import (
+    Allocation,
     BlockPool,
     BlockSpace,
     FullAttention,
@@ -57,11 +59,16 @@ def run_step(space: BlockSpace) -> None:
 
 def admit(space: BlockSpace, tokens: Int32Array, *, num_hit_tokens: int = 0) -> int:
     """Allocate a prompt, run its step, and check how much of it hit."""
-    allocation = space.allocate(tokens)
-    assert not isinstance(allocation, Shortage), str(allocation)
+    allocation = allocated(space.allocate(tokens))
     assert allocation.num_hit_tokens == num_hit_tokens, allocation
     run_step(space)
     return allocation.row
+
+
+def allocated(answer: Allocation | Shortage) -> Allocation:
+    """Check that there was room."""
+    assert isinstance(answer, Allocation), str(answer)
+    return answer
 
 
 def batch_of(space: BlockSpace, lengths: list[int]) -> Int32Array:
@@ -75,19 +82,18 @@ def decode_without_completion() -> Iterator[Row]:
     for num_rows, bar_us, bar_ratio in ((1, 3.0, None), (256, None, None), (1024, 10.0, 0.9)):
         space = new_space()
         rows = batch_of(space, [97] * num_rows)
-        lengths = np.full(num_rows, 97)
-        tokens = prompt(num_rows)
-
-        def run_steps() -> None:
-            for _ in range(num_steps):
-                space.append(rows, tokens)  # noqa: B023 - called at once
-
-        timing = timed(run_steps, before=lambda: space.truncate(rows, lengths), num_runs=25)  # noqa: B023 - as above
+        run_steps = partial(_append_often, space, rows, prompt(num_rows), num_steps)
+        timing = timed(run_steps, before=partial(space.truncate, rows, np.full(num_rows, 97)), num_runs=25)
         assert {space.num_tokens(row) for row in rows.tolist()} == {97 + num_steps}
         space.check()
         name = "batch of one" if num_rows == 1 else f"{num_rows:,} sequences"
         operation = f"decode step, +1 token, {name}, no block completed"
         yield Row(operation, timing.divided_by(num_steps), "step", bar_us, bar_ratio=bar_ratio)
+
+
+def _append_often(space: BlockSpace, rows: Int32Array, tokens: Int32Array, num_steps: int) -> None:
+    for _ in range(num_steps):
+        space.append(rows, tokens)
 
 
 def decode_with_publication() -> Iterator[Row]:
@@ -305,13 +311,16 @@ def evict() -> Iterator[Row]:
         tokens = num_blocks * BLOCK_SIZE if caching_of_new else 1
         reserved = 0 if caching_of_new else (num_blocks - 1) * BLOCK_SIZE
         fills = [prompt(tokens, next(seeds)) for _ in range(9)]
-        todo = iter(fills)
         before = space.statistics().pools[0].num_evictions
-        timing = timed(lambda: space.allocate(next(todo), num_lookahead=reserved), num_runs=8, num_warm_ups=1)  # noqa: B023 - called at once
+        timing = timed(partial(_allocate_next, space, iter(fills), reserved), num_runs=8, num_warm_ups=1)
         assert space.statistics().pools[0].num_evictions - before == 9 * num_blocks
         space.check()
         operation = f"allocate with eviction, pool full of cached blocks, {name}"
         yield Row(operation, timing.divided_by(num_blocks), "block", 0.2)
+
+
+def _allocate_next(space: BlockSpace, prompts: Iterator[Int32Array], num_lookahead: int) -> None:
+    allocated(space.allocate(next(prompts), num_lookahead=num_lookahead))
 
 
 def device_table() -> Iterator[Row]:
@@ -342,7 +351,7 @@ def device_table() -> Iterator[Row]:
 def build() -> Iterator[Row]:
     """Build pools."""
     for num_blocks, name, bar_us in ((100_000, "100,000", None), (1_000_000, "1,000,000", 50_000.0)):
-        timing = timed(lambda: BlockPool("pool", num_blocks, BLOCK_SIZE), num_runs=5)  # noqa: B023 - called at once
+        timing = timed(partial(BlockPool, "pool", num_blocks, BLOCK_SIZE), num_runs=5)
         assert BlockPool("pool", num_blocks, BLOCK_SIZE).num_free == num_blocks - 1
         yield Row(f"build {name} blocks", timing, "call", bar_us)
 

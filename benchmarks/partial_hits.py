@@ -1,12 +1,13 @@
 """What hits inside blocks cost: prompts that leave 16 others inside the same block, with the feature and without."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from benchmarks.measure import Row, timed
-from benchmarks.operations import BLOCK_SIZE, FULL, HYBRID, NUM_BLOCKS, PROMPT_SIZES, admit, prompt, run_step
-from pagedkv import Allocation, BlockSpace, GroupSpec, SpaceConfig
+from benchmarks.measure import Row, Timing, timed
+from benchmarks.operations import BLOCK_SIZE, FULL, HYBRID, NUM_BLOCKS, PROMPT_SIZES, admit, allocated, prompt, run_step
+from pagedkv import BlockSpace, GroupSpec, SpaceConfig
 
 __all__ = ["OPERATIONS"]
 
@@ -17,28 +18,32 @@ NUM_INSIDE = BLOCK_SIZE // 2
 def hits_inside_blocks() -> Iterator[Row]:
     """Match and allocate a prompt that leaves 16 cached ones inside one block, with partial hits and without."""
     for groups, name in ((FULL, "one group"), (HYBRID, "full + window 1,024")):
-        for least in (0, 1):
-            how = "partial hits" if least else "whole blocks"
+        for least, how in ((0, "whole blocks"), (1, "partial hits")):
             space, tokens = _branched_space(groups, least), _branch(NUM_BRANCHES)
-            expected = PROMPT_SIZES["1k"] + NUM_INSIDE * (least > 0)
-            assert space.match(tokens).num_tokens == expected
-            timing = timed(lambda: space.match(tokens), num_runs=25)  # noqa: B023 - called at once
+            num_hit_tokens = PROMPT_SIZES["1k"] + NUM_INSIDE * (least > 0)
+            assert space.match(tokens).num_tokens == num_hit_tokens
+            timing = timed(partial(space.match, tokens), num_runs=25)
             yield Row(f"match 1k cached tokens and 8 inside a block, {name}; {how}", timing)
-            allocations: list[Allocation] = []
-
-            def admit_branch() -> None:
-                answer = space.allocate(tokens)  # noqa: B023 - called at once
-                assert isinstance(answer, Allocation)
-                allocations.append(answer)  # noqa: B023 - as above
-
-            def give_up() -> None:
-                if allocations:  # noqa: B023 - as above
-                    space.free(allocations.pop().row)  # noqa: B023 - as above
-                run_step(space)  # noqa: B023 - as above
-
-            timing = timed(admit_branch, before=give_up, num_runs=25)
-            space.check()
+            timing = _admissions(space, tokens, num_hit_tokens)
             yield Row(f"match and allocate 1k cached tokens and 8 inside a block, {name}; {how}", timing)
+
+
+def _admissions(space: BlockSpace, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], num_hit_tokens: int) -> Timing:
+    rows: list[int] = []
+
+    def admit_branch() -> None:
+        answer = allocated(space.allocate(tokens))
+        assert answer.num_hit_tokens == num_hit_tokens
+        rows.append(answer.row)
+
+    def give_up() -> None:
+        space.free(rows)
+        rows.clear()
+        run_step(space)
+
+    timing = timed(admit_branch, before=give_up, num_runs=25)
+    space.check()
+    return timing
 
 
 def _branch(seed: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -44,23 +44,26 @@ def _decode_steps(groups: tuple[GroupSpec, ...], *, receipts: bool) -> Timing:
 
 def free_with_receipts() -> Iterator[Row]:
     """Free 1,024 sequences in one call, with and without receipts."""
-    for receipts in (False, True):
-        space = BlockSpace(SpaceConfig(FULL, num_blocks=NUM_BLOCKS, max_sequences=NUM_ROWS, receipts=receipts))
-        lengths = [96 + index % BLOCK_SIZE for index in range(NUM_ROWS)]
-        rows = [batch_of(space, lengths)]
+    for receipts, how in ((False, "no receipts"), (True, "receipts returned")):
+        yield Row(f"free {NUM_ROWS:,} sequences of 100 tokens in one call; {how}", _frees(receipts=receipts), "call")
 
-        def free() -> None:
-            space.free(rows.pop())  # noqa: B023 - called at once
 
-        def prepare() -> None:
-            if not rows:  # noqa: B023 - as above
-                space.reset_prefix_cache()  # noqa: B023 - as above
-                rows.append(batch_of(space, lengths))  # noqa: B023 - as above
+def _frees(*, receipts: bool) -> Timing:
+    space = BlockSpace(SpaceConfig(FULL, num_blocks=NUM_BLOCKS, max_sequences=NUM_ROWS, receipts=receipts))
+    lengths = [96 + index % BLOCK_SIZE for index in range(NUM_ROWS)]
+    rows = [batch_of(space, lengths)]
 
-        timing = timed(free, before=prepare, num_runs=10)
-        space.check()
-        how = "receipts returned" if receipts else "no receipts"
-        yield Row(f"free {NUM_ROWS:,} sequences of 100 tokens in one call; {how}", timing, "call")
+    def free() -> None:
+        space.free(rows.pop())
+
+    def prepare() -> None:
+        if not rows:
+            space.reset_prefix_cache()
+            rows.append(batch_of(space, lengths))
+
+    timing = timed(free, before=prepare, num_runs=10)
+    space.check()
+    return timing
 
 
 OPERATIONS = (decode_with_receipts, free_with_receipts)

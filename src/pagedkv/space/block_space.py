@@ -24,7 +24,6 @@ from pagedkv.answers import AbortedSteps, Allocation, PrefixGone, Shortage
 from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_row, as_token_array
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError
-from pagedkv.explanation import Explanation
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.plan import BlockMoves, StepPlan
 from pagedkv.space import (
@@ -33,7 +32,6 @@ from pagedkv.space import (
     branching,
     declaring,
     drafting,
-    explaining,
     filling,
     forking,
     growing,
@@ -55,7 +53,7 @@ from pagedkv.space.batches import (
 from pagedkv.space.content_space import ContentSpace
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.leasing import as_intent
-from pagedkv.space.matching import match_prompt, prepare_prompt
+from pagedkv.space.matching import prepare_prompt
 from pagedkv.space.receipts import Receipt
 from pagedkv.spec import AllocStatus, StepId, TokenIds
 from pagedkv.tables.rows import OCCUPIED, RUNNING, SWAPPED
@@ -73,59 +71,6 @@ class BlockSpace(ContentSpace):
     """
 
     # Admission
-
-    def match(
-        self,
-        token_ids: TokenIds,
-        *,
-        keys: RequestKeys = NO_KEYS,
-        digests: npt.ArrayLike | None = None,
-        max_hit_tokens: int | None = None,
-    ) -> PrefixHit:
-        """Tell how many leading tokens are cached, in which blocks. Changes nothing. O(blocks of the prompt).
-
-        :meth:`can_allocate` and :meth:`allocate` take the answer as ``match=``, so that a prompt is walked once. It
-        refers to ``token_ids``: leave them as they are until then.
-
-        Args:
-            token_ids, keys, digests: as in :meth:`allocate`.
-            max_hit_tokens: most tokens that may hit; 0 declines any hit, as for a prompt whose every logit is wanted.
-                Whoever is handed the answer hits no more than that, also when it has to ask again. None: no bound.
-
-        Raises:
-            ConfigurationError: ``max_hit_tokens`` is negative or no integer; see also :meth:`allocate`.
-        """
-        prompt = prepare_prompt(self._state, token_ids, keys, digests, 0)
-        if max_hit_tokens is not None:
-            prompt = prompt._replace(max_hit_tokens=as_count(max_hit_tokens, "max_hit_tokens"))
-        hit = match_prompt(self._state, prompt)
-        if self._state.loads:
-            hit.loading = loading.load_that_continues(self._state, prompt, hit)
-        return hit
-
-    def explain(
-        self,
-        token_ids: TokenIds,
-        *,
-        keys: RequestKeys = NO_KEYS,
-        digests: npt.ArrayLike | None = None,
-        max_hit_tokens: int | None = None,
-    ) -> Explanation:
-        """Tell how many leading tokens hit, as :meth:`match` does, and why no more do. Changes nothing.
-
-        It is exact for what is cached. Of what is gone, ``SpaceConfig.explain`` has the pool remember the latest;
-        without it, or beyond, the answer is ``UNKNOWN``.
-
-        Args:
-            token_ids, keys, digests, max_hit_tokens: as in :meth:`match`.
-
-        Raises: as :meth:`match`.
-
-        Cost: O(blocks of the pool + tokens), about 3 ns a block and 0.1 us a block of the prompt that does not hit:
-        what a request recorded when it was admitted is cheaper (:meth:`explanation`).
-        """
-        hit = self.match(token_ids, keys=keys, digests=digests, max_hit_tokens=max_hit_tokens)
-        return explaining.explain(self._state, hit.prompt, hit)
 
     def can_allocate(  # noqa: PLR0913 - what allocate takes, by the same keywords, and for how many sequences
         self,

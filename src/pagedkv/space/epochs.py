@@ -233,6 +233,6 @@ def _spans(told: Int32Array) -> Iterator[EpochSpan]:
     """Draw runs of positions together."""
     is_dated = (told[:, NEWEST] != NOT_TOLD) & (told[:, NEWEST] != UNDATED)
     told = told[: int(is_dated.argmin()) if not is_dated.all() else len(told)]
-    starts = np.flatnonzero(np.append(True, (told[1:] != told[:-1]).any(axis=1))) if len(told) else []
-    for start, stop in pairwise([*map(int, starts), len(told)]):
+    changes = 1 + np.flatnonzero((told[1:] != told[:-1]).any(axis=1))
+    for start, stop in pairwise([*([0] if len(told) else []), *changes.tolist(), len(told)]):
         yield EpochSpan(start, stop, *told[start].tolist())
