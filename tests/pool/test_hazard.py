@@ -1,6 +1,6 @@
 """The policy that learns, beside its reference: what it counts, what follows from it, and what it evicts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -183,10 +183,8 @@ def references_of(num_requests: int, seed: int) -> BlockReferences:
     return collector.references()
 
 
-def reference_hits(references: BlockReferences, capacity: int) -> int:
-    """Play a trace through the reference."""
-    cache = HazardCache(capacity)
-    num_hits = 0
+def served(references: BlockReferences) -> Iterator[tuple[list[int], float, int]]:
+    """Give each request's blocks from the first on, its arrival in seconds, and its tokens of output."""
     for last, now_s, num_outputs, num_blocks in zip(
         references.last_blocks.tolist(),
         references.arrivals_s.tolist(),
@@ -197,7 +195,15 @@ def reference_hits(references: BlockReferences, capacity: int) -> int:
         path = [last]
         while len(path) < num_blocks:
             path.append(int(references.parents[path[-1]]))
-        num_hits += cache.serve(path[::-1], now_s, num_outputs)
+        yield path[::-1], now_s, num_outputs
+
+
+def reference_hits(references: BlockReferences, capacity: int) -> int:
+    """Play a trace through the reference."""
+    cache = HazardCache(capacity)
+    num_hits = 0
+    for path, now_s, num_outputs in served(references):
+        num_hits += cache.serve(path, now_s, num_outputs)
     return num_hits
 
 
@@ -214,17 +220,8 @@ def learnt(num_requests: int = 200) -> Serving:
     """Make a pool that has swept its classes."""
     references = references_of(num_requests, seed=1)
     serving = Serving(100)
-    for last, now_s, num_outputs, num_blocks in zip(
-        references.last_blocks.tolist(),
-        references.arrivals_s.tolist(),
-        references.output_lengths.tolist(),
-        references.num_prompt_blocks.tolist(),
-        strict=True,
-    ):
-        path = [last]
-        while len(path) < num_blocks:
-            path.append(int(references.parents[path[-1]]))
-        serving.serve(path[::-1], now_s, num_outputs)
+    for path, now_s, num_outputs in served(references):
+        serving.serve(path, now_s, num_outputs)
     return serving
 
 
