@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format bench mutants clean
+.PHONY: help run test test-plain test-long lint format bench mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -26,16 +26,19 @@ run: $(STAMP) ## generate the conversation workload and replay it, then a record
 	@echo "The first run compiles its loops, which takes about 20 seconds."
 	$(BIN)/pagedkv demo --traces $(TRACES)
 
-# The state machines of the block space make 20,000 checked operations here and 100,000 in CI: make test OPERATIONS=100000
+# CI draws more: 100,000 checked operations of the block space, and 100 examples of a property where these are 30.
 OPERATIONS ?= 20000
+PROFILE ?= quick
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
-# The same tests see compiled loops first, then those marked `interpreted` see them as plain Python.
-test: $(STAMP) ## all tests but the long ones: compiled, then the interpreted subset
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal --operations $(OPERATIONS)
-	NUMBA_DISABLE_JIT=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "interpreted and not long"
+test: $(STAMP) ## all tests but the long ones, with compiled loops
+	$(PYTEST) --operations $(OPERATIONS) --hypothesis-profile $(PROFILE)
+
+test-plain: $(STAMP) ## those marked `interpreted`, which see the loops as plain Python
+	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "interpreted and not long"
 
 test-long: $(STAMP) ## the tests marked long
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m long
+	$(PYTEST) -m long
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check
