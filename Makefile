@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-plain test-long lint format bench mutants clean
+.PHONY: help run test test-plain test-long lint format bench gpu mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -26,7 +26,7 @@ run: $(STAMP) ## generate the conversation workload and replay it, then a record
 	@echo "The first run compiles its loops, which takes about 20 seconds."
 	$(BIN)/pagedkv demo --traces $(TRACES)
 
-# CI draws more: 100,000 checked operations of the block space, and 100 examples of a property where these are 30.
+# More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 30).
 OPERATIONS ?= 20000
 PROFILE ?= quick
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
@@ -53,6 +53,21 @@ format: $(STAMP) ## apply ruff's fixes and its format
 # Which commit, if not the one that the bars are ratios to: make bench AGAINST=COMMIT
 bench: $(STAMP) ## all benchmarks, in turn with an older commit: a table, and out/bench.json
 	$(BIN)/python -m benchmarks --json out/bench.json --against $(AGAINST)
+
+# With the interpreter that holds torch and Triton for the GPU, as it is there: make gpu GPU_PYTHON=/path/to/python3
+GPU_PYTHON ?= $(PYTHON)
+GPU_TESTS := $(GPU_PYTHON) -m pytest -W default -p no:cacheprovider
+
+gpu: export PYTHONPATH := src:.
+gpu: export NUMBA_DISABLE_JIT := 1
+gpu: ## on a machine with a GPU: all tests of the device, its kernels under compute-sanitizer, then the figures: out/gpu.json
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
+		echo "make gpu needs a GPU that the torch of '$(GPU_PYTHON)' sees." >&2; exit 1; }
+	$(GPU_TESTS) tests/device
+	@if command -v compute-sanitizer >/dev/null; then \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(GPU_TESTS) -q tests/device/kernels; \
+	else echo "compute-sanitizer is not installed: skipped"; fi
+	$(GPU_PYTHON) -m benchmarks.device --json out/gpu.json
 
 # Some of them: .venv/bin/python -m mutants --only WORDS
 mutants: $(STAMP) ## put small faults into copies of the code and see that the tests notice: out/mutants.json

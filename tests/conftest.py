@@ -2,8 +2,8 @@
 
 No deadline: the first call of a loop compiles it, which takes seconds, once.
 
-`make test` draws the same examples everywhere and every time, and of most properties 30 (`quick`); CI draws 100
-(`pagedkv`), `make test-long` new ones. Whoever wants to see a failure at once, as it was drawn:
+`make test` draws the same examples everywhere and every time, and of most properties 30 (`quick`); `make test
+PROFILE=pagedkv` draws 100, `make test-long` new ones. Whoever wants to see a failure at once, as it was drawn:
 `pytest --hypothesis-profile unshrunk`.
 """
 

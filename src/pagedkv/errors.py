@@ -25,12 +25,23 @@ Misuse raises, with the numbers that explain it. A broken invariant is a fault o
     |-- StepError                 steps acknowledged or aborted out of order
     |-- InterruptedSpaceError     an operation was stopped in the middle; build the space again
     |-- PlanError                 a buffer that is no plan: cut short, corrupt, of another version
+    |-- TensorError               a tensor of the wrong type, shape or device, unpinned, or with slots out of range
+    |-- StorageError              memory that is given back, or asleep, while something uses it
+    |-- SamplingError             a row that no token can be chosen for, or a foreign processor that answers nonsense
+    |-- DeviceUnavailableError    torch, Triton or a GPU is asked for where there is none
+    |-- DeviceLostError           the device failed; which steps are done, and which are lost
+    |-- UnsupportedModelError     a model that paged memory would answer wrongly for: which layer, why, what to do
+    |-- RequestError              a request that cannot be served: empty, too long, contradictory, not built yet
+    |-- EngineError               the engine failed in a step, was closed, or is used in two ways at once
     `-- TraceError                a trace file that cannot be read: file, line, reason, remedy
 """
 
 __all__ = [
     "BlockError",
     "ConfigurationError",
+    "DeviceLostError",
+    "DeviceUnavailableError",
+    "EngineError",
     "FreedSequenceError",
     "InterruptedSpaceError",
     "LostSequenceError",
@@ -38,15 +49,20 @@ __all__ = [
     "OutOfBlocksError",
     "PagedKVError",
     "PlanError",
+    "RequestError",
+    "SamplingError",
     "SequenceError",
     "SharedPrefixError",
     "StepError",
+    "StorageError",
     "SwappedOutError",
+    "TensorError",
     "TokenError",
     "TooManySequencesError",
     "TraceError",
     "TruncationError",
     "UnknownSequenceError",
+    "UnsupportedModelError",
 ]
 
 
@@ -116,6 +132,53 @@ class InterruptedSpaceError(PagedKVError):
 
 class PlanError(PagedKVError, ValueError):
     """A buffer that cannot be read as a plan: cut short, corrupt, or of another version of the layout."""
+
+
+class TensorError(PagedKVError, ValueError):
+    """A tensor of the wrong type, shape or device, one that is not pinned, or with slots that do not exist."""
+
+
+class StorageError(PagedKVError):
+    """Memory is given back while copies are under way, or used while it is given back."""
+
+
+class SamplingError(PagedKVError):
+    """A row cannot be sampled: no token is allowed, logits are no numbers, a foreign processor answers nonsense."""
+
+
+class DeviceUnavailableError(PagedKVError):
+    """Torch, Triton or a GPU was asked for on a machine that has none."""
+
+
+class DeviceLostError(PagedKVError):
+    """The device failed, and nothing goes on in this process: what it held is lost.
+
+    Args:
+        done_steps: steps that the executor had told, or can tell, to be done; acknowledging them is right.
+        lost_steps: steps that were launched, of which nothing is known.
+        reason: what the device said.
+    """
+
+    def __init__(self, done_steps: tuple[int, ...], lost_steps: tuple[int, ...], reason: str) -> None:
+        super().__init__(
+            f"the device failed: {reason}. Steps {list(done_steps)} are done, steps {list(lost_steps)} are lost: abort "
+            "them, and start the process again, since a failed device context cannot be used any more"
+        )
+        self.done_steps = done_steps
+        self.lost_steps = lost_steps
+        self.reason = reason
+
+
+class UnsupportedModelError(PagedKVError):
+    """A model that an engine on paged memory would answer wrongly for; it is refused before it answers anything."""
+
+
+class RequestError(PagedKVError, ValueError):
+    """A request that cannot be served. Nothing else is disturbed by it."""
+
+
+class EngineError(PagedKVError, RuntimeError):
+    """The engine cannot go on: a step failed, it was closed, or somebody else drives it."""
 
 
 class TraceError(PagedKVError):

@@ -253,7 +253,7 @@ def test_an_interruption_while_a_beginning_is_hit_leaves_all_as_it_was_or_is_tol
 
 def outcomes_of(operation: Callable[[BlockSpace], object], start: BlockSpace) -> Counter[str]:
     """Interrupt an operation at every line in turn; count how that left the space."""
-    constants: list[object] = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
+    constants: list[object] = [each for each in gc.get_objects() if issubclass(type(each), Dispatcher)]
     done = copy_of(start, constants)
     operation(done)
     done.check()

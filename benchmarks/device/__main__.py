@@ -1,0 +1,56 @@
+"""Measure the body on this machine's GPU, print a table, write JSON with the device's name."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks.device.moves import move_figures
+from benchmarks.device.steps import cpu_figures, step_figures
+from benchmarks.device.timing import Figure
+from benchmarks.machine import describe
+
+
+def main() -> int:
+    """Measure, print and write; fail where a bar is missed, if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__)
+    parser.add_argument("--json", type=Path, default=Path("out/gpu.json"), metavar="FILE", help="where to write")
+    parser.add_argument("--cpu", action="store_true", help="only what a CPU can do")
+    arguments = parser.parse_args()
+    if not arguments.cpu and not torch.cuda.is_available():
+        print("this machine has no GPU that torch sees: python -m benchmarks.device --cpu", file=sys.stderr)
+        return 2
+    figures = []
+    for figure in _figures(only_cpu=arguments.cpu):
+        figures.append(figure)
+        print(_line(figure), flush=True)
+    machine = describe() | {"torch": torch.__version__, "device": _device_name()}
+    told = [asdict(figure) | {"is_met": figure.is_met} for figure in figures]
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps({"machine": machine, "figures": told}, indent=2) + "\n")
+    return 0
+
+
+def _figures(*, only_cpu: bool) -> Iterator[Figure]:
+    yield from cpu_figures()
+    if not only_cpu:
+        yield from step_figures()
+        yield from move_figures()
+
+
+def _line(figure: Figure) -> str:
+    bar = "" if figure.bar is None else f"{'>=' if figure.is_least else '<='} {figure.bar:g}"
+    verdict = "" if figure.bar is None else "met" if figure.is_met else "MISSED"
+    return f"{figure.name:<72} {figure.value:>9.2f} {figure.best:>9.2f} {figure.unit:<5} {bar:<8} {verdict}"
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,41 @@
+"""The body: memory, block tables and copies on a device, and an executor that carries out the core's plans there.
+
+Sees plans and the words of :mod:`pagedkv.spec`, nothing of how they come about. Needs torch (``pip install
+'pagedkv[torch]'``). On a GPU its kernels are Triton's; on a CPU plain torch with the same signatures, against which the
+others are tested.
+"""
+
+try:
+    import torch as _torch
+except ImportError as _problem:
+    from pagedkv.errors import DeviceUnavailableError
+
+    raise DeviceUnavailableError("pagedkv.device needs torch: pip install 'pagedkv[torch]'") from _problem
+
+del _torch
+
+from pagedkv.device.block_tables import BlockTables
+from pagedkv.device.executor import PlanExecutor
+from pagedkv.device.shapes import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
+from pagedkv.device.sizing import block_nbytes_of, free_nbytes, num_blocks_that_fit
+from pagedkv.device.step_inputs import StepInputs
+from pagedkv.device.storage import KernelPages, KVStorage
+from pagedkv.device.transfers import CopyTicket, Transfers
+
+__all__ = [
+    "BlockTables",
+    "CopyTicket",
+    "GroupShape",
+    "KVStorage",
+    "KernelPages",
+    "KeyValueShape",
+    "LatentShape",
+    "PlanExecutor",
+    "StateShape",
+    "StateTensor",
+    "StepInputs",
+    "Transfers",
+    "block_nbytes_of",
+    "free_nbytes",
+    "num_blocks_that_fit",
+]

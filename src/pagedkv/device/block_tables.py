@@ -1,0 +1,469 @@
+"""BlockTables: the block tables of all groups on a device, by row, and as a step's batch sees them.
+
+Two ways lead in, and a table goes one of them for good. Plans: :meth:`BlockTables.step` carries out all that a
+:class:`~pagedkv.plan.StepPlan` says of tables, batch order and slots. Calls, as other systems have them:
+``append_block_ids``, ``apply_staged_writes``, ``gather_block_tables``, ``compute_slot_mappings``.
+
+Knows no memory that blocks name, and no plan's moves. Batch order of a plan is that of its ranges: rows ascending.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, final
+
+import numpy as np
+import torch
+
+from pagedkv.arguments import as_count
+from pagedkv.arrays import Int32Array
+from pagedkv.device.batch_reading import page_list, page_table, state_blocks
+from pagedkv.device.kernels.selection import KernelChoice, kernels_for
+from pagedkv.device.large_plans import buffer_words, runs_of, without_writes
+from pagedkv.device.packet_ring import PacketRing
+from pagedkv.device.paging import PageNumbers
+from pagedkv.device.plan_checks import PlanChecks
+from pagedkv.device.staged_writes import Run, StagedWrites
+from pagedkv.device.step_graph import StepGraph
+from pagedkv.device.step_inputs import StepInputs
+from pagedkv.device.table_arrays import BASE, TableGeometry, make_arrays
+from pagedkv.device.tensors import as_device, require_tensor
+from pagedkv.errors import PlanError, StepError, TensorError
+from pagedkv.plan import StepPlan
+from pagedkv.plan_buffer import PlanLayout
+from pagedkv.spec import RecurrentState, SpaceConfig, StepId
+
+__all__ = ["BlockTables"]
+
+NUM_BUFFERS: Final = 4
+DEPTH: Final = 8
+"""Steps of a row whose refused tokens are remembered: more than are ever in flight."""
+PACKET_ENTRIES: Final = 65_536
+"""Four groups of 16,384: a million new tokens in blocks of 64, or as many cached ones."""
+LEAST_ENTRIES: Final = 32
+
+
+@final
+class BlockTables:
+    """Block tables of all groups of a space, in one arena.
+
+    Args:
+        config: the space's configuration: groups, ``max_sequences`` rows, ``max_tokens`` a row.
+        max_batched_tokens: positions of a step at most; slots are padded with -1 up to this.
+        device: where the tables lie.
+        kernels: "auto", "triton" or "torch" (:func:`~pagedkv.device.kernels.selection.kernels_for`).
+        packet_entries: table entries that a packet has room for; those of a plan that has more travel ahead of it.
+
+    Attributes:
+        num_groups: groups; widths: entries of a row in each of them; max_rows: rows.
+        arrays: everything that the kernels work on.
+
+    Raises:
+        ConfigurationError, DeviceUnavailableError: as the arguments say.
+    """
+
+    def __init__(
+        self,
+        config: SpaceConfig,
+        *,
+        max_batched_tokens: int = 8192,
+        device: "torch.device | str" = "cpu",
+        kernels: KernelChoice = "auto",
+        packet_entries: int = PACKET_ENTRIES,
+    ) -> None:
+        self.device = as_device(device)
+        self.max_rows = config.max_sequences
+        self.max_batched_tokens = as_count(max_batched_tokens, "max_batched_tokens", least=1)
+        self.num_groups = len(config.groups)
+        self._kernels = kernels_for(self.device, kernels)
+        block_sizes = tuple(_entry_tokens(config, group) for group in range(self.num_groups))
+        self.block_sizes = block_sizes
+        self.widths = tuple(-(-config.max_tokens // size) for size in block_sizes)
+        outsiders = [
+            index for index, group in enumerate(config.groups) if config.prefix_caching and not group.prefix_caching
+        ]
+        layout = PlanLayout(config.pool_names, self.num_groups, outsiders)
+        sizes = TableGeometry(
+            widths=self.widths,
+            block_sizes=block_sizes,
+            has_slots=tuple(not isinstance(group, RecurrentState) for group in config.groups),
+            max_rows=self.max_rows,
+            max_tokens=self.max_batched_tokens,
+            num_buffers=NUM_BUFFERS,
+            buffer_words=0,
+            depth=DEPTH,
+            layout=layout,
+        )
+        entries = as_count(packet_entries, "packet_entries", least=LEAST_ENTRIES)
+        self._sizes = replace(sizes, buffer_words=buffer_words(layout, sizes, entries))
+        by_pool = config.blocks_by_pool()
+        self._num_blocks_of_pool = [by_pool[group.pool] for group in config.groups]
+        self._checks = PlanChecks(self._sizes, self._num_blocks_of_pool)
+        self.arrays = make_arrays(self._sizes, self.device)
+        self._ring = PacketRing(self.arrays.ring, self.device)
+        self._tables, self._batch_tables = self._views_of_arena()
+        self._staged = StagedWrites(layout, self.num_groups)
+        self._num_blocks: Int32Array = np.zeros((self.num_groups, self.max_rows), np.int32)
+        self._last_step = StepId(0)
+        self._is_called = False
+        self._graph = StepGraph(self._kernels, self._sizes, self.arrays, self.device)
+
+    # Plans
+
+    def step(self, plan: StepPlan) -> StepInputs:
+        """Carry out what a plan says of tables, batch and slots, in the current stream.
+
+        Raises:
+            StepError: the plan's step is not behind the last one, or the tables are driven by calls.
+            PlanError, TensorError: as :meth:`stage`; nothing was written.
+
+        Cost: on the host a few passes over the plan's words and one graph launch; on the device O(entries + positions +
+        rows), and the whole table of each row that is new at its place.
+        """
+        inputs = self.stage(plan)
+        self.launch()
+        self.fence()
+        return inputs
+
+    def stage(self, plan: StepPlan) -> StepInputs:
+        """Put a plan where :meth:`launch` finds it, which may stand in a CUDA graph of the caller's.
+
+        Args:
+            plan: of the space that these tables belong to, the next one behind the last.
+
+        Returns:
+            where the step's inputs will be, once the launch has run.
+
+        Raises:
+            StepError: as :meth:`step`, or the packet before was not launched and fenced.
+            PlanError: a plan of another space, entries beyond the tables, blocks beyond their pool, a row twice.
+            TensorError: more positions than ``max_batched_tokens``.
+        """
+        self.require_next(plan)
+        num_rows, num_tokens = self._checks.require_plan(plan.buffer)
+        words = plan.buffer
+        if len(words) > self._ring.num_words:
+            words = self._without_entries(plan)
+        self._ring.stage(words)
+        self._last_step = plan.step_id
+        return StepInputs(plan.step_id, num_rows, num_tokens, self.arrays, self._batch_tables)
+
+    def require_next(self, plan: StepPlan) -> None:
+        """Refuse what is no plan, or not behind the last one. Raises PlanError or StepError."""
+        if not isinstance(plan, StepPlan):
+            raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
+        if self._is_called or not self._staged.is_empty:
+            raise StepError("these tables are driven by calls (append_block_ids): plans need tables of their own")
+        if plan.step_id <= self._last_step:
+            raise StepError(
+                f"step {plan.step_id} cannot be carried out: step {self._last_step} was, and none twice or backwards"
+            )
+
+    def launch(self) -> None:
+        """Let the device carry out the staged packet: a few kernels, to be captured, or replayed from an own graph.
+
+        Raises:
+            StepError: nothing is staged, outside a capture.
+        """
+        if self._graph.is_captured:
+            self._graph.run()
+            return
+        if not self._ring.is_staged:
+            raise StepError("nothing is staged: stage a plan before each launch")
+        self._graph.replay()
+
+    def fence(self) -> None:
+        """Say that the launch, or the graph that holds it, stands in the current stream. Raises StepError."""
+        self._ring.fence()
+
+    def record_refused(self, step_id: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
+        """Tell how many tokens a step has refused in some rows, so that later ranges move down by as many.
+
+        Belongs behind the step's sampling, in the stream of the steps; needs no answer from the device.
+
+        Args:
+            rows: int32 or int64 ``[n]``, on the device; counts: int32 ``[n]``.
+
+        Raises:
+            TensorError: tensors of another type, shape or device.
+        """
+        taken = (torch.int32, torch.int64)
+        require_tensor(rows, "rows", dtype=taken, shape=(None,), device=self.device)
+        require_tensor(counts, "counts", dtype=taken, shape=(len(rows),), device=self.device)
+        index = rows.long()
+        known = self.arrays.sample_refused[index]
+        is_this = self.arrays.sample_steps[index] == step_id
+        self.arrays.sample_refused[index] = torch.where(is_this, counts.int()[:, None], known)
+
+    def forget_steps(self, first_step_id: int) -> None:
+        """Forget what steps have refused from this one on, since they were aborted."""
+        is_gone = self.arrays.sample_steps >= first_step_id
+        self.arrays.sample_steps.masked_fill_(is_gone, -1)
+        self.arrays.sample_refused.masked_fill_(is_gone, 0)
+
+    # Calls
+
+    def append_block_ids(self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool) -> None:  # noqa: FBT001 - as the field calls it
+        """Let blocks wait to be written behind a row's blocks, or in place of them.
+
+        Args:
+            req_index: the row.
+            new_block_ids: block ids for each group; none is fine.
+            overwrite: whether the row begins anew.
+
+        Raises:
+            TensorError: no such row, not one list a group, ids outside their pool, or more than a row has room for.
+            StepError: the tables are driven by plans.
+        """
+        row = self._row(req_index)
+        if len(new_block_ids) != self.num_groups:
+            raise TensorError(f"{self.num_groups} groups need as many lists of block ids, got {len(new_block_ids)}")
+        runs = []
+        for group, given in enumerate(new_block_ids):
+            block_ids = np.asarray(given, np.int64)
+            start = 0 if overwrite else int(self._num_blocks[group, row])
+            if start + len(block_ids) > self.widths[group]:
+                raise TensorError(
+                    f"row {row} of group {group} would have {start + len(block_ids)} blocks, but its table has room "
+                    f"for {self.widths[group]}"
+                )
+            if len(block_ids) and not 0 <= block_ids.min() <= block_ids.max() < self._num_blocks_of_pool[group]:
+                raise TensorError(
+                    f"block ids of group {group} must be from 0 to {self._num_blocks_of_pool[group] - 1}, got "
+                    f"{block_ids.min()} to {block_ids.max()}"
+                )
+            runs.append(Run(row, start, block_ids.astype(np.int32)))
+        for group, run in enumerate(runs):
+            self._num_blocks[group, row] = run.start + len(run.block_ids)
+            if overwrite or len(run.block_ids):
+                self._staged.add(group, run)
+
+    def apply_staged_writes(self) -> None:
+        """Write all that waits: of all groups at once, in the current stream."""
+        self._require_calls()
+        self._apply_staged()
+
+    def num_blocks(self, group: int, row: int) -> int:
+        """Count the blocks of a row that were appended by calls. Raises TensorError or ConfigurationError."""
+        return int(self._num_blocks[as_count(group, "group", most=self.num_groups - 1), self._row(row)])
+
+    def gather_block_tables(
+        self, idx_mapping: torch.Tensor, num_reqs_padded: int | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Lay rows out in batch order.
+
+        Args:
+            idx_mapping: int32 ``[n]``, the row of each place; -1 for a place that has none.
+            num_reqs_padded: places in all; those behind the rows are null blocks.
+
+        Returns:
+            for each group int32 ``[num_reqs_padded, width]``, the same tensors every time.
+
+        Raises:
+            TensorError: another type, shape or device; fewer places than rows, or more than there are. Rows are looked
+                at where they lie on a CPU.
+        """
+        rows = self._batch(idx_mapping)
+        num_places = len(rows) if num_reqs_padded is None else num_reqs_padded
+        if not len(rows) <= num_places <= self.max_rows:
+            raise TensorError(f"{len(rows)} rows need from {len(rows)} to {self.max_rows} places, got {num_places}")
+        self._kernels.gather_rows(self.arrays, rows, num_places)
+        return tuple(table[:num_places] for table in self._batch_tables)
+
+    def compute_slot_mappings(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_tokens_padded: int | None = None,
+        num_refused: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Tell the slot of each position.
+
+        Args:
+            idx_mapping: int32 ``[n]``, the row of each place; -1 for a dummy, whose positions have no slots.
+            query_start_loc: int32 ``[n + 1]``, positions before each place.
+            positions: int64 ``[tokens]``.
+            num_tokens_padded: slots wanted; None: as many as positions.
+            num_refused: int32 ``[n]``, by how much each place's positions move down, known on the device alone.
+
+        Returns:
+            int64 ``[groups, num_tokens_padded]``, a view of the same tensor every time; -1 behind the positions, up to
+            ``max_batched_tokens``, and in groups of states.
+
+        Raises:
+            TensorError: another type, shape or device, or too many positions.
+        """
+        rows = self._batch(idx_mapping)
+        where = {"device": self.device}
+        require_tensor(query_start_loc, "query_start_loc", dtype=torch.int32, shape=(len(rows) + 1,), **where)
+        require_tensor(positions, "positions", dtype=torch.int64, shape=(None,), **where)
+        wanted = len(positions) if num_tokens_padded is None else num_tokens_padded
+        if not len(positions) <= wanted <= self.max_batched_tokens:
+            raise TensorError(
+                f"{len(positions)} positions need from {len(positions)} to {self.max_batched_tokens} slots, "
+                f"got {wanted}"
+            )
+        refused = torch.zeros_like(rows) if num_refused is None else num_refused
+        require_tensor(refused, "num_refused", dtype=torch.int32, shape=(len(rows),), **where)
+        self._kernels.map_slots(self.arrays, rows, query_start_loc, positions, refused)
+        return self.arrays.slots[:, :wanted]
+
+    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        """Give tables of null blocks, for runs without requests: the tensors of real steps. Raises TensorError."""
+        rows = torch.full((self._num_places(num_reqs),), -1, dtype=torch.int32, device=self.device)
+        return self.gather_block_tables(rows)
+
+    def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
+        """Give slots of -1, for runs without requests: the tensor that real steps use. Raises TensorError."""
+        if not 0 <= num_tokens <= self.max_batched_tokens:
+            raise TensorError(f"there are slots for {self.max_batched_tokens} tokens, not for {num_tokens}")
+        self.arrays.slots.fill_(-1)
+        return self.arrays.slots[:, :num_tokens]
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Let a row stand elsewhere; what is left behind is null blocks. Raises TensorError or StepError."""
+        self._exchange((source, destination), (destination,), (source,))
+        self.clear_row(source)
+
+    def swap_rows(self, first: int, second: int) -> None:
+        """Exchange two rows. Raises TensorError or StepError."""
+        self._exchange((first, second), (first, second), (second, first))
+
+    def clear_row(self, row: int) -> None:
+        """Make a row null blocks, and none of them its own. Raises TensorError or StepError."""
+        index = self._row(row)
+        self._apply_staged()
+        for group in range(self.num_groups):
+            self._tables[group][index].zero_()
+        self.arrays.extents[:, index] = 0
+        self._num_blocks[:, index] = 0
+
+    # What kernels of other block sizes take
+
+    def page_tables(self, group: int, numbers: PageNumbers, num_rows: int) -> torch.Tensor:
+        """Number a group's blocks as the pages of a kernel's own size: int32 ``[num_rows, width * pages a block]``.
+
+        Args:
+            numbers: as :meth:`KVStorage.pages <pagedkv.device.storage.KVStorage.pages>` gives them.
+            num_rows: places of the batch.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: no such group.
+        """
+        table = self.batch_table(group)
+        return page_table(table[: self._num_places(num_rows)], numbers)
+
+    def page_lists(
+        self, group: int, num_rows: int, max_pages: int, numbers: PageNumbers | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """List the pages of the last step's batch as FlashInfer takes them, without asking the device for a size.
+
+        Args:
+            num_rows: places of the batch; max_pages: pages of all of them at most.
+            numbers: of a kernel's own block size; None: pages are blocks.
+
+        Returns:
+            indptr int32 ``[num_rows + 1]``, indices int32 ``[max_pages]`` (0 behind the pages), last_page_len int32
+            ``[num_rows]``.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: no such group.
+        """
+        index = as_count(group, "group", most=self.num_groups - 1)
+        numbers = numbers or PageNumbers(self.block_sizes[index], 1, 1, 1, 1)
+        lengths = self.arrays.seq_lens[index, : self._num_places(num_rows)]
+        return page_list(self._batch_tables[index], lengths, max_pages, numbers)
+
+    def state_blocks(self, group: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tell, for a recurrent group, which block each place's step reads its state from, and writes it to at its end.
+
+        Returns:
+            int32 ``[num_rows]`` each; the null block to read where a sequence begins.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: no such group.
+        """
+        index = as_count(group, "group", most=self.num_groups - 1)
+        places = self._num_places(num_rows)
+        starts, ends = self.arrays.starts[index, :places], self.arrays.seq_lens[index, :places]
+        return state_blocks(self._batch_tables[index][:places], starts, ends, self.block_sizes[index])
+
+    def table(self, group: int) -> torch.Tensor:
+        """View a group's table by row: int32 ``[max_rows, width]``. Raises ConfigurationError."""
+        return self._tables[as_count(group, "group", most=self.num_groups - 1)]
+
+    def batch_table(self, group: int) -> torch.Tensor:
+        """View a group's table by place of the batch: int32 ``[max_rows, width]``. Raises ConfigurationError."""
+        return self._batch_tables[as_count(group, "group", most=self.num_groups - 1)]
+
+    # Inside
+
+    def _views_of_arena(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        bases = self.arrays.geometry[:, BASE].tolist()
+        shapes = list(zip(bases, self.widths, strict=True))
+        tables, batch_tables = (
+            tuple(arena[base : base + self.max_rows * width].view(self.max_rows, width) for base, width in shapes)
+            for arena in (self.arrays.tables, self.arrays.batch_tables)
+        )
+        return tables, batch_tables
+
+    def _without_entries(self, plan: StepPlan) -> Int32Array:
+        """Write a large plan's entries ahead, in packets of their own; return the rest of it."""
+        for writes in plan.table_writes:
+            for run in runs_of(writes):
+                self._staged.add(writes.group, run)
+        self._apply_staged(plan.step_id)
+        return without_writes(plan.buffer, self._sizes.layout)
+
+    def _apply_staged(self, step_id: int = 0) -> None:
+        for words in self._staged.packets(self._ring.num_words, step_id):
+            self._ring.stage(words)
+            self._kernels.pull_packet(self.arrays)
+            self._kernels.step_tables(self.arrays, writes_only=True)
+            self._ring.fence()
+
+    def _exchange(self, rows: Sequence[int], to: Sequence[int], of: Sequence[int]) -> None:
+        for row in rows:
+            self._row(row)
+        if len(set(rows)) < len(rows):
+            raise TensorError(f"row {rows[0]} is named twice")
+        self._apply_staged()
+        to_index, of_index = list(to), list(of)
+        for table in self._tables:
+            table[to_index] = table[of_index]
+        self.arrays.extents[:, to_index] = self.arrays.extents[:, of_index]
+        self._num_blocks[:, to_index] = self._num_blocks[:, of_index]
+
+    def _require_calls(self) -> None:
+        if self._last_step > 0:
+            raise StepError("these tables are driven by plans: entries that a call brought would be overwritten")
+        self._is_called = True
+
+    def _row(self, row: int) -> int:
+        self._require_calls()
+        return as_count(row, "row", most=self.max_rows - 1, error=TensorError)
+
+    def _batch(self, idx_mapping: torch.Tensor) -> torch.Tensor:
+        rows = require_tensor(idx_mapping, "idx_mapping", dtype=torch.int32, shape=(None,), device=self.device)
+        if len(rows) > self.max_rows:
+            raise TensorError(f"a batch has {self.max_rows} places at most, got {len(rows)} rows")
+        if rows.device.type == "cpu" and len(rows):
+            real = rows[rows >= 0]
+            if int(rows.min()) < -1 or int(rows.max()) >= self.max_rows:
+                raise TensorError(
+                    f"rows must be from 0 to {self.max_rows - 1}, or -1, got {rows.min()} to {rows.max()}"
+                )
+            if len(real.unique()) < len(real):
+                raise TensorError(f"a batch has each row once, got {rows.tolist()}")
+        return rows
+
+    def _num_places(self, num_rows: int) -> int:
+        return as_count(num_rows, "places of the batch", most=self.max_rows, error=TensorError)
+
+
+def _entry_tokens(config: SpaceConfig, group: int) -> int:
+    """Tokens that an entry of a table stands for; a state without checkpoints stands for the whole sequence."""
+    spec = config.groups[group]
+    if isinstance(spec, RecurrentState) and not (config.prefix_caching and spec.prefix_caching):
+        return config.max_tokens
+    return spec.block_size

@@ -1,0 +1,7 @@
+"""The kernels in plain torch: the CPU path, and what the others are tested against."""
+
+from pagedkv.device.kernels.reference.blocks import copy_blocks, zero_blocks
+from pagedkv.device.kernels.reference.tables import gather_rows, map_slots, pull_packet, step_tables
+from pagedkv.device.kernels.reference.tokens import write_tokens
+
+__all__ = ["copy_blocks", "gather_rows", "map_slots", "pull_packet", "step_tables", "write_tokens", "zero_blocks"]

@@ -1,0 +1,67 @@
+"""What a step's attention kernels take: views of arrays that stay where they are, and change with each step."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagedkv.device.table_arrays import BLOCK_SIZE, TableArrays
+from pagedkv.spec import StepId
+
+__all__ = ["StepInputs"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """Tables, slots and ranges of one step.
+
+    Views are made when they are asked for: they cost two microseconds each, and a graph needs none.
+
+    Args:
+        step_id: the step.
+        num_rows: places of the batch that are in use; num_tokens: positions, before any is found refused.
+    """
+
+    step_id: StepId
+    num_rows: int
+    num_tokens: int
+    _arrays: TableArrays
+    _batch_tables: tuple[torch.Tensor, ...]
+
+    @property
+    def block_tables(self) -> tuple[torch.Tensor, ...]:
+        """For each group int32 ``[num_rows, width]``: block ids by place.
+
+        Where a window moved on, and behind a row's last token, stand null blocks, reserved ones, or what stood there
+        before: block ids that exist, of blocks that may be anybody's. Kernels read as far as ``seq_lens``; for what
+        reads whole rows, and masks afterwards, there is :meth:`padded_block_table`.
+        """
+        return tuple(table[: self.num_rows] for table in self._batch_tables)
+
+    def padded_block_table(self, group: int) -> torch.Tensor:
+        """Copy a group's block table, with null blocks behind each row's last token: int32 ``[num_rows, width]``.
+
+        Nothing stale is reached through it, so that zero times what it names is zero. Cost: O(rows x width).
+        """
+        table = self._batch_tables[group][: self.num_rows]
+        num_tokens = torch.arange(table.shape[1], device=table.device) * self._arrays.geometry[group, BLOCK_SIZE]
+        return torch.where(num_tokens < self.seq_lens[group][:, None], table, 0)
+
+    @property
+    def slot_mappings(self) -> torch.Tensor:
+        """Slot of each position in the flat order, then -1: int64 ``[groups, max_batched_tokens]``."""
+        return self._arrays.slots
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """Where each place's positions begin: int32 ``[groups, num_rows]``."""
+        return self._arrays.starts[:, : self.num_rows]
+
+    @property
+    def seq_lens(self) -> torch.Tensor:
+        """Where each place's positions end, which is its length: int32 ``[groups, num_rows]``."""
+        return self._arrays.seq_lens[:, : self.num_rows]
+
+    @property
+    def query_start_loc(self) -> torch.Tensor:
+        """Positions before each place in the flat order: int32 ``[groups, num_rows + 1]``."""
+        return self._arrays.offsets[:, : self.num_rows + 1]

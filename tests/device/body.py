@@ -1,0 +1,250 @@
+"""A body for the state machines of the space: real tensors, driven by the plans that drive the simulated memory.
+
+What stands at a position is the number of the prefix that ends there, as in :mod:`tests.space.memory_model`, written as
+keys, values and states of every layer by the real kernels, at the slots that the real tables tell. Whatever the
+simulated memory requires of a row, the tensors must hold as well.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import lcm
+
+import numpy as np
+import torch
+
+from pagedkv import SpaceConfig
+from pagedkv.answers import AbortedSteps
+from pagedkv.device import (
+    BlockTables,
+    GroupShape,
+    KeyValueShape,
+    KVStorage,
+    PlanExecutor,
+    StateShape,
+    StateTensor,
+    StepInputs,
+    Transfers,
+)
+from pagedkv.device.kernels.selection import KernelChoice
+from pagedkv.spec import StepId
+from tests.space.memory_model import Device, Place, Step, host
+from tests.space.sequence_model import GroupRule
+
+__all__ = ["Body", "BodyDevice", "FailedForwardError"]
+
+NUM_LAYERS = 2
+POISON = 0xFF  # NaN in every type that is stored here
+
+
+class FailedForwardError(Exception):
+    """The model's code failed before it launched anything."""
+
+
+def shapes_of(config: SpaceConfig) -> list[GroupShape]:
+    """Shapes so that all groups of a pool have blocks of equal bytes."""
+    shapes: list[GroupShape] = []
+    for group in config.groups:
+        if group.kind == "recurrent":
+            tensors = (StateTensor("scan", (2, 2)), StateTensor("conv", (3,)))
+            shapes.append(StateShape(NUM_LAYERS, tensors))
+            continue
+        sizes = [other.block_size for other in config.groups if other.pool == group.pool]
+        shapes.append(KeyValueShape(NUM_LAYERS, 1, lcm(*sizes) // group.block_size, dtype=torch.float32))
+    return shapes
+
+
+class Body:
+    """Storage, tables and executor of one space, and what they hold in the words of the simulated memory."""
+
+    def __init__(
+        self, config: SpaceConfig, groups: list[GroupRule], device: str = "cpu", kernels: KernelChoice = "auto"
+    ) -> None:
+        self.groups = groups
+        self.storage = KVStorage(config, shapes_of(config), device)
+        self.tables = BlockTables(config, max_batched_tokens=256, device=device, kernels=kernels, packet_entries=32)
+        self.executor = PlanExecutor(self.storage, self.tables, transfers=Transfers(self.storage, kernels=kernels))
+        self.has_failed = False
+        for pool in self.storage.pools.values():
+            pool.device_bytes[pool.block_nbytes :] = POISON
+            pool.host_bytes.fill_(POISON)
+
+    def poison(self, place: Place) -> None:
+        """Make a block's content undefined."""
+        label, block = place
+        for name, pool in self.storage.pools.items():
+            if label in {name, host(name)}:
+                memory = pool.device_bytes if label == name else pool.host_bytes
+                memory[block * pool.block_nbytes : (block + 1) * pool.block_nbytes] = POISON
+
+    def tensors(self, group: GroupRule) -> Iterator[torch.Tensor]:
+        """What holds a group's content: ``[num_blocks, slots, ...]`` each."""
+        for layer in range(NUM_LAYERS):
+            if group.is_state:
+                yield from (state[:, None] for state in self.storage.states(group.index, layer).values())
+            else:
+                yield self.storage.keys(group.index, layer)
+                yield self.storage.values(group.index, layer)
+
+    def content(self, group: GroupRule, block: int, offset: int) -> set[float]:
+        """Every number that stands in a slot, in any layer."""
+        return {number for tensor in self.tensors(group) for number in tensor[block, offset].flatten().cpu().tolist()}
+
+    def put(self, group: GroupRule, block: int, offset: int, number: int) -> None:
+        """Write a slot from outside."""
+        for tensor in self.tensors(group):
+            tensor[block, offset] = code(group, number)
+
+    def require(self, group: GroupRule, block: int, offset: int, number: int) -> None:
+        """Assert that a slot holds a prefix, in every layer, key and value."""
+        found = self.content(group, block, offset)
+        assert found == {code(group, number)}, (
+            f"group {group.index}: block {block}, offset {offset} holds {found} instead of {code(group, number)}"
+        )
+
+    # Steps
+
+    def run(self, step: Step) -> None:
+        """Carry a plan out, compute its positions, and read back all that they read."""
+        inputs = self.executor.launch(step.plan, lambda inputs: self._forward(step, inputs))
+        for group in self.groups:
+            table = inputs.block_tables[group.index].cpu()
+            for place, (row, start, end) in enumerate(step.ranges_in(group)):
+                prefixes = step.views[row].prefixes
+                positions = group.kept(end) if group.is_state else group.read(start, end)
+                for position in positions if start < end else ():
+                    index, offset = group.slot(position)
+                    self.require(group, int(table[place, index]), offset, prefixes[position])
+
+    def fail(self, step: Step) -> None:
+        """Carry a plan out up to its forward pass, which fails."""
+
+        def forward(_: StepInputs) -> None:
+            raise FailedForwardError
+
+        try:
+            self.executor.launch(step.plan, forward)
+        except FailedForwardError:
+            self.has_failed = True
+            return
+        raise AssertionError("a failed forward pass was not told")
+
+    def abort(self, step_ids: Iterable[int]) -> None:
+        """Tell the executor which steps the space has aborted."""
+        self.executor.abort(AbortedSteps(tuple(map(StepId, step_ids)), (), ()))
+        self.has_failed = False
+
+    def refuse(self, step_id: int, refused: dict[int, int]) -> None:
+        """Record how many tokens a step has refused, by row."""
+        device = self.storage.device
+        rows, counts = (
+            torch.tensor(list(values), dtype=torch.int32, device=device)
+            for values in zip(*refused.items(), strict=True)
+        )
+        self.tables.record_refused(step_id, rows, counts)
+
+    def _forward(self, step: Step, inputs: StepInputs) -> StepInputs:
+        for group in self.groups:
+            ranges = step.ranges_in(group)
+            starts, ends = (array[group.index].tolist() for array in (inputs.starts, inputs.seq_lens))
+            rows = [row for row, _, _ in ranges]
+            assert list(zip(rows, starts, ends, strict=True)) == ranges, "ranges did not move as tokens were refused"
+            if group.is_state:
+                self._write_states(group, step, inputs)
+            else:
+                self._write_tokens(group, step, inputs)
+        return inputs
+
+    def _write_tokens(self, group: GroupRule, step: Step, inputs: StepInputs) -> None:
+        prefixes = [
+            step.views[row].prefixes[position]
+            for row, start, end in step.ranges_in(group)
+            for position in range(start, end)
+        ]
+        assert int(inputs.query_start_loc[group.index, -1]) == len(prefixes)
+        slots = inputs.slot_mappings[group.index]
+        assert bool((slots[len(prefixes) :] == -1).all()), "slots behind the tokens are not padded"
+        codes = torch.tensor([code(group, prefix) for prefix in prefixes], dtype=torch.float32)
+        dim = self.storage.keys(group.index, 0).shape[-1]
+        content = codes.to(self.storage.device)[:, None, None].expand(-1, 1, dim)
+        # Rows that share a block may write one slot twice, the same content: a kernel is not asked to.
+        _, first = np.unique(slots[: len(prefixes)].cpu().numpy(), return_index=True)
+        once = torch.full_like(slots[: len(prefixes)], -1)
+        once[first] = slots[first]
+        for layer in range(NUM_LAYERS):
+            self.executor.transfers.reshape_and_cache(group.index, layer, content, content, once)
+
+    def _write_states(self, group: GroupRule, step: Step, inputs: StepInputs) -> None:
+        table = inputs.block_tables[group.index].cpu()
+        read, written = (blocks.tolist() for blocks in self.tables.state_blocks(group.index, inputs.num_rows))
+        for place, (row, start, end) in enumerate(step.ranges_in(group)):
+            if start >= end:
+                continue
+            prefixes = step.views[row].prefixes
+            if start:
+                self.require(group, read[place], 0, prefixes[start - 1])
+            assert written[place] == int(table[place, group.slot(end - 1)[0]])
+            for position in group.written(start, end):
+                block = torch.tensor([int(table[place, group.slot(position)[0]])], dtype=torch.int32)
+                self._scatter(group, block.to(self.storage.device), code(group, prefixes[position]))
+
+    def _scatter(self, group: GroupRule, block: torch.Tensor, number: float) -> None:
+        for layer in range(NUM_LAYERS):
+            states = {
+                name: torch.full((1, *state.shape[1:]), number, device=state.device)
+                for name, state in self.storage.states(group.index, layer).items()
+            }
+            self.executor.transfers.scatter_states(group.index, layer, block, states)
+
+
+def code(group: GroupRule, prefix: int) -> float:
+    """What stands for a prefix: exact in float32."""
+    return float(16 * prefix + group.index)
+
+
+class BodyDevice(Device):
+    """The simulated memory, and a body that must hold the same wherever a row relies on it."""
+
+    def __init__(self, groups: list[GroupRule], num_blocks: dict[str, int], body: Body) -> None:
+        super().__init__(groups, num_blocks)
+        self.body = body
+
+    def forget(self, place: Place) -> None:
+        """Poison the block as well."""
+        super().forget(place)
+        self.body.poison(place)
+
+    def put(self, group: GroupRule, table: list[int], prefixes: list[int], positions: Iterable[int]) -> None:
+        """Write to the tensors as well."""
+        places = list(positions)
+        super().put(group, table, prefixes, places)
+        for position in places:
+            index, offset = group.slot(position)
+            self.body.put(group, table[index], offset, prefixes[position])
+
+    def expect(self, group: GroupRule, table: list[int], prefixes: list[int], positions: Iterable[int]) -> None:
+        """Assert that the tensors hold it as well, once it has arrived."""
+        places = list(positions)
+        super().expect(group, table, prefixes, places)
+        for position in places:
+            index, offset = group.slot(position)
+            if self.memory[group.pool][table[index]][offset] == (group.index, prefixes[position]):
+                self.body.require(group, table[index], offset, prefixes[position])
+
+    def run(self, step: Step) -> None:
+        """Carry the plan out on the tensors as well."""
+        super().run(step)
+        self.body.run(step)
+        self._require_zeroed(step)
+
+    def fail(self, step: Step, num_parts: int, *, garbage: bool) -> None:
+        """Let the forward pass of the first step that fails do so on the tensors; those behind are never launched."""
+        super().fail(step, num_parts, garbage=garbage)
+        if num_parts and not self.body.has_failed:
+            self.body.fail(step)
+
+    def _require_zeroed(self, step: Step) -> None:
+        """No new block holds anything stale: zeros, or what the step wrote."""
+        for new in step.plan.new_blocks:
+            pool = self.body.storage.pools[new.pool]
+            for block in new.block_ids.tolist():
+                content = pool.device_bytes[block * pool.block_nbytes : (block + 1) * pool.block_nbytes]
+                assert not bool(content.view(torch.float32).isnan().any()), f"block {block} holds what was stale"

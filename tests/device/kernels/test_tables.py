@@ -1,0 +1,159 @@
+"""A step's block tables: Triton's kernels against the plain ones, on the plans of a real space."""
+
+import random
+from dataclasses import fields
+
+import pytest
+import torch
+
+from pagedkv import (
+    Allocation,
+    BlockSpace,
+    ChunkedLocal,
+    FullAttention,
+    RecurrentState,
+    SlidingWindow,
+    SpaceConfig,
+    StepPlan,
+)
+from pagedkv.device.block_tables import BlockTables
+from pagedkv.device.step_inputs import StepInputs
+from pagedkv.device.table_arrays import NUM_TOKENS, TableArrays
+from tests.device.kernels.suite import KERNEL_DEVICE, byte_poison, needs_kernels
+
+pytestmark = needs_kernels
+
+CONFIG = SpaceConfig(
+    (
+        FullAttention(4),
+        SlidingWindow(8, 2, num_sink_tokens=1),
+        FullAttention(4, prefix_caching=False),
+        ChunkedLocal(8, 4),
+        RecurrentState(4),
+    ),
+    num_blocks={"device": 900, "state": 60},
+    max_sequences=7,
+    max_tokens=60,
+)
+STALE = {"ring", "packet", "run_of_row", "run_firsts"}  # what earlier packets left there, nobody reads
+
+
+WRITTEN = ("packet", "run_of_row", "run_firsts", "places", "starts", "seq_lens", "offsets", "tables", "batch_tables")
+"""What a step writes, or never reads: it may hold anything before."""
+NOBODY = 1000  # no row
+
+
+def poison(tables: BlockTables) -> None:
+    """Fill what nobody may rely on with random bytes, and say that places and slots hold something stale."""
+    arrays = tables.arrays
+    for seed, name in enumerate((*WRITTEN, "slots")):
+        array: torch.Tensor = getattr(arrays, name)
+        array.copy_(byte_poison(*array.shape, dtype=array.dtype, seed=seed))
+    arrays.heads[:, NUM_TOKENS] = arrays.slots.shape[1]
+    arrays.held_rows.fill_(NOBODY)
+    for group, width in enumerate(tables.widths):
+        arrays.held_extents[group] = width
+
+
+def both(config: SpaceConfig, *, packet_entries: int = 64) -> tuple[BlockTables, BlockTables]:
+    """Tables by plain torch, and by Triton."""
+    plain = BlockTables(config, max_batched_tokens=128, kernels="torch", packet_entries=packet_entries)
+    fast = BlockTables(
+        config, max_batched_tokens=128, kernels="triton", device=KERNEL_DEVICE, packet_entries=packet_entries
+    )
+    return plain, fast
+
+
+def require_same(plain: TableArrays, fast: TableArrays) -> None:
+    for field in fields(TableArrays):
+        left, right = getattr(plain, field.name), getattr(fast, field.name)
+        if isinstance(left, torch.Tensor) and field.name not in STALE:
+            assert torch.equal(left, right.cpu()), field.name
+
+
+def change(space: BlockSpace, rows: list[int], rng: random.Random) -> None:
+    """Change a few rows at random: new ones, growth, forks, rows given up."""
+    for _ in range(rng.randint(0, 3)):
+        what = rng.choice(["allocate", "allocate", "append", "fork", "free"])
+        if what == "allocate" and len(rows) < CONFIG.max_sequences:
+            answer = space.allocate([rng.randint(0, 1) for _ in range(rng.randint(1, 30))])
+            if isinstance(answer, Allocation):
+                rows.append(answer.row)
+        elif what == "append" and rows:
+            row = rng.choice(rows)
+            if space.num_tokens(row) < 50:
+                space.append(row, [1, 0, 1], [3])
+        elif what == "free" and rows:
+            space.free(rows.pop(rng.randrange(len(rows))))
+
+
+@pytest.mark.parametrize("packet_entries", [32, 4096])
+def test_any_steps_leave_the_same_tables(packet_entries: int) -> None:
+    """Rows come and go, so that places of the batch change hands; some plans travel in several packets."""
+    rng = random.Random(packet_entries)
+    space, rows = BlockSpace(CONFIG), list[int]()
+    plain, fast = both(CONFIG, packet_entries=packet_entries)
+    for tables in (plain, fast):
+        poison(tables)
+    for _ in range(12):
+        change(space, rows, rng)
+        plan = space.plan_step()
+        for tables in (plain, fast):
+            require_told(space, plan, tables.step(plan))
+        require_same(plain.arrays, fast.arrays)
+        space.acknowledge(plan.step_id)
+
+
+def require_told(space: BlockSpace, plan: StepPlan, inputs: StepInputs) -> None:
+    """The step's tables, ranges and slots are those that the space tells, with no poison behind them."""
+    rows = plan.compute.rows.tolist()
+    for group, spec in enumerate(CONFIG.groups):
+        ranges = plan.compute_in(group)
+        lengths = ranges.ends - ranges.starts
+        table = inputs.block_tables[group].cpu()
+        for place, row in enumerate(rows):
+            ids = space.block_ids(row, group)
+            seen = table[place, : len(ids)]
+            assert all(mine in {0, told} for mine, told in zip(ids, seen.tolist(), strict=True)), (
+                "0: passed by a window"
+            )
+            behind = table[place, len(ids) :].tolist()
+            assert set(behind) <= set(range(space.config.blocks_by_pool()[spec.pool])), "poison behind a row"
+        assert inputs.starts[group].tolist() == ranges.starts.tolist()
+        assert inputs.seq_lens[group].tolist() == ranges.ends.tolist()
+        assert inputs.query_start_loc[group].tolist() == [0, *lengths.cumsum().tolist()]
+        expected = [] if spec.kind == "recurrent" else space.slot_mapping(plan, group).tolist()
+        slots = inputs.slot_mappings[group].tolist()
+        assert slots == expected + [-1] * (len(slots) - len(expected))
+
+
+def test_refused_tokens_move_ranges_down_alike() -> None:
+    config = SpaceConfig((FullAttention(2),), num_blocks=60, max_sequences=4, max_tokens=40)
+    space = BlockSpace(config)
+    rows = [space.allocate([first, 2, 3]).row for first in range(3)]  # type: ignore[union-attr]
+    plain, fast = both(config)
+    for refused in ((0, 0, 0), (1, 0, 2), (0, 1, 0), (0, 0, 0)):
+        plan = space.plan_step()
+        for tables in (plain, fast):
+            tables.step(plan)
+            where = tables.device
+            told = torch.tensor(refused, dtype=torch.int32, device=where)
+            tables.record_refused(plan.step_id, torch.tensor(rows, dtype=torch.int32, device=where), told)
+        require_same(plain.arrays, fast.arrays)
+        space.append(rows, None, [3, 3, 3])
+
+
+@pytest.mark.parametrize("num_places", [3, 5])
+def test_rows_are_gathered_and_positions_mapped_alike(num_places: int) -> None:
+    plain, fast = both(CONFIG)
+    for tables in (plain, fast):
+        for row in range(CONFIG.max_sequences):
+            tables.append_block_ids(row, [list(range(row, 2 * row + 1))] * 5, overwrite=True)
+        tables.apply_staged_writes()
+        where = tables.device
+        rows = torch.tensor([6, -1, 2], dtype=torch.int32, device=where)
+        tables.gather_block_tables(rows, num_places)
+        offsets = torch.tensor([0, 3, 5, 9], dtype=torch.int32, device=where)
+        positions = torch.tensor([0, 4, 13, 0, 1, 2, 3, 200, 4], device=where)
+        tables.compute_slot_mappings(rows, offsets, positions, 20, torch.tensor([0, 0, 1], dtype=torch.int32).to(where))
+    require_same(plain.arrays, fast.arrays)

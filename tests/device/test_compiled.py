@@ -1,0 +1,94 @@
+"""Every kernel compiles for GPUs that are not there: Hopper, and Ampere but for e4m3, which it does not have."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from pagedkv.device.kernels.triton import blocks, calls, packets, tables, tokens  # noqa: E402
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+
+HOPPER, AMPERE = 90, 80
+WIDE = ("clock", "geometry", "run_stamps", "place_stamps", "changed", "held_stamps", "sample_steps", "slots", "pieces")
+SIZES: dict[str, int] = {
+    "num_groups": 4, "num_buffers": 4, "buffer_words": 65_536, "max_rows": 1024, "max_tokens": 8192, "depth": 8,
+    "ROW_TILE": 1024, "COPY_PROGRAMS": 24, "EAGER_PROGRAMS": 4,
+    "COPY_TILE": 1024, "ENTRY_PROGRAMS": 8, "PLACE_PROGRAMS": 256,
+    "TOKEN_PROGRAMS": 16, "ENTRY_TILE": 512, "PLACES": 4, "PLACE_TILE": 512, "TOKEN_TILE": 512,
+    "WRITES_ONLY": 0, "TILE": 512, "UNIT": 16, "CHUNK": 32_768, "num_heads": 8, "block_size": 16, "scale_step": 0,
+    "NUM_SIDES": 2,
+    "IS_SCALED": 0, "HEAD_TILE": 8, "DIM_TILE": 128,
+}  # fmt: skip
+NUMBERS = {"compute_line", "unknown_line", "num_rows", "num_positions", "num_slots", "dim", "other_dim"}
+STRIDES = ("token_", "block_b", "block_n", "block_h", "block_c", "other_n", "other_h", "other_c", "other_block_")
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton 3.6 may convert as the GPU does that is there")
+TABLE_KERNELS = (
+    packets._pull_kernel,
+    packets._index_kernel,
+    tables._step_kernel,
+    calls._gather_kernel,
+    calls._slots_kernel,
+)
+
+
+@pytest.fixture(autouse=True)
+def _fusion_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9 warns where nobody says whether products and sums may be fused; our kernels have none to fuse."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def compiled(kernel: Any, capability: int, types: dict[str, str], **constants: Any) -> str:  # noqa: ANN401 - Triton's
+    """Compile a kernel; return its assembly."""
+    constants = {name: SIZES.get(name) for name in kernel.arg_names if name in SIZES} | constants
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in constants.items()})
+    ptx: str = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+    return ptx
+
+
+def table_types(kernel: Any) -> dict[str, str]:  # noqa: ANN401 - Triton's
+    return {
+        name: "i32" if name in NUMBERS else "*i64" if name in {*WIDE, "positions"} else "*i32"
+        for name in kernel.arg_names
+    }
+
+
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize("kernel", TABLE_KERNELS, ids=lambda kernel: kernel.fn.__name__)
+def test_table_kernels_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - Triton's
+    assert f"sm_{capability}" in compiled(kernel, capability, table_types(kernel))
+
+
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize("kernel", [blocks._copy_kernel, blocks._zero_kernel], ids=lambda kernel: kernel.fn.__name__)
+def test_block_kernels_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - Triton's
+    types = {name: "*i64" if name == "pieces" else "*i32" for name in kernel.arg_names}
+    assert f"sm_{capability}" in compiled(kernel, capability, types)
+
+
+@pytest.mark.parametrize(
+    ("capability", "stored"),
+    [
+        (HOPPER, "bf16"),
+        (HOPPER, "fp8e4nv"),
+        (HOPPER, "fp8e5"),
+        (AMPERE, "bf16"),
+        pytest.param(AMPERE, "fp8e5", marks=NO_GPU),
+    ],
+)
+def test_tokens_are_written_in_every_type_that_the_gpu_has(capability: int, stored: str) -> None:
+    is_small = stored.startswith("fp8")
+    kernel = tokens._write_kernel
+    types = dict.fromkeys(kernel.arg_names, "i64")
+    types |= {"tokens": "*bf16", "others": "*bf16", "blocks": f"*{stored}", "other_blocks": f"*{stored}"}
+    types |= {"slots": "*i64"}
+    types |= dict.fromkeys(("scales", "other_scales"), "*fp32" if is_small else f"*{stored}")
+    largest = torch.finfo(torch.float8_e4m3fn).max if stored == "fp8e4nv" else torch.finfo(torch.float8_e5m2).max
+    ptx = compiled(kernel, capability, types, IS_SCALED=is_small, LARGEST=largest if is_small else 0.0)
+    assert f"sm_{capability}" in ptx

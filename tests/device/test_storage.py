@@ -1,0 +1,171 @@
+"""Storage: what lies where in every layout, sizes that agree with the models, stale memory, sleep."""
+
+import pytest
+import torch
+
+from pagedkv import FullAttention, RecurrentState, SlidingWindow, SpaceConfig
+from pagedkv.device import (
+    GroupShape,
+    KeyValueShape,
+    KVStorage,
+    LatentShape,
+    StateShape,
+    StateTensor,
+    Transfers,
+    block_nbytes_of,
+    free_nbytes,
+    num_blocks_that_fit,
+)
+from pagedkv.errors import ConfigurationError, DeviceUnavailableError
+from pagedkv.models import read_model
+from pagedkv.models.sizing import block_nbytes_of as nbytes_of_model, groups_of
+
+LAYOUTS = ("BLKNHC", "BLHNC", "BLNHC", "LBKNHC", "LKBNHC", "KLBHNC", "HBLKNC")
+GIB = 2**30
+
+
+def storage_of(shape: KeyValueShape, device: torch.device | str = "cpu", block_size: int = 4) -> KVStorage:
+    return KVStorage(SpaceConfig((FullAttention(block_size),), num_blocks=5, num_host_blocks=3), [shape], device)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("value_dim", [8, 4])
+def test_every_element_has_one_place_in_every_layout(layout: str, value_dim: int) -> None:
+    storage = storage_of(KeyValueShape(2, 3, 8, value_dim, dtype=torch.float32, layout=layout))
+    memory = storage.pools["device"].device_bytes.view(torch.float32)
+    memory.zero_()
+    number = 0
+    for layer in range(2):
+        for view in (storage.keys(0, layer), storage.values(0, layer)):
+            view.copy_(torch.arange(number, number + view.numel()).reshape(view.shape))
+            number += view.numel()
+    assert torch.equal(memory.sort().values, torch.arange(number, dtype=torch.float32))
+
+
+def test_the_default_layout_is_that_of_the_design() -> None:
+    storage = storage_of(KeyValueShape(2, 3, 8, dtype=torch.float32))
+    whole = storage.pools["device"].device_bytes.view(torch.float32).view(5, 2, 2, 4, 3, 8)
+    assert storage.keys(0, 1).data_ptr() == whole[:, 1, 0].data_ptr()
+    assert storage.values(0, 1).stride() == whole[:, 1, 1].stride()
+    assert storage.keys_and_values(0, 1).stride() == whole[:, 1].stride()
+    assert storage.keys_and_values(0, 1).data_ptr() == whole[:, 1].data_ptr()
+
+
+@pytest.mark.parametrize("layout", ["BLKNHC", "BLHNC", "LBKNHC", "BLNHC"])
+def test_pages_are_parts_of_blocks(layout: str) -> None:
+    """Page ``block * block_step + part * part_step`` is the part's tokens, whatever lies between two blocks."""
+    storage = storage_of(KeyValueShape(3, 2, 8, dtype=torch.float32, layout=layout), block_size=8)
+    pages = storage.pages(0, 1, 2)
+    keys, numbers = storage.keys(0, 1), pages.numbers
+    keys.copy_(torch.arange(keys.numel()).reshape(keys.shape))
+    storage.values(0, 1).copy_(-keys)
+    for block in range(5):
+        for part in range(4):
+            page = block * numbers.block_step + part * numbers.part_step
+            assert torch.equal(pages.keys[page], keys[block, 2 * part : 2 * part + 2])
+            assert torch.equal(pages.values[page], -pages.keys[page])
+
+
+def test_a_latent_is_one_tensor_and_a_state_several() -> None:
+    config = SpaceConfig((FullAttention(4), RecurrentState(8)), num_blocks={"device": 6, "state": 3})
+    state = StateShape(2, (StateTensor("conv", (4, 2), torch.bfloat16), StateTensor("scan", (3, 5))))
+    storage = KVStorage(config, [LatentShape(2, 24, torch.float16), state])
+    assert storage.latents(0, 1).shape == (6, 4, 24)
+    views = [storage.states(1, layer)[name] for layer in range(2) for name in ("scan", "conv")]
+    assert [tuple(view.shape) for view in views] == [(3, 3, 5), (3, 4, 2)] * 2
+    for number, view in enumerate(views):
+        view.fill_(number)
+    assert [view.unique().tolist() for view in views] == [[0.0], [1.0], [2.0], [3.0]]
+    assert storage.pools["state"].block_nbytes == 2 * (3 * 5 * 4 + 4 * 2 * 2)
+
+
+def states_of_jamba() -> StateShape:
+    """Mamba: 8,192 channels of 16 numbers, and the last three inputs of each."""
+    tensors = (StateTensor("scan", (8192, 16), torch.bfloat16), StateTensor("conv", (8192, 3), torch.bfloat16))
+    return StateShape(28, tensors)
+
+
+MODELS: dict[str, tuple[GroupShape, ...]] = {
+    "llama-3.1-8b": (KeyValueShape(32, 8, 128),),
+    "gemma-3-27b": (KeyValueShape(10, 16, 128), KeyValueShape(52, 16, 128)),
+    "deepseek-v3": (LatentShape(61, 512 + 64),),
+    "jamba-v0.1": (KeyValueShape(4, 8, 128), states_of_jamba()),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_are_those_of_the_models(name: str) -> None:
+    """Full attention, windows, latents and states."""
+    model = read_model(name)
+    assert block_nbytes_of(groups_of(model, 16), MODELS[name]) == nbytes_of_model(model, 16)
+
+
+@pytest.mark.parametrize("gib", [8, 40])
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_and_bytes_are_those_of_a_replay(name: str, gib: int) -> None:
+    """As ``pagedkv replay --model NAME --memory GIB`` counts them, and as memory is then allocated."""
+    serving = pytest.importorskip("pagedkv.cli.serving", reason="the command line is not installed")
+    options = serving.ServingOptions(model=name, memory_gib=gib)
+    replayed, _ = options.configuration(1000)
+    model = read_model(name)
+    groups = groups_of(model, 16)
+    blocks = num_blocks_that_fit(
+        groups, MODELS[name], gib * GIB, mean_tokens=1000, step_tokens=options.max_batched_tokens
+    )
+    assert blocks == replayed.num_blocks
+    nbytes = block_nbytes_of(groups, MODELS[name])
+    assert nbytes == replayed.block_nbytes
+    taken = sum(blocks[pool] * nbytes[pool] for pool in blocks)
+    assert gib * GIB - sum(nbytes.values()) < taken <= gib * GIB, "no pool could have had another block"
+    few = dict.fromkeys(blocks, 3)
+    storage = KVStorage(SpaceConfig(groups, num_blocks=few, max_tokens=64), MODELS[name])
+    allocated = {pool: memory.device_bytes.untyped_storage().nbytes() for pool, memory in storage.pools.items()}
+    assert allocated == {pool: 3 * nbytes[pool] for pool in blocks}
+
+
+def test_where_nothing_fits_the_numbers_are_told() -> None:
+    shape = KeyValueShape(32, 8, 128)
+    with pytest.raises(ConfigurationError, match="leave 0 blocks of 2,097,152 bytes"):
+        num_blocks_that_fit((FullAttention(16),), [shape], 2**20, mean_tokens=10, step_tokens=10)
+    groups = (FullAttention(16), SlidingWindow(64, 16))
+    with pytest.raises(ConfigurationError, match="2 groups share 1 pools"):
+        num_blocks_that_fit(groups, [shape, shape], GIB, mean_tokens=10, step_tokens=10)
+    with pytest.raises(DeviceUnavailableError, match="free memory is asked of a GPU"):
+        free_nbytes("cpu")
+    with pytest.raises(ConfigurationError, match=r"must be in \(0, 1\]"):
+        free_nbytes("cpu", 1.5)
+    with pytest.raises(ConfigurationError, match=r"needs .* bytes on cpu"):
+        KVStorage(SpaceConfig((FullAttention(16),), num_blocks=2**31 - 1), [shape])
+
+
+def test_sleep_gives_the_memory_back_and_views_live_on(device: torch.device) -> None:
+    storage = storage_of(KeyValueShape(2, 3, 8, dtype=torch.float8_e4m3fn), device)
+    keys, scales = storage.keys(0, 0), storage.scales(0)
+    scales.fill_(0.5)
+    storage.sleep()
+    assert storage.pools["device"].device_bytes.untyped_storage().nbytes() == 0
+    storage.wake()
+    assert storage.pools["device"].device_bytes.untyped_storage().nbytes() == storage.device_nbytes
+    assert not bool(keys.view(torch.uint8)[0].any()), "the null block is zeros again"
+    assert bool((storage.scales(0) == 0.5).all())
+    storage.close()
+
+
+def test_the_null_block_is_zeros(device: torch.device) -> None:
+    storage = storage_of(KeyValueShape(2, 3, 8, layout="LBKNHC"), device)
+    for layer in range(2):
+        assert not bool(storage.keys(0, layer)[0].any())
+        assert not bool(storage.values(0, layer)[0].any())
+
+
+def test_host_blocks_lie_where_the_caller_wants_them(device: torch.device) -> None:
+    config = SpaceConfig((FullAttention(4),), num_blocks=5, num_host_blocks=3)
+    shape = KeyValueShape(2, 3, 8, dtype=torch.float32)
+    mine = torch.zeros(3 * shape.block_nbytes(4), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    storage = KVStorage(config, [shape], device, host_memory={"device": mine})
+    storage.keys(0, 1)[2] = 7
+    Transfers(storage).swap_out("device", [2], [1]).wait()
+    host = mine.view(torch.float32).view(3, 2, 2, 4, 3, 8)
+    assert bool((host[1, 1, 0] == 7).all())
+    storage.close()
+    assert bool((host[1, 1, 0] == 7).all()), "it is the caller's still"
