@@ -1,0 +1,21 @@
+"""Attention over blocks: an interface by layer number and step, and what computes it.
+
+In the order in which data flows::
+
+    layer       AttentionLayer: what a layer asks for
+    metadata    StepMetadata: what a step changes
+    backend     AttentionBackend: the interface
+    gathering   keys of one sequence, and which of them its queries see
+    reference   as in a textbook; what the others are tested against
+    cpu         compiled loops that read blocks in place, SDPA for prompts
+
+Knows no model and no scheduler. A back end takes a layer's number and a step's metadata, never a cache to change.
+"""
+
+from pagedkv.attention.backend import AttentionBackend
+from pagedkv.attention.cpu import CPUBackend
+from pagedkv.attention.layer import AttentionLayer
+from pagedkv.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.attention.reference import ReferenceBackend
+
+__all__ = ["AttentionBackend", "AttentionLayer", "CPUBackend", "GroupMetadata", "ReferenceBackend", "StepMetadata"]

@@ -1,0 +1,133 @@
+"""CPUBackend: sends each sequence of a step the faster way, and writes keys and values.
+
+A sequence with one query, in 32-bit floats, is read in place; all others are gathered. In a step where everybody
+decodes nothing is gathered at all.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+
+from pagedkv.attention.backend import require_layers
+from pagedkv.attention.cpu.decode import decode_attention, write_tokens
+from pagedkv.attention.cpu.memory import LayerMemory
+from pagedkv.attention.cpu.prefill import attend_to
+from pagedkv.attention.gathering import gather, spans
+from pagedkv.attention.layer import AttentionLayer
+from pagedkv.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.device import KVStorage
+
+__all__ = ["CPUBackend"]
+
+
+@final
+class CPUBackend:
+    """Attention on a CPU; see :class:`~pagedkv.attention.backend.AttentionBackend`.
+
+    Args:
+        storage: where the keys lie.
+        layers: the layers, by number.
+
+    Raises:
+        ConfigurationError: a layer that it cannot serve, or a layout that parts the elements of a key.
+    """
+
+    def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer]) -> None:
+        require_layers(CPUBackend, layers)
+        self._layers = tuple(layers)
+        of_tokens = {number: each for number, each in enumerate(layers) if not each.is_latent}
+        self._keys = {
+            number: LayerMemory.of(storage, each.group, storage.keys(each.group, each.index))
+            for number, each in of_tokens.items()
+        }
+        self._values = {
+            number: LayerMemory.of(storage, each.group, storage.values(each.group, each.index))
+            for number, each in of_tokens.items()
+        }
+        self._shapes = {
+            number: np.array([*self._keys[number].blocks.shape[1:3], each.window, each.chunk], np.int64)
+            for number, each in of_tokens.items()
+        }
+        self._no_sinks = np.zeros(0, np.float32)
+
+    @staticmethod
+    def refusal(layer: AttentionLayer) -> str | None:
+        """Refuse nothing."""
+        del layer
+        return None
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's keys and values into their slots. O(elements)."""
+        slots = step.groups[self._layers[layer].group].slot_mapping
+        for memory, tokens in ((self._keys[layer], key), (self._values[layer], value)):
+            size = memory.blocks.shape[1]
+            if memory.blocks.dtype is torch.float32:
+                write_tokens(memory.flat(), memory.strides, size, slots.numpy(), tokens.float().contiguous().numpy())
+            else:
+                taken = slots >= 0
+                memory.blocks[slots[taken] // size, slots[taken] % size] = tokens[taken].to(memory.blocks.dtype)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute attention of a step's queries; gathered keys are freed sequence by sequence."""
+        spec, keys, values = self._layers[layer], self._keys[layer].blocks, self._values[layer].blocks
+        group = step.groups[spec.group]
+        out = query.new_empty(len(query), spec.num_heads, values.shape[3])
+        reads_in_place = keys.dtype is torch.float32 and query.dtype is torch.float32
+        if reads_in_place:
+            self._decode(layer, query, group, sinks, out)
+        if reads_in_place and step.num_tokens == step.num_places:
+            return out
+        for span in spans(spec, group):
+            if reads_in_place and span.num_queries == 1:
+                continue
+            key, value = (gather(blocks, group, span).to(query.dtype) for blocks in (keys, values))
+            out[span.tokens] = attend_to(spec, span, query[span.tokens], key, value, sinks)
+        return out
+
+    def attend_unfolded(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
+    ) -> torch.Tensor:
+        """Compute attention to keys and values that the model has unfolded from latents, sequence by sequence."""
+        spec = self._layers[layer]
+        out = query.new_empty(len(query), spec.num_heads, value.shape[2])
+        first = 0
+        for span in spans(spec, step.groups[spec.group]):
+            keys = slice(first, first + span.stop - span.first_key)
+            out[span.tokens] = attend_to(spec, span, query[span.tokens], key[keys], value[keys])
+            first = keys.stop
+        return out
+
+    def _decode(
+        self, layer: int, query: torch.Tensor, group: GroupMetadata, sinks: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        """Serve those with one query, where their blocks lie."""
+        spec, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
+        offsets, seq_lens = group.query_start_loc.numpy(), group.seq_lens.numpy()
+        places = np.flatnonzero(np.diff(offsets) == 1)
+        if not len(places):
+            return
+        longest = int(seq_lens[places].max())
+        exponents = np.empty(longest, np.int32)
+        decode_attention(
+            out.numpy(),
+            query.contiguous().numpy(),
+            places,
+            offsets[places].astype(np.int64),
+            group.block_tables.numpy(),
+            seq_lens,
+            keys.flat(),
+            keys.strides,
+            values.flat(),
+            values.strides,
+            self._shapes[layer],
+            spec.scale,
+            spec.soft_cap,
+            self._no_sinks if sinks is None else sinks.detach().float().contiguous().numpy(),
+            np.empty((spec.num_heads // keys.blocks.shape[2], longest), np.float32),
+            exponents,
+            exponents.view(np.float32),
+        )

@@ -1,0 +1,241 @@
+"""What of transformers the engine touches, and where its versions differ. Nothing else in the engine imports it.
+
+Versions 5.16 to 5.23 are meant. What they share is only given a name here; a difference between them has a function.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias, cast
+
+import torch
+
+from pagedkv.errors import DeviceUnavailableError, UnsupportedModelError
+
+try:
+    import transformers
+    from transformers import AttentionInterface, PreTrainedModel
+    from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin
+    from transformers.masking_utils import AttentionMaskInterface
+except ImportError as problem:
+    raise DeviceUnavailableError(
+        "pagedkv.engine needs transformers 5.16 or newer: pip install 'pagedkv[hf]'"
+    ) from problem
+
+__all__ = [
+    "Cache",
+    "Model",
+    "State",
+    "accepts",
+    "dense_cache",
+    "dense_implementation",
+    "forward",
+    "has_indexer",
+    "implementation",
+    "is_linear",
+    "load_state",
+    "position_rules",
+    "register",
+    "state_tensors",
+]
+
+Model: TypeAlias = PreTrainedModel
+State: TypeAlias = dict[str, torch.Tensor]
+"""The tensors of one recurrent layer's state, by name, each ``[sequences, ...]``."""
+
+OLDEST: Final = (5, 16)
+CONVOLUTION, SCAN = "convolution", "scan"
+STATE_NAME: Final = re.compile(rf"({CONVOLUTION}|{SCAN})_(\d+)")
+
+
+def require_version() -> None:
+    """Refuse a transformers that is too old. Raises DeviceUnavailableError."""
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise DeviceUnavailableError(
+            f"pagedkv.engine needs transformers 5.16 or newer, and {transformers.__version__} is installed: "
+            "pip install 'pagedkv[hf]'"
+        )
+
+
+# Attention
+
+
+def register(name: str, attention: Callable[..., Any], mask: Callable[..., Any] | None = None) -> None:
+    """Offer models an attention function; without a mask function they build no masks for it."""
+    AttentionInterface.register(name, attention)
+    if mask is not None:
+        AttentionMaskInterface.register(name, mask)
+
+
+@contextmanager
+def implementation(model: Model, name: str) -> Iterator[None]:
+    """Let a model, and all models in it, call an attention function for a while.
+
+    Raises:
+        UnsupportedModelError: the model cannot change its attention: its source does not go through the interface.
+    """
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    for config in list(configs.values()):
+        for key in config.sub_configs:
+            part = getattr(config, key, None)
+            if part is not None:
+                configs[id(part)] = part
+    before = [(config, config._attn_implementation) for config in configs.values()]  # noqa: SLF001 - transformers' name
+    for config, _ in before:
+        config._attn_implementation_internal = name  # noqa: SLF001 - no walk over modules, no warnings
+    try:
+        yield
+    finally:
+        for config, was in before:
+            config._attn_implementation_internal = was  # noqa: SLF001
+
+
+def dense_implementation(model: Model, *, has_cap: bool) -> str:
+    """Name the attention that answers rightly for a model: its own, but where that leaves soft caps out.
+
+    In 5.16 Gemma 2 chooses ``sdpa`` by itself, which knows no soft cap and says nothing.
+    """
+    return "eager" if has_cap else cast("str", model.config._attn_implementation)  # noqa: SLF001
+
+
+# Forward passes
+
+
+def accepts(model: Model, name: str) -> bool:
+    """Tell whether a model's forward takes an argument."""
+    parameters = inspect.signature(model.forward).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def forward(model: Model, wanted: torch.Tensor, **inputs: Any) -> torch.Tensor:  # noqa: ANN401 - the model's own
+    """Run a model, and return the logits of some of its tokens: float32 ``[wanted, vocabulary]``.
+
+    Args:
+        model: the model.
+        wanted: int64 ``[n]``: which tokens, of one row or of rows of one token each.
+        inputs: the arguments of its forward.
+
+    The vocabulary is computed for these alone where the model can do so.
+    """
+    is_row = inputs["input_ids"].shape[0] == 1
+    logits: torch.Tensor
+    if is_row and "logits_to_keep" in inspect.signature(model.forward).parameters:
+        logits = model(**inputs, logits_to_keep=wanted, use_cache=True).logits[0]
+    else:
+        logits = model(**inputs, use_cache=True).logits.flatten(0, 1)[wanted]
+    return logits.float()
+
+
+# Caches and states
+
+
+def dense_cache(model: Model) -> Cache:
+    """Make the cache that a model's own ``generate`` would use."""
+    return DynamicCache(config=model.config)
+
+
+def is_linear(layer: object) -> bool:
+    """Tell whether a layer of a cache keeps a recurrent state."""
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def has_indexer(layer: object) -> bool:
+    """Tell whether a layer of a cache keeps keys of an indexer, for sparse attention."""
+    return hasattr(layer, "update_indexer")
+
+
+def state_tensors(layer: Any) -> State:  # noqa: ANN401 - of transformers
+    """Name the tensors of a recurrent layer's state that are there."""
+    found: State = {}
+    for index, tensor in layer.conv_states.items():
+        if tensor is not None:  # of a layer that records its past, the last inputs
+            found[f"{CONVOLUTION}_{index}"] = tensor[..., -layer.conv_kernel_size[index] :]
+    for index, tensor in layer.recurrent_states.items():
+        if tensor is not None:
+            found[f"{SCAN}_{index}"] = tensor
+    return found
+
+
+def load_state(layer: Any, state: Mapping[str, torch.Tensor], *, is_prompt: bool) -> None:  # noqa: ANN401
+    """Let a new layer continue a state; its tensors are changed in place.
+
+    Args:
+        layer: a recurrent layer of a cache, of transformers.
+        state: its tensors.
+        is_prompt: what comes is a part of a prompt. One token alone is taken for a decoded one, for which some layers
+            round otherwise (Nemotron-H bounds the time step of prompts alone), unless the layer records its past.
+    """
+    layer.record_past = is_prompt and bool(state)
+    for name, tensor in state.items():
+        match = STATE_NAME.fullmatch(name)
+        assert match is not None, f"a state's tensor is called {name}"
+        index = int(match[2])
+        if match[1] == CONVOLUTION:
+            layer.conv_states[index] = tensor
+            layer.is_conv_states_initialized[index] = True
+            layer.conv_kernel_size[index] = tensor.shape[-1]
+        else:
+            layer.recurrent_states[index] = tensor
+            layer.is_recurrent_states_initialized[index] = True
+        layer.has_previous_state[index] = True
+        layer.device, layer.dtype = tensor.device, tensor.dtype
+
+
+# Rotary positions
+
+
+def position_rules(model: Model) -> set[str]:
+    """List the rules by which a model's rotary factors come about: "default", "llama3", "dynamic", ..."""
+    rules: set[str] = set()
+    for module in model.modules():
+        given = getattr(module, "rope_type", None)
+        if isinstance(given, str):
+            rules.add(given)
+        elif isinstance(given, Mapping):
+            rules.update(rule for rule in given.values() if isinstance(rule, str))
+    return rules
+
+
+def refuse_encoder(model: Model) -> None:
+    """Refuse models that encode before they decode. Raises UnsupportedModelError."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} encodes before it decodes: cross-attention has no paged memory here. "
+            "Use a model that only decodes"
+        )
+
+
+# What a model says of itself
+
+
+def longest_sequence(model: Model) -> int | None:
+    """Tell how many positions a model knows; None if its config does not say."""
+    config = model.config.get_text_config(decoder=True)
+    for name in ("max_position_embeddings", "n_positions"):
+        known = getattr(config, name, None)
+        if known:
+            return int(known)
+    return None
+
+
+def extents(model: Model) -> list[int]:
+    """List the windows and chunks that a model's config names, whether or not a layer uses them."""
+    config = model.config.get_text_config(decoder=True)
+    given = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return [extent for extent in given if isinstance(extent, int)]
+
+
+def vocabulary_size(model: Model) -> int:
+    """Count the tokens that a model has embeddings for."""
+    embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
+    return embeddings.weight.shape[0]
+
+
+def end_token_ids(model: Model) -> frozenset[int]:
+    """List the tokens that end a sequence, as ``generate`` takes them."""
+    given = getattr(model.generation_config, "eos_token_id", None)
+    if given is None:
+        return frozenset()
+    return frozenset([given] if isinstance(given, int) else given)

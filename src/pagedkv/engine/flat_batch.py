@@ -1,0 +1,65 @@
+"""FlatBatch: the tokens of a batch in one row, and which of them are to say what comes next.
+
+The scheduler lists who decodes, then the chunks of prompts, each in the order of their keys; a plan's ranges are in the
+order of rows. This is where one order becomes the other::
+
+    batch       | decoding: one token each     | chunk | chunk with 2 samples |
+    flat row    | row 0 | row 1: a chunk   | row 2 | row 3 ... |            as the plan's ranges
+    wanted      the last token of every sequence that is sampled, ascending
+    decoding    the places of those who decode: recurrent layers may round otherwise for them than for a prompt's token
+    source      for each row of logits that is sampled, in the batch's order: which of the wanted tokens
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array, Int64Array
+from pagedkv.scheduling import Batch
+
+__all__ = ["FlatBatch", "flatten"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatBatch:
+    """See the module's text.
+
+    Args:
+        token_ids: int32 ``[tokens]``.
+        decoding: int64 ``[sequences]``, places among the plan's ranges.
+        num_prompt_tokens: int64 ``[places]``: of each sequence; behind them its tokens were decoded, at first.
+        wanted: int64 ``[n]``, ascending.
+        source: int64 ``[batch.num_samples]``.
+    """
+
+    token_ids: Int32Array
+    decoding: Int64Array
+    num_prompt_tokens: Int64Array
+    wanted: Int64Array
+    source: Int64Array
+
+
+def flatten(batch: Batch) -> FlatBatch:
+    """Lay a batch out. O(tokens), of which only the chunks are walked over in Python."""
+    compute = batch.plan.compute
+    offsets = compute.offsets()
+    token_ids = np.zeros(int(offsets[-1]), np.int32)
+    last: list[Int64Array] = []
+    places = np.zeros(0, np.int64)
+    num_prompt_tokens = np.zeros(len(compute.rows), np.int64)
+    if batch.decoding is not None:
+        places = np.searchsorted(compute.rows, batch.decoding.rows).astype(np.int64)
+        token_ids[offsets[places]] = batch.decoded_token_ids
+        last.append(offsets[places].astype(np.int64))
+    for chunk in batch.prefilling:
+        place = int(np.searchsorted(compute.rows, chunk.row))
+        start, stop = int(offsets[place]), int(offsets[place + 1])
+        assert stop - start == len(chunk.token_ids), (
+            f"row {chunk.row} is to compute {stop - start} tokens, but {len(chunk.token_ids)} were scheduled"
+        )
+        token_ids[start:stop] = chunk.token_ids
+        num_prompt_tokens[place] = chunk.request.num_prompt_tokens
+        last.append(np.full(chunk.num_samples, stop - 1, np.int64))
+    sampled = np.concatenate(last) if last else np.zeros(0, np.int64)
+    wanted, source = np.unique(sampled, return_inverse=True)
+    return FlatBatch(token_ids, places, num_prompt_tokens, wanted, source.astype(np.int64))

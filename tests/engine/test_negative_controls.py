@@ -1,0 +1,88 @@
+"""What is broken must show: each capability left out, blocks with other content, poison where something is read."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pagedkv.attention import CPUBackend
+from pagedkv.engine import LLM, SamplingParams
+from pagedkv.errors import EngineError
+from tests.engine.families import make_model
+from tests.engine.serving import CONFIG, PROMPTS, compare, reference, serve
+
+ROOMY = replace(CONFIG, num_blocks=200)
+
+
+def break_layers(llm: LLM, **changes: object) -> None:
+    """Let the back end believe something else of every layer."""
+    backend = llm.core._runner._backend
+    assert isinstance(backend, CPUBackend)
+    storage = llm.core.executor.storage
+    layers = [replace(layer, **changes) for layer in llm.groups.attention]  # type: ignore[arg-type]
+    llm.core._runner._backend = CPUBackend(storage, layers)
+
+
+def forget_sinks(llm: LLM) -> None:
+    """Let the back end be given no sinks."""
+    backend = llm.core._runner._backend
+    attend: Callable[..., torch.Tensor] = backend.attend
+
+    def without(*given: object, sinks: object = None) -> torch.Tensor:
+        del sinks
+        return attend(*given)
+
+    backend.attend = without  # type: ignore[assignment,method-assign]
+
+
+BROKEN: dict[str, tuple[str, Callable[[LLM], Any]]] = {
+    "no window": ("mistral", lambda llm: break_layers(llm, window=0)),
+    "a window that is too short": ("mistral", lambda llm: break_layers(llm, window=11)),
+    "no chunk": ("llama4_text", lambda llm: break_layers(llm, chunk=0)),
+    "no soft cap": ("gemma2", lambda llm: break_layers(llm, soft_cap=0.0)),
+    "no sinks": ("gpt_oss", forget_sinks),
+    "another scale": ("llama", lambda llm: break_layers(llm, scale=0.3)),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_capability_left_out_is_noticed(what: str) -> None:
+    name, break_it = BROKEN[what]
+    model = make_model(name)
+    llm = LLM(model, ROOMY)
+    break_it(llm)
+    with pytest.raises((AssertionError, EngineError)):
+        compare(serve(llm)[0], reference(model, PROMPTS))
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bamba"])
+def test_a_hit_on_other_content_is_noticed(name: str) -> None:
+    model, shared = make_model(name), PROMPTS[:2]
+    llm = LLM(model, ROOMY)
+    params = SamplingParams(max_tokens=20)
+    compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
+    for pool in llm.core.executor.storage.pools.values():
+        content = pool.device_bytes[pool.block_nbytes :].view(torch.float32)
+        content[~content.isnan()] *= 1.5
+    requests, records = serve(llm, shared[1:], params)
+    assert sum(record.num_hit_tokens for record in records) >= 16
+    with pytest.raises(AssertionError):
+        compare(requests, reference(model, shared[1:]))
+
+
+def test_poison_that_is_read_is_noticed() -> None:
+    model = make_model("llama")
+    llm = LLM(model, ROOMY)
+    llm.submit(PROMPTS[:1], SamplingParams(max_tokens=20))
+    for _ in range(4):
+        llm.step()
+    used = llm.core.space.block_ids(0)[2]
+    pool = next(iter(llm.core.executor.storage.pools.values()))
+    pool.device_bytes.view(pool.num_blocks, pool.block_nbytes)[used] = 255
+    requests = list(llm.core._requests.values())
+    while llm.core.has_work:
+        llm.step()
+    with pytest.raises(AssertionError):
+        compare(requests, reference(model, PROMPTS[:1]))

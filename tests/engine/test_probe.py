@@ -1,0 +1,163 @@
+"""What the probe sees: the groups that models/ derives from the config, and what is refused by name and reason."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from pagedkv.engine import LLM, EngineConfig
+from pagedkv.engine.grouping import group_layers
+from pagedkv.engine.layer_specs import Rule
+from pagedkv.engine.mask_rules import rule_of_mask
+from pagedkv.engine.probe import probe
+from pagedkv.engine.refusals import require_supported
+from pagedkv.engine.self_test import self_test
+from pagedkv.errors import UnsupportedModelError
+from pagedkv.models import read_model
+from tests.engine.families import BASE, CONFIGS, make_model
+
+BLOCK_SIZE = 4
+UNKNOWN_TO_MODELS = {"falcon_h1", "lfm2", "zamba2"}
+"""Families that models/ does not read yet: their layers keep what it has no word for."""
+OTHERWISE_IN_MODELS = {
+    "bamba": "counts one input of the convolution less than transformers' cache keeps",
+    "granitemoehybrid": "as bamba",
+    "jamba": "as bamba",
+    "nemotron_h": "as bamba",
+    "qwen3_next": "as bamba",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in UNKNOWN_TO_MODELS])
+def test_groups_are_those_that_models_reads_from_the_config(name: str, tmp_path: Path) -> None:
+    model = make_model(name)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**model.config.to_dict(), "dtype": "float32"}, default=str))
+    memory = read_model(str(path))
+    groups = group_layers(probe(model), BLOCK_SIZE, 1024)
+    assert [spec.pool for spec in groups.specs] == [group.name for group in memory.groups]
+    assert [type(spec) for spec in groups.specs] == [type(group.spec(BLOCK_SIZE)) for group in memory.groups]
+    for spec, shape, group in zip(groups.specs, groups.shapes, memory.groups, strict=True):
+        assert shape.num_layers == group.num_layers
+        if name not in OTHERWISE_IN_MODELS or spec.kind != "recurrent":
+            assert shape.block_nbytes(spec.block_size) == group.block_nbytes(spec.block_size)
+
+
+def test_what_a_layer_asks_for_is_seen() -> None:
+    calls = probe(make_model("gemma2")).calls
+    assert [call.rule for call in calls] == [Rule("window", 12), Rule("full"), Rule("window", 12)]
+    assert {call.soft_cap for call in calls} == {5.0}
+    assert all(call.has_sinks for call in probe(make_model("gpt_oss")).calls)
+    assert next(call.rule for call in probe(make_model("llama4_text")).calls) == Rule("chunk", 16)
+    assert {call.scale for call in probe(make_model("granite")).calls} == {0.2}
+
+
+def test_layers_that_share_keys_read_one_source() -> None:
+    layers = probe(make_model("gemma3n_text"))
+    assert [call.source for call in layers.calls] == [0, 1, 0, 1]
+    assert [call.is_sharing for call in layers.calls] == [False, False, True, True]
+
+
+def test_the_probe_leaves_the_model_as_it_was() -> None:
+    model = make_model("llama")
+    before = model.config._attn_implementation
+    probe(model)
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize(
+    "rule", [Rule("full"), Rule("window", 1), Rule("window", 12), Rule("chunk", 16), Rule("chunk", 7)]
+)
+def test_a_mask_tells_its_rule(rule: Rule) -> None:
+    def mask(_: object, __: object, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        causal = key <= query
+        if rule.kind == "window":
+            return causal & (key > query - rule.extent)
+        return causal & (key // rule.extent == query // rule.extent) if rule.extent else causal
+
+    assert rule_of_mask(mask, 1024) == rule
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda _, __, query, key: key >= 0 * query,  # bidirectional
+        lambda _, __, query, key: (key <= query) & (key % 2 == 0),
+        lambda _, __, query, key: (key <= query) & (key != 5),
+        lambda _, __, query, key: (key <= query) & (key > query // 2),
+    ],
+)
+def test_other_masks_have_no_rule(mask: object) -> None:
+    assert rule_of_mask(mask, 1024) is None  # type: ignore[arg-type]
+
+
+def tiny(model_type: str, **own: object) -> PreTrainedModel:
+    """Make a model of a kind that is refused."""
+    torch.manual_seed(0)
+    base = {key: value for key, value in BASE.items() if key != "head_dim"}
+    config = AutoConfig.for_model(model_type, **{**base, **own})
+    return cast("PreTrainedModel", cast("Any", AutoModelForCausalLM).from_config(config).eval())
+
+
+REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
+    "bloom": (lambda: tiny("bloom", n_layer=2, n_head=4), "BloomForCausalLM"),
+    "mpt": (lambda: tiny("mpt", d_model=32, n_heads=4, n_layers=2), "MptForCausalLM"),
+    "falcon alibi": (lambda: tiny("falcon", alibi=True), "FalconForCausalLM"),
+    "dynamic NTK": (
+        lambda: tiny("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+        "rope_type is 'dynamic'",
+    ),
+    "longrope": (
+        lambda: tiny(
+            "phi3",
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+        "rope_type is 'longrope'",
+    ),
+    "training": (lambda: cast("Any", make_model("llama")).train(), "training mode"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_answer_wrongly_is_refused(name: str) -> None:
+    make, reason = REFUSED[name]
+    with pytest.raises(UnsupportedModelError, match=reason):
+        LLM(make(), EngineConfig(num_blocks=20))
+
+
+def test_an_encoder_is_refused() -> None:
+    model = make_model("llama")
+    model.config.is_encoder_decoder = True
+    with pytest.raises(UnsupportedModelError, match="cross-attention"):
+        require_supported(model)
+
+
+def test_the_self_test_finds_what_the_probe_misread() -> None:
+    """Negative control: a layer that lost its window answers otherwise, and is refused."""
+    model = make_model("gemma2")
+    groups = group_layers(probe(model), BLOCK_SIZE, 1024)
+    assert self_test(model, groups).difference < 1e-4
+    for change in ({"window": 0}, {"soft_cap": 0.0}, {"scale": 0.3}):
+        broken = replace(groups, attention=tuple(replace(layer, **change) for layer in groups.attention))
+        with pytest.raises(UnsupportedModelError, match="answers otherwise over blocks"):
+            self_test(model, broken)
+
+
+def test_whether_decoding_answers_otherwise_than_a_prompt_is_found_out() -> None:
+    """Zamba2 and Nemotron-H bound the time steps of prompts alone; then what was decoded is replayed step by step."""
+    found = {}
+    for name in ("llama", "bamba", "zamba2", "nemotron_h"):
+        model = make_model(name)
+        found[name] = self_test(model, group_layers(probe(model), BLOCK_SIZE, 8)).replays_steps
+    assert found == {"llama": False, "bamba": False, "zamba2": True, "nemotron_h": True}
