@@ -14,8 +14,9 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
+from pagedkv.budget import blocks_that_fit
 from pagedkv.models import read_model
-from pagedkv.models.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import find_gpu, kv_budget_nbytes, read_cost_model
 from pagedkv.traces import TokenizedRequest
@@ -64,7 +65,7 @@ def saving(kind: str, width: int) -> float:
     nbytes = kv_budget_nbytes(model, find_gpu("a100-40"))
     options: dict[str, Any] = {kind: width}
     config = ServingConfig(
-        num_blocks=blocks_that_fit(groups, block_nbytes, nbytes, MAX_SEQUENCES, CONTEXT),
+        num_blocks=blocks_that_fit(groups, block_nbytes, nbytes, CONTEXT, CONTEXT),
         block_size=BLOCK_SIZE,
         groups=groups,
         max_sequences=MAX_SEQUENCES,

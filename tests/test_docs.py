@@ -79,7 +79,7 @@ class Document:
         ]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/coming-from-vllm.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/coming-from-vllm.md", "docs/device.md"])
 def test_what_documents_show_is_true(name: str) -> None:
     document = Document((ROOT / name).read_text(encoding="utf-8"), name)
     document.run()
@@ -87,7 +87,7 @@ def test_what_documents_show_is_true(name: str) -> None:
     assert any(claim is not UNKNOWN for claim in document.claims.values())
 
 
-@pytest.mark.parametrize("name", ["docs/guide.md", "docs/coming-from-vllm.md"])
+@pytest.mark.parametrize("name", ["docs/guide.md", "docs/coming-from-vllm.md", "docs/device.md"])
 def test_every_print_of_a_guide_says_what_it_prints(name: str) -> None:
     document = Document((ROOT / name).read_text(encoding="utf-8"), name)
     document.run()
@@ -97,7 +97,7 @@ def test_every_print_of_a_guide_says_what_it_prints(name: str) -> None:
 
 def test_the_fifteen_lines_are_fifteen() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    ((_, block),) = python_blocks(text)
+    (_, block), *_ = python_blocks(text)
     assert "## In fifteen lines" in text
     assert len([line for line in block.splitlines() if line.strip()]) == 15
 

@@ -51,7 +51,7 @@ def converted(trace: Path, *options: object) -> Path:
     output = trace.with_name("converted.jsonl")
     result = run("convert", trace, "-o", output, *options)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert re.fullmatch(rf"\d+ requests written to {re.escape(str(output))}\n", result.stderr)
+    assert re.fullmatch(rf"\d+ requests written to {re.escape(str(output))}, read as .+\n", result.stderr)
     return output
 
 
@@ -98,14 +98,16 @@ def test_a_name_that_ends_in_gz_is_compressed_always_to_the_same_bytes(tmp_path:
 def test_a_dash_is_the_standard_output(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, HASH_IDS)
     result = run("convert", trace, "-o", "-")
-    assert (result.exit_code, result.stderr) == (0, "3 requests written to -\n")
+    told = "3 requests written to -, read as Mooncake's hash_ids of 512 tokens, times in ms\n"
+    assert (result.exit_code, result.stderr) == (0, told)
     assert result.stdout == converted(trace).read_text()
 
 
 def test_a_pipe_is_converted_to_a_pipe() -> None:
     process = start("convert", "/dev/stdin", "-o", "/dev/stdout")
     stdout, stderr = process.communicate(gzip.compress(HASH_IDS.encode()), timeout=PATIENCE_S)
-    assert (process.returncode, stderr) == (0, b"3 requests written to /dev/stdout\n")
+    assert process.returncode == 0
+    assert stderr.startswith(b"3 requests written to /dev/stdout, read as ")
     assert [json.loads(row)["input_length"] for row in stdout.splitlines()[1:]] == [1100, 1536, 13]
 
 
@@ -273,3 +275,84 @@ def test_the_help_has_examples() -> None:
     result = run("convert", "--help")
     assert result.exit_code == 0
     assert " pagedkv convert mooncake_conversation.jsonl.gz " in result.stdout.replace("\n", " ")
+
+
+SAMPLES = Path(__file__).parents[1] / "traces" / "samples"
+
+
+def test_a_log_becomes_a_trace_without_its_texts(tmp_path: Path) -> None:
+    output = tmp_path / "trace.jsonl"
+    result = run("convert", SAMPLES / "openai.jsonl", "--anonymize", "--salt", "s", "--block-size", 4, "-o", output)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "2 requests written" in result.stderr
+    assert "read as an OpenAI style request log, times in ISO 8601, 4 characters a token" in result.stderr
+    header, first, second = map(json.loads, output.read_text().splitlines())
+    assert header["block_size"] == 4
+    assert [row["arrival_s"] for row in (first, second)] == [0.0, 20.5]  # on a clock that begins with the trace
+    assert not {"token_ids", "output_token_ids"} & (first.keys() | second.keys())
+    assert first["session"] == second["session"] != "u1"
+    runs = [[each[0] for each in row["block_runs"]] for row in (first, second)]
+    assert runs[1][: len(runs[0])] == runs[0]
+    again = tmp_path / "again.jsonl"
+    run("convert", SAMPLES / "openai.jsonl", "--anonymize", "--salt", "other", "--block-size", 4, "-o", again)
+    assert not {tuple(each) for each in json.loads(again.read_text().splitlines()[1])["block_runs"]} & {
+        tuple(each) for each in first["block_runs"]
+    }
+
+
+@pytest.mark.parametrize("sample", sorted(path.name for path in SAMPLES.iterdir()))
+def test_a_newcomer_with_any_log_has_a_result_in_two_commands(tmp_path: Path, sample: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    options: list[object] = (
+        ["--columns", "arrival=when_ms,input=tokens in,output=out"] if sample == "columns.csv" else []
+    )
+    options += ["--session-interval", 60] if sample == "sharegpt.json" else []
+    assert run("convert", SAMPLES / sample, "-o", trace, *options, "--anonymize").exit_code == 0
+    result = run("replay", trace, "--cost-model", "instant", "--json", "-")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert document["steps"]["virtual_s"] < 200
+    assert document["requests"]["num_finished"] == document["requests"]["num_requests"] > 1
+
+
+def test_times_since_1970_begin_at_0(tmp_path: Path) -> None:
+    trace = tmp_path / "epoch.csv"
+    trace.write_text("arrived_s,input_length,output_length\n1772355600,5,1\n1772355601.5,5,1\n")
+    for options in ([], ["--sort"]):
+        rows = converted(trace, *options).read_text().splitlines()[1:]
+        assert [json.loads(row)["arrival_s"] for row in rows] == [0.0, 1.5]
+    replayed = json.loads(run("replay", trace, "--cost-model", "instant", "--json", "-").stdout)
+    assert replayed["steps"]["virtual_s"] == 1.5
+    assert replayed["read_as"] == "CSV of lengths, times in s"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--time-unit", "h"], "--time-unit must be one of s, ms, us, ns, got 'h'"),
+        (["--columns", "arrival"], "--columns wants what=column, of arrival, input,"),
+        (["--columns", "arrival=a,input=b"], "--columns must name the column of output or answer"),
+        (["--columns", "arrival=a,arrival=b,input=c,output=d"], "--columns names something twice"),
+        (["--columns", "when=a,input=c,output=d"], "got 'when=a'"),
+        (["--chars-per-token", 0], "--chars-per-token must be from 1 to 1,000, got 0.0"),
+        (["--tokenizer", "nowhere.json"], "--tokenizer"),
+        (["--tokenizer", "a", "--chars-per-token", 4], "give one of them"),
+        (["--salt", "x"], "--salt is a text for --anonymize: give both"),
+    ],
+)
+def test_what_a_file_is_said_to_be_is_checked_before_it_is_read(
+    tmp_path: Path, options: list[object], told: str
+) -> None:
+    assert told in refused(tmp_path / "missing", "-o", tmp_path / "out.jsonl", *options)
+
+
+def test_a_column_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
+    message = refused(
+        SAMPLES / "azure.csv",
+        "--columns",
+        "arrival=timestamp,input=ContextToken,output=GeneratedTokens",
+        "-o",
+        tmp_path / "out.jsonl",
+    )
+    assert "has no column 'timestamp'" in message
+    assert "it has TIMESTAMP, ContextTokens, GeneratedTokens" in message

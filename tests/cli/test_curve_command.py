@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pagedkv.capacity.curve import with_multiples
 from pagedkv.cli.commands import curve as driver
 from pagedkv.pool.eviction.registry import POLICIES
 from tests.cli.command import run, start
@@ -70,7 +71,54 @@ GOLDEN = """\
         "4": 0.0
       }
     }
-  }
+  },
+  "gains": [
+    {
+      "capacity": 1,
+      "factor": 4,
+      "by_policy": {
+        "lru": 0.2727272727272727,
+        "adaptive": 0.2727272727272727,
+        "optimal": 0.2727272727272727
+      }
+    },
+    {
+      "capacity": 3,
+      "factor": 2,
+      "by_policy": {
+        "lru": 0.09090909090909091,
+        "adaptive": 0.09090909090909091,
+        "optimal": 0.0
+      }
+    },
+    {
+      "capacity": 3,
+      "factor": 4,
+      "by_policy": {
+        "lru": 0.09090909090909091,
+        "adaptive": 0.09090909090909091,
+        "optimal": 0.0
+      }
+    },
+    {
+      "capacity": 4,
+      "factor": 2,
+      "by_policy": {
+        "lru": 0.0,
+        "adaptive": 0.0,
+        "optimal": 0.0
+      }
+    },
+    {
+      "capacity": 4,
+      "factor": 4,
+      "by_policy": {
+        "lru": 0.0,
+        "adaptive": 0.0,
+        "optimal": 0.0
+      }
+    }
+  ]
 }
 """
 """Worked out by hand: 2 + 3 + 1 blocks of 1024 + 1100 + 13 tokens come again, of 11 blocks and 3762 tokens."""
@@ -92,7 +140,8 @@ def test_the_json_is_golden_whatever_the_order_of_the_capacities(tmp_path: Path,
         assert lines.pop(2).startswith('  "command": "pagedkv')
         written = json.loads("".join(lines))
         assert "".join(lines) == json.dumps(written, indent=2) + "\n"
-        for by_policy in (written["policies"], written["gaps"]["policy_gap"]):
+        gains = [gain["by_policy"] for gain in written["gains"]]
+        for by_policy in (written["policies"], written["gaps"]["policy_gap"], *gains):
             for further in by_policy.keys() - {"lru", "adaptive", "optimal"}:
                 del by_policy[further]
         assert json.dumps(written, indent=2) + "\n" == GOLDEN.replace("TRACE", str(trace))
@@ -107,15 +156,28 @@ def test_the_table_shows_the_figures(trace: Path) -> None:
     assert ("ideal hit ratio by token", "56.80% (2,137 of 3,762)") in rows
     assert ("content ceiling, never seen before", "45.45%") in rows
     assert ("LRU reaches 90% of the ideal at", "4 blocks") in rows
-    for heading in (("blocks", *POLICIES, "optimal"), ("blocks", *POLICIES, "capacity gap")):
+    for heading in (("blocks", *POLICIES, "optimal, offline"), ("blocks", *POLICIES, "capacity gap")):
         assert heading in rows
     lru, adaptive = (1 + list(POLICIES).index(name) for name in ("lru", "adaptive"))
     for capacity, expected in (
         ("1", [["27.27%", "27.27%", "27.27%"], ["0.00%", "0.00%", "27.27%"]]),
         ("3", [["45.45%", "45.45%", "54.55%"], ["9.09%", "9.09%", "0.00%"]]),
     ):
-        shown_there = [row for row in rows if row[:1] == (capacity,)]
+        shown_there = [row for row in rows if row[:1] == (capacity,) and row[1].endswith("%")]
         assert [[row[lru], row[adaptive], row[-1]] for row in shown_there] == expected
+
+
+def test_twice_and_four_times_the_memory_are_told_in_points(trace: Path) -> None:
+    shown = [line.split() for line in run("curve", trace, "--capacities", "1,3,4").stdout.splitlines()]
+    assert ["1", "4x", *["+27.27"] * (len(POLICIES) + 1)] in shown
+    (row,) = [row for row in shown if row[:2] == ["3", "2x"]]
+    assert (row[2], row[-1]) == ("+9.09", "+0.00")
+
+
+def test_by_default_twice_and_four_times_the_middle_are_measured() -> None:
+    assert with_multiples([10, 20, 40], 15, 1000) == [10, 15, 20, 30, 40, 60]
+    assert with_multiples([10], 400, 1000) == [10, 400, 800]
+    assert with_multiples([10], 4000, 1000) == [10, 1000]
 
 
 def test_the_default_capacities_span_the_trace(trace: Path) -> None:

@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "curve": ("curve", TRACE, "--capacities", "2,5,9,200"),
 }
 
-ADDED: Final = frozenset({"misses"})
+ADDED: Final = frozenset({"misses", "warnings", "gains", "read_as"})
 """Sections that replays have had since the golden files were written; golden in a file of their own."""
 
 PINNED: Final = ("lru", "adaptive", "optimal")
@@ -46,7 +46,8 @@ def result_of(name: str) -> dict[str, Any]:
     result = run(*COMMANDS[name], "--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document: dict[str, Any] = json.loads(result.stdout)
-    for by_policy in (document.get("policies", {}), document.get("gaps", {}).get("policy_gap", {})):
+    gains = [gain["by_policy"] for gain in document.get("gains", [])]
+    for by_policy in (document.get("policies", {}), document.get("gaps", {}).get("policy_gap", {}), *gains):
         for further in by_policy.keys() - set(PINNED):
             del by_policy[further]
     return {key: value for key, value in document.items() if key not in {"trace", "command"}}

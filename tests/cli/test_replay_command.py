@@ -24,7 +24,8 @@ def trace(tmp_path: Path) -> Path:
 
 
 def library_result(trace: Path, num_blocks: int, block_size: int) -> dict[str, object]:
-    server = VirtualServer(ServingConfig(num_blocks, block_size), read_cost_model(DEFAULT_COST_MODEL))
+    config = ServingConfig(num_blocks, block_size, cost_model_name=DEFAULT_COST_MODEL)
+    server = VirtualServer(config, read_cost_model(DEFAULT_COST_MODEL))
     with TraceReader(trace) as requests:
         is_local = requests.session_per_row
         return server.run(interleave_sessions(requests.sessions(), 60.0) if is_local else requests).as_dict()
@@ -39,6 +40,8 @@ def test_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> Non
     document = json.loads(result.stdout)
     assert document.pop("trace") == str(trace)
     assert document.pop("command").startswith("pagedkv")
+    assert document.pop("read_as").endswith(("times in ms", "times in s", "own clock"))
+    assert document.pop("warnings")[0].startswith("the seconds are those of qwen3-32b/8xh200, for nothing says")
     assert document == library_result(trace, 100, 8)
 
 
@@ -116,8 +119,93 @@ def test_a_model_and_a_gpu_give_groups_blocks_and_bytes(trace: Path) -> None:
     assert document["config"]["model"] == "gemma-2-27b"
     assert list(document["pools"]) == ["full", "window_4096"]
     assert all(pool["block_nbytes"] > 0 for pool in document["pools"].values())
-    assert document["pools"]["full"]["num_blocks"] == document["pools"]["window_4096"]["num_blocks"]
+    # Of the requests, 891 tokens long in the mean, a window keeps all, and the tokens that a step computes pass it.
+    full, window = (document["pools"][pool]["num_blocks"] + 1 for pool in ("full", "window_4096"))
+    mean = (1100 + 20 + 1536 + 13 + 5) / 3
+    assert full * 16 / mean == pytest.approx((window * 16 - 8192 - 16) / (mean + 32), rel=0.001)
     assert document["waste"]["max_length"] == 8192
+    assert document["config"]["cost_model_name"] == "gemma-2-27b/2xh100"
+    assert document["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "those of qwen3-32b/8xh200, for nothing says what this runs on: --model and --gpu or --cost-model do"),
+        (
+            ["--model", "llama-3.1-8b", "--memory", 4],
+            "those of qwen3-32b/8xh200, not of llama-3.1-8b, for nothing says",
+        ),
+        (
+            ["--model", "llama-3.1-8b", "--memory", 4, "--cost-model", "qwen3-8b/h100"],
+            "the seconds are those of qwen3-8b/h100, the memory is that of llama-3.1-8b",
+        ),
+    ],
+)
+def test_seconds_of_another_model_are_warned_of(trace: Path, options: list[object], told: str) -> None:
+    result = run("replay", trace, *options)
+    text = " ".join(result.stdout.split())
+    assert text.startswith("Warning: the seconds are")
+    assert told in text
+    assert "Seconds, by the cost model qwen3" in text
+    assert [told in warning for warning in json.loads(run("replay", trace, *options, "--json", "-").stdout)["warnings"]]
+
+
+def test_seconds_that_were_asked_for_are_named_without_a_warning(trace: Path) -> None:
+    for options, name in (
+        (["--model", "llama-3.1-8b", "--gpu", "2xH100"], "llama-3.1-8b/2xh100"),
+        (["--cost-model", "instant"], "instant"),
+    ):
+        stdout = run("replay", trace, *options).stdout
+        assert "Warning" not in stdout
+        assert f"cost model {name}" in " ".join(stdout.split())
+
+
+def test_of_lengths_alone_nothing_is_claimed_to_hit_or_miss(tmp_path: Path) -> None:
+    trace = tmp_path / "lengths.csv"
+    trace.write_text(LENGTHS)
+    for mode in ([], ["--one-at-a-time"]):
+        stdout = " ".join(run("replay", trace, *mode).stdout.split())
+        assert "hit ratio by token unknown, the trace tells lengths alone" in stdout
+        document = json.loads(run("replay", trace, *mode, "--json", "-").stdout)
+        hits = document.get("hits", document)
+        assert (hits["token_hit_ratio"], hits["block_hit_ratio"]) == (None, None)
+    assert "100" not in run("replay", trace).stdout.partition("by cause")[2].partition("Seconds")[0]
+    assert "the trace tells lengths and not content" in run("replay", trace).stdout
+
+
+@pytest.mark.parametrize("mode", [[], ["--one-at-a-time"]])
+def test_a_run_that_serves_nobody_is_an_error(tmp_path: Path, trace: Path, mode: list[str]) -> None:
+    trace.write_text(HASH_IDS.splitlines()[0])
+    result = run("replay", trace, "--num-blocks", 11, *mode, "--json", tmp_path / "result.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "not one of 1 requests fits the pools, the largest of which has 10 blocks" in result.stderr
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_some_requests_that_are_rejected_are_warned_of(trace: Path) -> None:
+    assert "2 of 3 requests (66.7%) were rejected" in run("replay", trace, "--num-blocks", 11).stdout
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("command", ["replay", "curve"])
+def test_no_number_is_broken_on_a_narrow_terminal(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, command: str, columns: int
+) -> None:
+    options = ["--model", "gemma-2-27b", "--memory", "20,40"] if command == "curve" else ["--model", "gemma-2-27b"]
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = run(command, trace, *options).stdout
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = run(command, trace, *options).stdout
+    assert {word for word in narrow.split() if word[0].isdigit()} >= {
+        word for word in wide.split() if word[0].isdigit() and "ns" not in word and not word.endswith(".0")
+    } - _times(wide)
+    assert max(map(len, narrow.splitlines())) <= columns
+
+
+def _times(text: str) -> set[str]:
+    """Words of the one row that differs from run to run."""
+    return {word for line in text.splitlines() if "time it took here" in line for word in line.split()}
 
 
 def test_pools_can_have_blocks_of_their_own(trace: Path) -> None:

@@ -1,9 +1,12 @@
 """A drawing by itself: ids of its own, text as text, and nothing global touched."""
 
+from xml.etree import ElementTree as ET
+
 import matplotlib as mpl
+import pytest
 from matplotlib.figure import Figure
 
-from pagedkv.report.drawing import HALF, LINES, draw, only_axes
+from pagedkv.report.drawing import HALF, LINES, draw, line, logarithmic, only_axes
 from tests.report.page_reader import read_page
 
 
@@ -41,3 +44,26 @@ def test_settings_of_the_user_neither_matter_nor_change() -> None:
         before = dict(mpl.rcParams)
         assert draw("key", HALF, "label", paint) == plain
         assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize(("low", "high"), [(300, 900), (300, 1200), (90, 4000), (10, 10**6)])
+def test_a_logarithmic_axis_has_numbers_whatever_its_range(low: float, high: float) -> None:
+    def paint(figure: Figure) -> None:
+        axes = only_axes(figure, "x", "y")
+        line(axes, [low, high], [1.0, 2.0], LINES[0])
+        logarithmic(axes, "x")
+        axes.set_yticks([])
+
+    svg = ET.fromstring(draw("key", HALF, "label", paint))  # noqa: S314 - our own
+    texts = [element.text or "" for element in svg.iter() if element.tag.endswith("text")]
+    assert len([text for text in texts if text.strip("0123456789,.M") == ""]) >= 3
+
+
+def test_markers_at_the_edge_are_whole() -> None:
+    def paint(figure: Figure) -> None:
+        axes = only_axes(figure, "x", "y")
+        line(axes, [0.0, 1.0], [0.0, 1.0], LINES[0])
+        axes.set_ylim(bottom=0)
+        assert all(not drawn.get_clip_on() for drawn in axes.lines)
+
+    draw("key", HALF, "label", paint)

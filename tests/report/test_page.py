@@ -12,6 +12,7 @@ import pytest
 from pagedkv.errors import ConfigurationError
 from pagedkv.report import ReportRun
 from pagedkv.report.capacity import capacity_section
+from pagedkv.report.memory import memory_section
 from pagedkv.report.page import render_report
 from tests.report.page_reader import Page, read_page
 from tests.report.rendering import COMMAND, rendered
@@ -208,3 +209,54 @@ def test_a_curve_of_one_capacity_has_no_area_to_fill() -> None:
 def test_no_run_and_too_many_are_refused(num_runs: int) -> None:
     with pytest.raises(ConfigurationError, match=f"a report shows 1 to 8 runs, got {num_runs}"):
         render_report([empty_run()] * num_runs, version="0", command="")
+
+
+def test_warnings_stand_above_everything_else() -> None:
+    run = sample_run(num_intervals=1)
+    run.replay["warnings"] = ["the seconds are those of <another>"]
+    assert rendered(run).texts("li")[0] == "The seconds are those of <another>."
+    assert rendered(run, run).texts("li")[2].endswith(": the seconds are those of <another>.")
+
+
+def test_the_cost_model_is_named_beside_its_seconds() -> None:
+    run = sample_run(num_intervals=1)
+    run.replay["config"]["cost_model_name"] = "llama-3.1-8b/h100"
+    assert "The seconds are those of the cost model llama-3.1-8b/h100." in rendered(run).texts("p")
+
+
+def test_of_lengths_alone_no_hit_is_claimed_and_none_denied() -> None:
+    run = sample_run(num_intervals=3, with_curve=False)
+    run.replay["requests"]["num_with_content"] = 0
+    run.replay["hits"] |= {"token_hit_ratio": None, "block_hit_ratio": None}
+    page = rendered(run)
+    values = dict(zip(page.texts("dt"), page.texts("dd", class_="value"), strict=False))
+    assert values["Hit ratio by token"] == values["Hit ratio by block"] == "unknown"
+    assert not {"Hit ratio over time", "Hits by age", "Evictions by age"} & set(page.texts("h3"))
+    assert "The trace tells lengths and not content: what would hit is unknown." in page.texts("p")
+
+
+def test_every_plot_is_drawn_a_second_time_for_a_phone() -> None:
+    page = page_named("one run")
+    roomy, narrow = page.all("div", class_="roomy"), page.all("div", class_="narrow")
+    assert len(roomy) == len(narrow) == len(page.all("figure"))
+    widths = [
+        float(drawing.attrib["viewBox"].split()[2]) for drawing in page.drawings if "aria-label" in drawing.attrib
+    ]
+    assert widths[1::2] == [350.0] * len(narrow)
+    assert min(widths[::2]) >= 520
+    assert "@media screen and (max-width: 40rem)" in page.source
+    assert "min-width: 26rem" not in page.source  # which cut plots off
+
+
+def test_sizes_of_blocks_and_reservations_have_scales_of_their_own() -> None:
+    run = sample_run(num_intervals=1)
+    (plot,) = memory_section(run).plots
+    assert "80%" in plot.svg  # the reservation of the maximum length
+    assert re.search(r">[1-9]\.?[0-9]?%<", plot.svg)  # and ticks for blocks, that waste little
+
+
+def test_a_comparison_of_results_speaks_of_no_lines_that_are_not_there() -> None:
+    without, with_curve = sample_run(num_intervals=1, with_curve=False), sample_run(num_intervals=1)
+    told = "What each replay had, at the tokens that its pool holds; no capacity curve was measured."
+    assert told in rendered(without, without).texts("p")
+    assert told not in rendered(without, with_curve).texts("p")

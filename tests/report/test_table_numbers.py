@@ -115,9 +115,23 @@ def test_gaps_are_told_at_the_capacity_nearest_to_the_pool() -> None:
     # 262,143 blocks of 16 tokens are 8,192 of 512; of the measured capacities, 9,699 is nearest.
     assert capacity_section(sample_run(num_intervals=1)).sentences[0] == (
         "With 9,699 blocks (measured nearest to the 8,192 that the replay's pool amounts to), lru hits 20.57% of the "
-        "block references. Policy gap: a better policy could hit 16.07% more. Capacity gap: only a larger cache could "
-        "hit another 0.00%. Content ceiling: 63.36% no cache can hit."
+        "block references. Policy gap: the offline optimum, which knows the requests to come, hits 16.07% more at this "
+        "size. Capacity gap: beyond it, a cache without bounds hits another 0.00%. Content ceiling: 63.36% no cache "
+        "can hit."
     )
+
+
+def test_what_more_memory_brings_is_told_with_each_policy_that_can_run() -> None:
+    run = sample_run(num_intervals=1)
+    assert run.curve is not None
+    run.curve["gains"] = [
+        {"capacity": 9699, "factor": factor, "by_policy": {"lru": 0.0667 * factor, "lookahead": 0.0, "optimal": 0.5}}
+        for factor in (2, 4)
+    ]
+    assert (
+        "2x the memory brings lru +13.34 points, lookahead 0 points; "
+        "4x the memory brings lru +26.68 points, lookahead 0 points. Policy gap"
+    ) in capacity_section(run).sentences[0]
 
 
 def test_several_pools_have_no_capacity_in_common() -> None:

@@ -74,8 +74,12 @@ class NaiveMeasures:
         counts, steps = self.counts, [interval for interval in self.intervals if interval.is_step]
         return {
             "requests": {
-                key: counts[key]
-                for key in ("num_requests", "num_rejected", "num_finished", "num_prompt_tokens", "num_output_tokens")
+                "num_requests": counts["num_requests"],
+                "num_with_content": counts["num_requests"],  # requests with tokens, all of them
+                **{
+                    key: counts[key]
+                    for key in ("num_rejected", "num_finished", "num_prompt_tokens", "num_output_tokens")
+                },
             },
             "hits": {
                 "num_prompt_blocks": counts["num_prompt_blocks"],

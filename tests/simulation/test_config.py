@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pagedkv.budget import blocks_that_fit
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import read_model
-from pagedkv.models.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.pool.eviction.registry import POLICIES
 from pagedkv.simulation import ServingConfig
 from pagedkv.spec import FullAttention, RecurrentState, SlidingWindow
@@ -34,7 +35,7 @@ GIB = 2**30
         (lambda: ServingConfig(100, max_length=0), "max_length"),
         (lambda: ServingConfig({"elsewhere": 100}), "must name the pools"),
         (
-            lambda: blocks_that_fit((FullAttention(16, "full"),), {"full": GIB}, 1.5 * GIB, 1, 100),
+            lambda: blocks_that_fit((FullAttention(16, "full"),), {"full": GIB}, 1.5 * GIB, 100, 100),
             "leave 1 blocks of 1,073,741,824 bytes for pool 'full'",
         ),
     ],
@@ -45,30 +46,45 @@ def test_what_cannot_work_is_refused_with_its_numbers(make: Callable[[], object]
     assert told in str(caught.value)
 
 
-def test_pools_hold_as_many_tokens_until_windows_have_enough() -> None:
+def test_pools_hold_as_many_sequences_of_the_mean_length() -> None:
     model = read_model("gemma-2-27b")
     groups = groups_of(model, 16)
     assert groups == (FullAttention(16, "full"), SlidingWindow(4096, 16, pool="window_4096"))
     nbytes = block_nbytes_of(model, 16)
-    few = blocks_that_fit(groups, nbytes, 10 * GIB, max_sequences=256, longest=8192)
-    assert few["full"] == few["window_4096"] == 10 * GIB // sum(nbytes.values())
-    many = blocks_that_fit(groups, nbytes, 10 * GIB, max_sequences=2, longest=8192)
-    assert many["window_4096"] == 2 * 2 * (4096 + 32) // 16
-    assert many["full"] == (10 * GIB - many["window_4096"] * nbytes["window_4096"]) // nbytes["full"]
+    for mean_tokens, kept in ((1000, 1000 + 32), (50_000, 4096 + 32)):
+        blocks = blocks_that_fit(groups, nbytes, 64 * GIB, mean_tokens, step_tokens=8192)
+        in_window = blocks["window_4096"] - (8192 + 16) // 16  # beside what one step computes
+        assert blocks["full"] * 16 / mean_tokens == pytest.approx(in_window * 16 / kept, rel=0.01)
+        assert 0.999 < sum(blocks[pool] * nbytes[pool] for pool in blocks) / (64 * GIB) <= 1
+
+
+def test_a_window_leaves_full_attention_the_memory_that_long_prompts_need() -> None:
+    model = read_model("gemma-3-27b")
+    nbytes = block_nbytes_of(model, 16)
+    blocks = blocks_that_fit(groups_of(model, 16), nbytes, 94 * GIB, 12_000, step_tokens=8192)
+    full, window = (blocks[pool] * nbytes[pool] / GIB for pool in ("full", "window_1024"))
+    assert full > 60
+    assert 3 < window < 32  # not 15 and 79, as when windows took as many tokens as full attention
+
+
+def test_what_passes_a_window_in_a_step_takes_no_more_than_half_the_memory() -> None:
+    groups = (FullAttention(16, "full"), SlidingWindow(64, 16, pool="window"))
+    blocks = blocks_that_fit(groups, {"full": 100, "window": 100}, 20_000, 50, step_tokens=10**6)
+    assert blocks["window"] >= 100
+    assert blocks["full"] >= 30
 
 
 def test_a_state_stands_for_many_tokens() -> None:
     model = read_model("jamba-v0.1")
     nbytes = block_nbytes_of(model, 16)
-    blocks = blocks_that_fit(groups_of(model, 16), nbytes, 10 * GIB, max_sequences=4, longest=8192)
-    assert blocks["full"] // 64 == blocks["state"]
+    blocks = blocks_that_fit(groups_of(model, 16), nbytes, 10 * GIB, 3000, step_tokens=8192)
+    assert blocks["state"] / blocks["full"] == pytest.approx((3000 / 1024 + 2) / (3000 / 16), rel=0.01)
     assert sum(blocks[pool] * nbytes[pool] for pool in blocks) <= 10 * GIB
 
 
-def test_windows_alone_take_what_they_need() -> None:
+def test_windows_alone_take_all_memory() -> None:
     groups = (SlidingWindow(64, 16, pool="window"),)
-    assert blocks_that_fit(groups, {"window": 100}, 10**9, max_sequences=3, longest=99) == {"window": 2 * 3 * 96 // 16}
-    assert blocks_that_fit(groups, {"window": 100}, 10**9, max_sequences=3, longest=800) == {"window": 800 // 16 + 2}
+    assert blocks_that_fit(groups, {"window": 100}, 10**9, 99, step_tokens=8192) == {"window": 10**7}
 
 
 def test_states_are_kept_far_apart() -> None:

@@ -32,7 +32,7 @@ def read(path, output):
         return sum(1 for _ in trace)
 
 def convert(path, output):
-    return convert_trace(path, Path(output), Conversion())
+    return convert_trace(path, Path(output), Conversion())[0]
 
 def sort(path, output):
     with TraceReader(path) as trace:

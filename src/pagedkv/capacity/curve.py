@@ -26,7 +26,16 @@ from pagedkv.pool.eviction import registry
 from pagedkv.pool.eviction.lru import LRU
 from pagedkv.traces.request import Request
 
-__all__ = ["OPTIMAL", "POLICIES", "CapacityCurve", "Policy", "compile_loops", "default_capacities", "measure_curve"]
+__all__ = [
+    "OPTIMAL",
+    "POLICIES",
+    "CapacityCurve",
+    "Policy",
+    "compile_loops",
+    "default_capacities",
+    "measure_curve",
+    "with_multiples",
+]
 
 Policy: TypeAlias = Callable[[BlockReferences, int], int]
 """Counts the hits at a capacity."""
@@ -38,6 +47,8 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
 """By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
 
 NUM_DEFAULT_CAPACITIES: Final = 10
+FACTORS: Final = (2, 4)
+"""So many times a capacity is what people can buy."""
 SHARES_OF_IDEAL: Final = MappingProxyType({"0.9": 90, "0.99": 99, "1.0": 100})
 """Shares of the ideal hits for which the capacity is wanted, and the same in percent, so that no rounding decides."""
 
@@ -100,6 +111,30 @@ class CapacityCurve:
         """Share of the references that a better policy might serve: the optimum less the policy."""
         return (self.hits[OPTIMAL][capacity] - self.hits[policy][capacity]) / self.num_block_refs
 
+    def gains(self) -> dict[tuple[int, int], dict[str, float]]:
+        """Tell what two and four times a capacity bring: shares of the references, by capacity and factor, by policy.
+
+        For each capacity of which the multiple was measured too, or holds all blocks, so that nothing is ever evicted.
+        """
+        return {
+            (capacity, factor): {
+                name: (self._hits_at(name, factor * capacity) - hits[capacity]) / self.num_block_refs
+                for name, hits in self.hits.items()
+            }
+            for capacity in self.capacities
+            for factor in FACTORS
+            if self._is_known(factor * capacity) and not self._is_endless(capacity)
+        }
+
+    def _is_endless(self, capacity: int) -> bool:
+        return capacity >= self.num_unique_blocks
+
+    def _is_known(self, capacity: int) -> bool:
+        return capacity in self.hits[OPTIMAL] or self._is_endless(capacity)
+
+    def _hits_at(self, policy: str, capacity: int) -> int:
+        return self.ideal_hits if self._is_endless(capacity) else self.hits[policy][capacity]
+
     def as_dict(self) -> dict[str, object]:
         """Lay the curve out for JSON; the same on every run."""
         return {
@@ -123,11 +158,15 @@ class CapacityCurve:
                     if name != OPTIMAL
                 },
             },
+            "gains": [
+                {"capacity": capacity, "factor": factor, "by_policy": by_policy}
+                for (capacity, factor), by_policy in self.gains().items()
+            ],
         }
 
 
 def default_capacities(references: BlockReferences) -> list[int]:
-    """Choose ten capacities in geometric progression.
+    """Choose ten capacities in geometric progression, and two and four times the one in the middle.
 
     From the longest prompt, below which not every request can be cached whole, or from where LRU has half of the ideal
     hits, if that is less; to the number of distinct blocks, from which on nothing is evicted. Fewer in a small trace.
@@ -135,7 +174,17 @@ def default_capacities(references: BlockReferences) -> list[int]:
     half_of_ideal = _capacity_for(50, lru_hits_by_capacity(references))
     lowest = min(references.longest_prompt, half_of_ideal)
     spread = np.geomspace(lowest, references.num_unique_blocks, NUM_DEFAULT_CAPACITIES)
-    return sorted({int(capacity) for capacity in spread.round()})
+    chosen = {int(capacity) for capacity in spread.round()}
+    return with_multiples(chosen, sorted(chosen)[len(chosen) // 2], references.num_unique_blocks)
+
+
+def with_multiples(capacities: Iterable[int], capacity: int, num_unique_blocks: int) -> list[int]:
+    """Add a capacity and two and four times it, so that a curve tells what more memory brings.
+
+    What is larger than the distinct blocks is left out, for nothing is evicted there; the capacity itself may not be.
+    """
+    wanted = {factor * capacity for factor in FACTORS if factor * capacity < num_unique_blocks}
+    return sorted({*capacities, *wanted, min(capacity, num_unique_blocks)})
 
 
 def measure_curve(
@@ -158,13 +207,18 @@ def measure_curve(
     ascending = sorted(set(capacities))
     if ascending and ascending[0] < 1:
         raise ConfigurationError(f"a capacity must be at least 1 block, got {ascending[0]}")
+    by_capacity = lru_hits_by_capacity(references)
     hits: dict[str, dict[int, int]] = {name: {} for name in policies}
     for capacity in ascending:
         for name, policy in policies.items():
-            hits[name][capacity] = policy(references, capacity)
+            if capacity >= references.num_unique_blocks:  # nothing is ever evicted, by whatever policy
+                hits[name][capacity] = int(by_capacity[-1])
+            elif name == LRU.name and capacity > ascending[0]:
+                hits[name][capacity] = int(by_capacity[capacity])
+            else:
+                hits[name][capacity] = policy(references, capacity)
             show(sum(map(len, hits.values())))
-    by_capacity = lru_hits_by_capacity(references)
-    _compare(hits.get(LRU.name, {}), by_capacity)
+    _compare({capacity: hits[LRU.name][capacity] for capacity in ascending[:1] if LRU.name in hits}, by_capacity)
     return CapacityCurve(
         block_size=references.block_size,
         num_requests=references.num_requests,

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.arrays import Int32Array, Uint32Array
+from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.capacity.block_tree import write_path
 from pagedkv.capacity.references import BlockReferences
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import BlockPool, acquire, drop_name, release, reuse
-from pagedkv.pool.blocks import DIGEST_WORDS, LIFE, NULL_BLOCK, PoolArrays
+from pagedkv.pool.blocks import CLOCK_US, DIGEST_WORDS, HAS_CLOCK, LIFE, NULL_BLOCK, PoolArrays
 from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT
@@ -23,6 +23,9 @@ from pagedkv.pool.prefix_index import find, is_child_of, name_block
 __all__ = ["NAME", "PromptScratch", "new_scratch", "pool_hits", "serve_prompt", "serve_trace", "write_digest"]
 
 NAME: Final = 1  # of the one group there is
+REQUESTS_A_CALL: Final = 4096
+"""Requests that one call of the loop serves: some 10 ms, so that Ctrl-C is heard."""
+MICROSECONDS: Final = 10**6
 WORD: Final = 2**32 - 1
 SPREAD: Final = 0x9E3779B1  # odd, so that the product, a 32-bit word, differs for each content
 
@@ -41,6 +44,24 @@ class PromptScratch(NamedTuple):
     digest: Uint32Array
 
 
+class Prompts(NamedTuple):
+    """All prompts of a trace, for a compiled loop.
+
+    Args:
+        parents: int32 ``[1 + blocks]``, the tree of blocks.
+        last_blocks: int32 ``[requests]``, the last block of each prompt.
+        num_blocks: int32 ``[requests]``, blocks of each prompt.
+        arrivals_us: int64 ``[requests]``, when each comes; 0 in traces without times.
+        output_lengths: int64 ``[requests]``, tokens generated for each.
+    """
+
+    parents: Int32Array
+    last_blocks: Int32Array
+    num_blocks: Int32Array
+    arrivals_us: Int64Array
+    output_lengths: Int64Array
+
+
 def pool_hits(references: BlockReferences, capacity: int, policy: EvictionPolicy = DEFAULT) -> int:
     """Count the hits of a pool of ``capacity`` blocks and the null block. O(references), 15 to 100 ns each.
 
@@ -57,17 +78,16 @@ def serve_trace(pool: BlockPool, references: BlockReferences) -> int:
     """Serve a trace with an empty pool of blocks of one token; return the number of hits. O(references)."""
     scratch = new_scratch(references)
     num_hits = 0
-    for last_block, num_blocks, arrival_s, num_outputs in zip(
-        references.last_blocks.tolist(),
-        references.num_prompt_blocks.tolist(),
-        references.arrivals_s.tolist(),
-        references.output_lengths.tolist(),
-        strict=True,
-    ):
-        if arrival_s > 0:  # traces without times have none
-            pool.advance(arrival_s)
-        write_path(references.parents, last_block, scratch.contents[:num_blocks])
-        num_hits += serve_prompt(pool.arrays, scratch, min(num_blocks, pool.num_usable), num_outputs)
+    prompts = Prompts(
+        references.parents,
+        references.last_blocks,
+        references.num_prompt_blocks,
+        np.rint(references.arrivals_s * MICROSECONDS).astype(np.int64),
+        references.output_lengths,
+    )
+    for first in range(0, references.num_requests, REQUESTS_A_CALL):
+        stop = min(first + REQUESTS_A_CALL, references.num_requests)
+        num_hits += int(_serve_prompts(pool.arrays, scratch, prompts, pool.num_usable, first, stop))
     return num_hits
 
 
@@ -78,6 +98,22 @@ def new_scratch(references: BlockReferences) -> PromptScratch:
         block_ids=np.zeros(references.longest_prompt, np.int32),
         digest=np.zeros(DIGEST_WORDS, np.uint32),
     )
+
+
+@compiled
+def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
+    pool: PoolArrays, scratch: PromptScratch, prompts: Prompts, num_usable: int, first: int, stop: int
+) -> int:
+    """Serve some requests one after the other; return the number of hits."""
+    num_hits = 0
+    for request in range(first, stop):
+        num_blocks = prompts.num_blocks[request]
+        if prompts.arrivals_us[request] > 0:
+            pool.counts[CLOCK_US] = prompts.arrivals_us[request]
+            pool.counts[HAS_CLOCK] = 1
+        write_path(prompts.parents, prompts.last_blocks[request], scratch.contents[:num_blocks])
+        num_hits += serve_prompt(pool, scratch, min(num_blocks, num_usable), prompts.output_lengths[request])
+    return num_hits
 
 
 @compiled

@@ -4,6 +4,7 @@
 interruption; ``BlockReferences`` is what every policy then works on. Knows no policy.
 """
 
+import shlex
 from array import array
 from dataclasses import dataclass
 
@@ -64,6 +65,11 @@ class BlockReferences:
         """Blocks of the longest prompt."""
         return int(self.num_prompt_blocks.max())
 
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a request, prompt and output, in the mean."""
+        return float(self.input_lengths.sum() + self.output_lengths.sum()) / max(1, self.num_requests)
+
     def ideal_hits(self) -> npt.NDArray[np.int64]:
         """Blocks of each prompt that an earlier one had: hits of an endless cache. int64 ``[num_requests]``."""
         hits = np.bincount(self.reuses.later, weights=self.reuses.num_blocks, minlength=self.num_requests)
@@ -105,7 +111,10 @@ class ReferenceCollector:
             TraceError: the request has no block ids, blocks of another size, or ids that do not name whole prefixes.
         """
         if request.block_ids is None and request.prompt_token_ids is not None:
-            raise self._fault("has tokens, but no block ids", "Make them: pagedkv convert --block-size 16 -o OUT")
+            raise self._fault(
+                "has tokens, but no block ids",
+                f"Make them: pagedkv convert {shlex.quote(self._path)} --block-size 16 -o with-ids.jsonl.gz",
+            )
         if request.block_ids is None:
             raise self._fault(
                 "has no block ids", "Name a trace with block_runs, block_ids, hash_ids, hash_runs or requests"

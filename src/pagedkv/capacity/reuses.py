@@ -12,17 +12,19 @@ uses a block uses all those before it. Mooncake's conversation trace has 288,500
 blocks, and 16,708 rows.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.arrays import Int32Array
+from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.capacity.block_tree import ROOT
 from pagedkv.compilation.compiled import compiled
 
 __all__ = ["Reuses", "find_reuses"]
 
 NEVER = -1  # not used yet
+ROWS_A_CALL: Final = 2**18
+LONGEST_PROMPT: Final = 2**24  # blocks: a prompt has no more, as it has no more tokens
 
 
 class Reuses(NamedTuple):
@@ -51,15 +53,40 @@ def find_reuses(parents: Int32Array, last_blocks: Int32Array) -> Reuses:
     [(0, 1, 2), (0, 2, 1), (1, 2, 2)]
     """
     last_uses = np.full(len(parents), NEVER, np.int32)
-    rows = np.empty((len(parents), 2), np.int32)
+    rows = np.empty((max(ROWS_A_CALL, min(len(parents), LONGEST_PROMPT)), 2), np.int32)
     found = [np.empty((0, 2), np.int32)]
-    counts = np.empty(len(last_blocks), np.int64)
-    for request, last_block in enumerate(last_blocks.tolist()):
-        counts[request] = _use_prompt(parents, last_uses, last_block, request, rows)
-        found.append(rows[: counts[request]].copy())
+    counts = np.zeros(len(last_blocks), np.int64)
+    request = 0
+    while request < len(last_blocks):
+        stop = _use_prompts(parents, last_uses, last_blocks, request, rows, counts)
+        found.append(rows[: counts[request:stop].sum()].copy())
+        request = stop
     earlier, num_blocks = np.concatenate(found).T.copy()
     later = np.repeat(np.arange(len(last_blocks), dtype=np.int32), counts)
     return Reuses(earlier, later, num_blocks)
+
+
+@compiled
+def _use_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
+    parents: Int32Array,
+    last_uses: Int32Array,
+    last_blocks: Int32Array,
+    first: int,
+    rows: Int32Array,
+    counts: Int64Array,
+) -> int:
+    """Walk prompts from ``first`` on until the rows may not suffice for another; return the first that is left."""
+    num_rows = 0
+    for request in range(first, len(last_blocks)):
+        block, length = last_blocks[request], 0
+        while block != ROOT:
+            length += 1
+            block = parents[block]
+        if num_rows + length > len(rows):
+            return request
+        counts[request] = _use_prompt(parents, last_uses, last_blocks[request], request, rows[num_rows:])
+        num_rows += counts[request]
+    return len(last_blocks)
 
 
 @compiled

@@ -6,7 +6,9 @@ In the order in which data flows::
     commands       the commands, a file each: options, help, and what drives them
     options        the options that several have; option_groups: those that come together, as one parameter
     sizes          numbers and names as they are typed
+    source_options  how to read a file that does not tell everything
     trace_options  which requests of a trace, in which order
+    result_warnings  what must be known before figures are believed
     serving        runs a trace on the virtual clock, for all commands that do
     progress       bars and status while that takes its time
     tables         what a human reads; serving_tables and curve_tables for their results

@@ -5,18 +5,46 @@ from typing import Annotated, Final
 
 import typer
 
+from pagedkv.budget import blocks_that_fit
 from pagedkv.capacity.model_curve import CachedModel, CachePoint
 from pagedkv.capacity.space_hits import MOST_TOKENS_A_STEP
 from pagedkv.cli import options as opt
 from pagedkv.errors import ConfigurationError
-from pagedkv.models import read_model
+from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB
-from pagedkv.models.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.models.sizing import block_nbytes_of, groups_of
 
-__all__ = ["CacheSizes", "parse_capacities", "parse_gib"]
+__all__ = ["CacheSizes", "SizedModel", "parse_capacities", "parse_gib"]
 
-NUM_RUNNING: Final = 256
-"""Sequences that the pools of windows are sized for: as many as a replay runs by itself."""
+TYPICAL_TOKENS: Final = 2048
+"""Of a request, to find out before the trace is read whether memory can be split at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedModel:
+    """A model and sizes of its cache, not yet split among pools.
+
+    Args:
+        model: what it keeps; block_size: tokens of a block.
+        sizes_gib: the sizes, ascending.
+    """
+
+    model: ModelMemory
+    block_size: int
+    sizes_gib: tuple[float, ...]
+
+    def split(self, mean_tokens: float) -> CachedModel:
+        """Split each size among the model's pools, for requests of so many tokens in the mean.
+
+        Raises:
+            ConfigurationError: the block size is not positive, or a size too small.
+        """
+        groups, nbytes = groups_of(self.model, self.block_size), block_nbytes_of(self.model, self.block_size)
+        points = [
+            CachePoint(gib, blocks_that_fit(groups, nbytes, gib * GIB, mean_tokens, MOST_TOKENS_A_STEP))
+            for gib in self.sizes_gib
+        ]
+        return CachedModel(self.model.name, groups, points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +75,8 @@ class CacheSizes:
         """Read the capacities; None if none are given. Raises ConfigurationError as :func:`parse_capacities`."""
         return None if self.capacities is None else parse_capacities(self.capacities)
 
-    def of_model(self) -> CachedModel | None:
-        """Read the model, and split each size among its pools as a replay does; None if no model is named.
+    def of_model(self) -> SizedModel | None:
+        """Read the model and the sizes, which are split among its pools as a replay does; None if no model is named.
 
         Raises:
             ConfigurationError: options that contradict one another; sizes that are no numbers, not positive or too
@@ -62,13 +90,9 @@ class CacheSizes:
             raise ConfigurationError("--capacities counts blocks of one pool: with --model give --memory instead")
         if self.memory is None:
             raise ConfigurationError(f"--model {self.model} is measured in GiB: name them, as in --memory 8,16,32")
-        model = read_model(self.model, self.kv_dtype)
-        groups, nbytes = groups_of(model, self.block_size), block_nbytes_of(model, self.block_size)
-        points = [
-            CachePoint(gib, blocks_that_fit(groups, nbytes, gib * GIB, NUM_RUNNING, MOST_TOKENS_A_STEP))
-            for gib in parse_gib(self.memory)
-        ]
-        return CachedModel(model.name, groups, points)
+        sized = SizedModel(read_model(self.model, self.kv_dtype), self.block_size, tuple(parse_gib(self.memory)))
+        sized.split(TYPICAL_TOKENS)
+        return sized
 
 
 def parse_capacities(text: str) -> list[int]:

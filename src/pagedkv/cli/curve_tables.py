@@ -1,81 +1,81 @@
-"""A capacity curve for humans: what the trace holds, and two tables with a row for each capacity."""
+"""A capacity curve for humans: what the trace holds, and tables with a row for each capacity."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from types import MappingProxyType
+from typing import Final
 
 from pagedkv.capacity.curve import OPTIMAL, CapacityCurve
 from pagedkv.capacity.model_curve import ModelCurve
-from pagedkv.cli.tables import share
+from pagedkv.cli.tables import print_numbers, print_table, share
 
 __all__ = ["print_curve", "print_model_curve"]
 
 
+HEADINGS: Final = MappingProxyType({OPTIMAL: "optimal, offline"})
+"""Of columns: the optimum is no policy that could run, for it knows the requests to come."""
+
+
 def print_curve(title: str, curve: CapacityCurve) -> None:
     """Print what was found out about a trace."""
-    console = Console()
-    console.print(_facts(title, curve))
-    console.print(_hit_ratios(curve))
-    console.print(_gaps(curve))
+    print_table(title, _facts(curve))
+    _print_by_capacity("Hit ratio by block", curve, {name: partial(curve.hit_ratio, name) for name in curve.hits})
+    _print_gains(curve)
+    gaps = {name: partial(curve.policy_gap, name) for name in curve.hits if name != OPTIMAL}
+    title = "Policy gaps, to the offline optimum; and the capacity gap, from there to the ideal"
+    _print_by_capacity(title, curve, {**gaps, "capacity gap": curve.capacity_gap})
 
 
-def _facts(title: str, curve: CapacityCurve) -> Table:
-    table = Table(title=escape(title), title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
-    table.add_row("tokens a block", f"{curve.block_size:,}")
-    table.add_row("requests", f"{curve.num_requests:,}")
-    table.add_row("block references", f"{curve.num_block_refs:,}")
-    table.add_row("distinct blocks", f"{curve.num_unique_blocks:,}")
-    table.add_row("ideal hit ratio by block", share(curve.ideal_block_ratio, curve.ideal_hits, curve.num_block_refs))
-    table.add_row(
-        "ideal hit ratio by token", share(curve.ideal_token_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)
-    )
-    table.add_row("content ceiling, never seen before", f"{curve.content_ceiling:.2%}")
+def _facts(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
+    yield "tokens a block", f"{curve.block_size:,}"
+    yield "requests", f"{curve.num_requests:,}"
+    yield "block references", f"{curve.num_block_refs:,}"
+    yield "distinct blocks", f"{curve.num_unique_blocks:,}"
+    yield "ideal hit ratio by block", share(curve.ideal_block_ratio, curve.ideal_hits, curve.num_block_refs)
+    yield "ideal hit ratio by token", share(curve.ideal_token_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)
+    yield "content ceiling, never seen before", f"{curve.content_ceiling:.2%}"
     for fraction, capacity in curve.capacity_for.items():
-        table.add_row(f"LRU reaches {float(fraction):.0%} of the ideal at", f"{capacity:,} block{'s'[: capacity > 1]}")
-    return table
+        yield f"LRU reaches {float(fraction):.0%} of the ideal at", f"{capacity:,} block{'s'[: capacity > 1]}"
 
 
-def _hit_ratios(curve: CapacityCurve) -> Table:
-    columns = {name: partial(curve.hit_ratio, name) for name in curve.hits}
-    return _by_capacity("Hit ratio by block", curve, columns)
+def _print_gains(curve: CapacityCurve) -> None:
+    """Print what more memory brings each policy, where twice or four times a capacity was measured as well."""
+    gains = curve.gains()
+    if not gains:
+        return
+    policies = list(next(iter(gains.values())))
+    rows = [
+        (f"{capacity:,}", f"{factor}x", *(f"+{100 * by_policy[policy]:.2f}" for policy in policies))
+        for (capacity, factor), by_policy in gains.items()
+    ]
+    headings = ("blocks", "memory", *(HEADINGS.get(policy, policy) for policy in policies))
+    print_numbers("What more memory brings, in points of the hit ratio by block", headings, rows)
 
 
-def _gaps(curve: CapacityCurve) -> Table:
-    columns = {name: partial(curve.policy_gap, name) for name in curve.hits if name != OPTIMAL}
-    title = "Policy gaps, to the optimum; and the capacity gap, from there to the ideal"
-    return _by_capacity(title, curve, {**columns, "capacity gap": curve.capacity_gap})
-
-
-def _by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, Callable[[int], float]]) -> Table:
-    """Show shares of all references, a row for each capacity: each column with its heading and what it shows."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("blocks", *columns):
-        table.add_column(heading, justify="right", overflow="fold")
-    for capacity in curve.capacities:
-        table.add_row(f"{capacity:,}", *(f"{share_at(capacity):.2%}" for share_at in columns.values()))
-    return table
+def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, Callable[[int], float]]) -> None:
+    """Print shares of all references, a row for each capacity: each column with its heading and what it shows."""
+    rows = [
+        (f"{capacity:,}", *(f"{share_at(capacity):.2%}" for share_at in columns.values()))
+        for capacity in curve.capacities
+    ]
+    print_numbers(title, ("blocks", *(HEADINGS.get(name, name) for name in columns)), rows)
 
 
 def print_model_curve(title: str, curve: ModelCurve) -> None:
     """Print what the prompts of a trace hit in the memory of a model."""
-    console = Console()
-    facts = Table(title=escape(title), title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
-    facts.add_row("requests", f"{curve.num_requests:,}")
-    facts.add_row("prompt tokens", f"{curve.num_prompt_tokens:,}")
-    facts.add_row("ideal hit ratio", share(curve.ideal_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens))
-    console.print(facts)
-    table = Table(title="Hit ratio by token", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("GiB", *curve.points[0].num_blocks, *curve.hits, "not served"):
-        table.add_column(escape(heading), justify="right", overflow="fold")
-    for place, point in enumerate(curve.points):
-        table.add_row(
+    facts = (
+        ("requests", f"{curve.num_requests:,}"),
+        ("prompt tokens", f"{curve.num_prompt_tokens:,}"),
+        ("ideal hit ratio", share(curve.ideal_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)),
+    )
+    print_table(title, facts)
+    rows = [
+        (
             f"{point.memory_gib:g}",
             *(f"{num_blocks:,}" for num_blocks in point.num_blocks.values()),
             *(f"{curve.hit_ratio(policy, place):.2%}" for policy in curve.hits),
             f"{max(hits[place].num_unserved for hits in curve.hits.values()):,}",
         )
-    console.print(table)
+        for place, point in enumerate(curve.points)
+    ]
+    print_numbers("Hit ratio by token", ("GiB", *curve.points[0].num_blocks, *curve.hits, "not served"), rows)

@@ -5,20 +5,24 @@ bytes, and how far the virtual clock is.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import PurePath
 from typing import Final, cast
 
+from pagedkv.budget import blocks_that_fit
 from pagedkv.cli import options as opt
 from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.result_warnings import warnings_of
 from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB
-from pagedkv.models.sizing import block_nbytes_of, blocks_that_fit, groups_of
+from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.scheduling import PreemptionKind
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
 from pagedkv.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
@@ -29,12 +33,16 @@ __all__ = [
     "ServedTrace",
     "ServingOptions",
     "default_num_blocks",
+    "require_some_served",
     "serve_requests",
     "serve_trace",
 ]
 
-LONGEST_CONTEXT: Final = 2**17
-"""Of a model that does not tell its own."""
+TYPICAL_TOKENS: Final = 2048
+"""Of a request, where memory is split among pools before one is known."""
+NUM_SAMPLED: Final = 1000
+MOST_SAMPLED_TOKENS: Final = 2**24
+"""Requests that memory is split among pools by: the first so many, or fewer, for they wait in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +69,12 @@ class ServingOptions:
     seed: opt.Seed = 0
     trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
 
-    def configuration(self) -> tuple[ServingConfig, CostModel]:
+    def configuration(self, mean_tokens: float = TYPICAL_TOKENS, longest: int = 0) -> tuple[ServingConfig, CostModel]:
         """Read and check everything that the options name.
+
+        Args:
+            mean_tokens: tokens of a request in the mean, by which memory is split among several pools.
+            longest: tokens of the longest prompt known: it is admitted as a whole.
 
         Raises:
             ConfigurationError: an option is out of range, contradicts another one, or names nothing known.
@@ -71,12 +83,14 @@ class ServingOptions:
         if model is None and (self.gpu or self.memory_gib is not None or self.kv_dtype):
             raise ConfigurationError("--gpu, --memory and --kv-dtype say what a model has to itself: name it (--model)")
         block_nbytes = {} if model is None else block_nbytes_of(model, self.block_size)
+        cost_model_name, cost_model = self._cost_model(model)
         config = ServingConfig(
-            num_blocks=self._num_blocks(model, block_nbytes),
+            num_blocks=self._num_blocks(model, block_nbytes, mean_tokens, longest),
             block_size=self.block_size,
             groups=None if model is None else groups_of(model, self.block_size),
             block_nbytes=block_nbytes,
             model=None if model is None else model.name,
+            cost_model_name=cost_model_name,
             num_host_blocks=self.host_blocks,
             max_sequences=self.max_sequences,
             max_batched_tokens=self.max_batched_tokens,
@@ -94,9 +108,16 @@ class ServingOptions:
                 f"--host-blocks {self.host_blocks} is for --preemption swap: give both, or neither"
             )
         require_memory(config.space_config())
-        return config, self._cost_model(model)
+        return config, cost_model
 
-    def _num_blocks(self, model: ModelMemory | None, block_nbytes: Mapping[str, int]) -> int | dict[str, int]:
+    @property
+    def is_cost_model_assumed(self) -> bool:
+        """Whether nothing that was typed says what steps cost."""
+        return self.cost_model is None and (self.model is None or self.gpu is None)
+
+    def _num_blocks(
+        self, model: ModelMemory | None, block_nbytes: Mapping[str, int], mean_tokens: float, longest: int
+    ) -> int | dict[str, int]:
         if self.num_blocks is not None:
             if self.memory_gib is not None:
                 raise ConfigurationError("--memory and --num-blocks say the same in two ways: give one of them")
@@ -106,25 +127,26 @@ class ServingOptions:
                 raise ConfigurationError(
                     f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}"
                 )
-            return self._split(model, block_nbytes, self.memory_gib * GIB)
+            return self._split(model, block_nbytes, self.memory_gib * GIB, mean_tokens, longest)
         if model is not None and self.gpu is not None:
             num_gpus, name = parse_gpu(self.gpu)
-            return self._split(model, block_nbytes, kv_budget_nbytes(model, find_gpu(name), num_gpus))
+            nbytes = kv_budget_nbytes(model, find_gpu(name), num_gpus)
+            return self._split(model, block_nbytes, nbytes, mean_tokens, longest)
         return default_num_blocks(self.block_size)
 
-    def _split(self, model: ModelMemory, block_nbytes: Mapping[str, int], nbytes: float) -> dict[str, int]:
-        if self.max_sequences < 1:
-            raise ConfigurationError(f"--max-sequences must be at least 1, got {self.max_sequences}")
+    def _split(
+        self, model: ModelMemory, block_nbytes: Mapping[str, int], nbytes: float, mean_tokens: float, longest: int
+    ) -> dict[str, int]:
         groups = groups_of(model, self.block_size)
-        return blocks_that_fit(groups, block_nbytes, nbytes, self.max_sequences, model.max_context or LONGEST_CONTEXT)
+        return blocks_that_fit(groups, block_nbytes, nbytes, mean_tokens, max(1, self.max_batched_tokens, longest))
 
-    def _cost_model(self, model: ModelMemory | None) -> CostModel:
+    def _cost_model(self, model: ModelMemory | None) -> tuple[str, CostModel]:
         if self.cost_model is not None:
-            return read_cost_model(self.cost_model)
+            return self.cost_model, read_cost_model(self.cost_model)
         if model is not None and self.gpu is not None:
             num_gpus, name = parse_gpu(self.gpu)
-            return derive_cost_model(model, find_gpu(name), num_gpus)
-        return read_cost_model(opt.DEFAULT_COST_MODEL)
+            return f"{model.name}/{self.gpu.lower()}", derive_cost_model(model, find_gpu(name), num_gpus)
+        return opt.DEFAULT_COST_MODEL, read_cost_model(opt.DEFAULT_COST_MODEL)
 
 
 DEFAULTS: Final = ServingOptions()
@@ -141,11 +163,19 @@ class ServedTrace:
 
     Args:
         result: the figures.
+        warnings: what must be known before they are believed, each in a sentence.
+        read_as: what the trace was taken for; empty for generated requests.
         wall_s: seconds of this machine, reading the trace included.
     """
 
     result: ServingResult
+    warnings: list[str]
     wall_s: float
+    read_as: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay out for JSON what is the same on every run."""
+        return {"read_as": self.read_as, "warnings": self.warnings, **self.result.as_dict()}
 
 
 def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
@@ -153,6 +183,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
 
     Raises:
         ConfigurationError: an option is out of range.
+        ConfigurationError: not one request fits the pools.
         TraceError: the trace cannot be read.
         InterruptedRunError: Ctrl-C.
     """
@@ -161,11 +192,20 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
         prepare(compile_loops)
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
-            return _serve(
-                options.trace.requests(trace),
+            requests = options.trace.requests(trace)
+            if len(config.group_specs) > 1:
+                sample = _sample(requests)
+                config, cost_model = options.configuration(
+                    _mean_tokens(sample), max((each.input_length for each in sample), default=0)
+                )
+                requests = chain(sample, requests)
+            served = _serve(
+                requests,
                 VirtualServer(config, cost_model),
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
+                is_assumed=options.is_cost_model_assumed,
             )
+            return replace(served, read_as=trace.recognised)
 
 
 def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: ServingOptions) -> ServedTrace:
@@ -180,11 +220,32 @@ def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: Ser
     with progress_bars() as progress:
         task = progress.add_task(name, total=None, come_to="")
         server = VirtualServer(config, cost_model)
-        return _serve(requests, server, lambda come_to: progress.update(task, come_to=come_to))
+        show = partial(progress.update, task)
+        return _serve(requests, server, lambda come_to: show(come_to=come_to), is_assumed=options.is_cost_model_assumed)
+
+
+def _sample(requests: Iterator[Request]) -> list[Request]:
+    """Take the first requests, as many as may wait in memory."""
+    sample: list[Request] = []
+    num_tokens = 0
+    for request in islice(requests, NUM_SAMPLED):
+        sample.append(request)
+        num_tokens += request.input_length
+        if num_tokens > MOST_SAMPLED_TOKENS:
+            break
+    return sample
+
+
+def _mean_tokens(sample: Sequence[Request]) -> float:
+    return sum(request.input_length + request.output_length for request in sample) / max(1, len(sample))
 
 
 def _serve(
-    requests: Iterable[Request | TokenizedRequest], server: VirtualServer, show: Callable[[str], None]
+    requests: Iterable[Request | TokenizedRequest],
+    server: VirtualServer,
+    show: Callable[[str], None],
+    *,
+    is_assumed: bool,
 ) -> ServedTrace:
     started_s = time.perf_counter()
     try:
@@ -196,4 +257,24 @@ def _serve(
     except KeyboardInterrupt as error:
         message = f"interrupted after {server.num_requests:,} requests, at {server.now_s:,.1f} s; nothing was written"
         raise InterruptedRunError(message) from error
-    return ServedTrace(server.result(), time.perf_counter() - started_s)
+    result = server.result()
+    require_some_served(result.requests["num_requests"], result.requests["num_rejected"], _largest_pool(result))
+    return ServedTrace(result, warnings_of(result, is_assumed=is_assumed), time.perf_counter() - started_s)
+
+
+def require_some_served(num_requests: int, num_rejected: int, num_blocks: int) -> None:
+    """Refuse a run that served nobody, whose figures would all be 0.
+
+    Raises:
+        ConfigurationError: with the numbers.
+    """
+    if num_requests and num_requests == num_rejected:
+        raise ConfigurationError(
+            f"not one of {num_requests:,} requests fits the pools, the largest of which has {num_blocks:,} blocks: all "
+            "were rejected. Give more memory (--num-blocks, --memory, --gpu), or more sequences where requests have "
+            "many samples (--max-sequences)"
+        )
+
+
+def _largest_pool(result: ServingResult) -> int:
+    return max(int(pool["num_blocks"]) for pool in result.pools.values())

@@ -3,24 +3,17 @@
 from collections.abc import Iterable
 from typing import Final
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from pagedkv.cli.serving import ServedTrace
-from pagedkv.cli.tables import print_table, share
+from pagedkv.cli.tables import UNKNOWN_CONTENT, print_numbers, print_table, print_warnings, share
 from pagedkv.models.memory import GIB
 from pagedkv.simulation import ServingResult
 
 __all__ = ["print_served"]
 
-FULL: Final = 0.9
-IDLE: Final = 0.5
-"""Shares of a pool that are live at its peak: beyond the one it is short of blocks, below the other it has too many."""
 LATENCIES: Final = {
-    "queueing_s": "in the queue",
+    "queueing_s": "admission",
     "first_token_s": "first token",
-    "request_s": "whole request",
+    "request_s": "last token",
 }
 
 MISSES: Final = {
@@ -38,15 +31,24 @@ MISSES: Final = {
 def print_served(title: str, served: ServedTrace) -> None:
     """Print what was found out."""
     result = served.result
-    print_table(title, [*_requests(result), *_hits(result), *_steps(result), *_preemptions(result), *_here(served)])
-    Console().print(_pools(result))
-    Console().print(_evictions(result))
-    Console().print(_misses(result))
-    hint = _hint(result)
-    if hint:
-        Console().print(hint)
-    Console().print(_latencies(result))
-    Console().print(_waste(result))
+    print_warnings(served.warnings)
+    print_table(
+        title,
+        [
+            *([("read as", served.read_as)] if served.read_as else []),
+            *_requests(result),
+            *_hits(result),
+            ("cost model, whose seconds these are", str(result.config["cost_model_name"])),
+            *_steps(result),
+            *_preemptions(result),
+            *_here(served),
+        ],
+    )
+    _print_pools(result)
+    _print_evictions(result)
+    _print_misses(result)
+    _print_latencies(result)
+    _print_waste(result)
 
 
 def _requests(result: ServingResult) -> Iterable[tuple[str, str]]:
@@ -92,82 +94,68 @@ def _here(served: ServedTrace) -> Iterable[tuple[str, str]]:
     yield "time it took here, all in all", f"{served.wall_s:.1f} s, {ns_per_token:,.0f} ns a token"
 
 
-def _pools(result: ServingResult) -> Table:
-    title = "Blocks by pool: means over time, and the peak of live ones"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("pool", "all", "live", "peak", "cached", "free"):
-        table.add_column(heading, justify="left" if heading == "pool" else "right")
+def _print_pools(result: ServingResult) -> None:
+    rows: list[tuple[str, ...]] = []
     for name, pool in result.pools.items():
         means = (pool[level]["mean"] for level in ("num_cached", "num_free"))
         counts = [pool["num_blocks"], *pool["num_live"].values(), *means]
-        table.add_row(name, *(f"{count:,.0f}" for count in counts))
+        rows.append((name, *(f"{count:,.0f}" for count in counts)))
         if pool["block_nbytes"] is not None:
-            table.add_row("  GiB", *(f"{count * pool['block_nbytes'] / GIB:,.2f}" for count in counts))
-    return table
+            rows.append(("  GiB", *(f"{count * pool['block_nbytes'] / GIB:,.2f}" for count in counts)))
+    title = "Blocks by pool: means over time, and the peak of live ones"
+    print_numbers(title, ("pool", "all", "live", "peak", "cached", "free"), rows)
 
 
-def _hint(result: ServingResult) -> str:
-    """Say so where one pool was full while another one's memory lay idle."""
-    shares = {name: pool["num_live"]["peak"] / pool["num_blocks"] for name, pool in result.pools.items()}
-    full = max(shares, key=lambda name: shares[name])
-    idle = min(shares, key=lambda name: shares[name])
-    if shares[full] < FULL or shares[idle] > IDLE:
-        return ""
-    blocks = ",".join(f"{name}={pool['num_blocks'] + 1}" for name, pool in result.pools.items())
-    return (
-        f"Pool {full} was {shares[full]:.0%} live at its peak, {idle} {shares[idle]:.0%}: to move memory from one to "
-        f"the other, give each its own number, now --num-blocks {blocks}\n"
-    )
-
-
-def _evictions(result: ServingResult) -> Table:
+def _print_evictions(result: ServingResult) -> None:
+    rows = [
+        (name, f"{pool['num_evictions']:,}", _never_hit(result, pool["num_never_reused"], pool["num_evictions"]))
+        for name, pool in result.pools.items()
+    ]
     title = "Evicted blocks by pool, and those of them that no request ever hit"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("pool", "evicted", "never hit"):
-        table.add_column(heading, justify="left" if heading == "pool" else "right")
-    for name, pool in result.pools.items():
-        num_evictions = pool["num_evictions"]
-        never = f"{pool['num_never_reused'] / num_evictions:.1%}" if num_evictions else "-"
-        table.add_row(name, f"{num_evictions:,}", never)
-    return table
+    print_numbers(title, ("pool", "evicted", "never hit"), rows)
 
 
-def _misses(result: ServingResult) -> Table:
+def _never_hit(result: ServingResult, num_never_reused: int, num_evictions: int) -> str:
+    if not num_evictions:
+        return "-"
+    return f"{num_never_reused / num_evictions:.1%}" if result.requests["num_with_content"] else "unknown"
+
+
+def _print_misses(result: ServingResult) -> None:
     misses = result.misses
-    table = Table(title="Prompt tokens that did not hit, by cause", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("cause")
-    for heading in ("tokens", "share"):
-        table.add_column(heading, justify="right")
-    for cause, words in MISSES.items():
-        num_tokens = misses["by_cause"][cause]
-        if num_tokens:
-            table.add_row(words, f"{num_tokens:,}", f"{num_tokens / misses['num_tokens']:.1%}")
-    table.add_row("all", f"{misses['num_tokens']:,}", "")
-    return table
+    title = "Prompt tokens that did not hit, by cause"
+    if not result.requests["num_with_content"]:
+        print_table(title, [("all", UNKNOWN_CONTENT)])
+        return
+    rows = [
+        (words, f"{num_tokens:,}", f"{num_tokens / misses['num_tokens']:.1%}")
+        for cause, words in MISSES.items()
+        if (num_tokens := misses["by_cause"][cause])
+    ]
+    print_numbers(title, ("cause", "tokens", "share"), [*rows, ("all", f"{misses['num_tokens']:,}", "")])
 
 
-def _latencies(result: ServingResult) -> Table:
-    table = Table(title="Seconds", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("", "mean", "p50", "p90", "p99", "max"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name, words in LATENCIES.items():
-        values = result.latency[name].values()
-        table.add_row(words, *("-" if value is None else f"{value:,.3f}" for value in values))
-    return table
+def _print_latencies(result: ServingResult) -> None:
+    rows = [
+        (words, *("-" if value is None else f"{value:,.3f}" for value in result.latency[name].values()))
+        for name, words in LATENCIES.items()
+    ]
+    title = f"Seconds, by the cost model {result.config['cost_model_name']}"
+    print_numbers(title, ("from arrival to", "mean", "p50", "p90", "p99", "max"), rows)
 
 
-def _waste(result: ServingResult) -> Table:
+def _print_waste(result: ServingResult) -> None:
     waste = result.waste
-    table = Table(title="Slots without a token, mean over decode steps", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("reservation")
-    table.add_column("waste", justify="right")
-    table.add_row("blocks in use", f"{waste['mean']:.2%}")
-    for block_size, ratio in waste["by_block_size"].items():
-        table.add_row(f"blocks of {block_size}, none shared", f"{ratio:.2%}")
-    for name, words in (
-        ("exact", "contiguous, exactly the final length"),
-        ("power_of_two", "contiguous, a power of two"),
-        ("maximum", f"contiguous, {waste['max_length']:,} tokens"),
-    ):
-        table.add_row(words, f"{waste['contiguous'][name]:.2%}")
-    return table
+    rows = [("blocks in use", f"{waste['mean']:.2%}")]
+    rows += [
+        (f"blocks of {block_size}, none shared", f"{ratio:.2%}") for block_size, ratio in waste["by_block_size"].items()
+    ]
+    rows += [
+        (words, f"{waste['contiguous'][name]:.2%}")
+        for name, words in (
+            ("exact", "contiguous, exactly the final length"),
+            ("power_of_two", "contiguous, a power of two"),
+            ("maximum", f"contiguous, {waste['max_length']:,} tokens"),
+        )
+    ]
+    print_numbers("Slots without a token, mean over decode steps", ("reservation", "waste"), rows)

@@ -1,7 +1,12 @@
-"""Results for humans: tables on the standard output."""
+"""Results for humans: tables on the standard output, of whatever width.
 
-from collections.abc import Iterable
+A number is never broken across lines: labels and texts wrap between words, and a table of numbers that is too wide is
+shown in parts, each with the first column.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from typing import Final
 
 from rich import box
 from rich.console import Console
@@ -11,7 +16,18 @@ from rich.table import Table
 from pagedkv.simulation.one_at_a_time.summary import ReplaySummary
 from pagedkv.traces.workload import ConversationWorkload
 
-__all__ = ["print_summary", "print_table", "print_workload", "share"]
+__all__ = [
+    "UNKNOWN_CONTENT",
+    "print_numbers",
+    "print_summary",
+    "print_table",
+    "print_warnings",
+    "print_workload",
+    "share",
+]
+
+UNKNOWN_CONTENT: Final = "unknown, the trace tells lengths alone"
+CELL_PADDING: Final = 3  # two blanks and what divides columns
 
 
 def print_summary(title: str, summary: ReplaySummary) -> None:
@@ -46,14 +62,67 @@ def print_workload(workload: ConversationWorkload) -> None:
     print_table("Generated conversations", parameters)
 
 
-def share(ratio: float, part: int, whole: int) -> str:
-    """Write a ratio with the numbers behind it."""
-    return f"{ratio:.2%} ({part:,} of {whole:,})"
+def share(ratio: float | None, part: int, whole: int) -> str:
+    """Write a ratio of what hit with the numbers behind it."""
+    return UNKNOWN_CONTENT if ratio is None else f"{ratio:.2%} ({part:,} of {whole:,})"
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Print what must be known before figures are believed."""
+    for warning in warnings:
+        Console().print(f"Warning: {escape(warning)}", highlight=False)
 
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Print two columns."""
     table = Table(title=escape(title), title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
-    for name, value in rows:
-        table.add_row(name, value)
+    values = dict(rows)
+    table.add_column(min_width=_longest_word(values))
+    table.add_column(min_width=_longest_word(values.values()))
+    for name, value in values.items():
+        table.add_row(escape(name), escape(value))
     Console().print(table)
+
+
+def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table of numbers, its first column a label; in parts where the terminal is too narrow for it."""
+    console = Console()
+    known = list(rows)
+    columns = [[heading, *(row[place] for row in known)] for place, heading in enumerate(headings)]
+    for number, part in enumerate(_parts([_longest_word(column) for column in columns], console.width)):
+        table = Table(title=escape(title) if number == 0 else None, title_justify="left", box=box.SIMPLE_HEAD)
+        for place, width in zip(part, _widths([columns[place] for place in part], console.width), strict=True):
+            is_label = place == 0 and not all(cell[:1].isdigit() for cell in columns[0][1:])
+            table.add_column(escape(headings[place]), justify="left" if is_label else "right", width=width)
+        for row in known:
+            table.add_row(*(escape(row[place]) for place in part))
+        console.print(table)
+
+
+def _parts(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Divide columns among tables that are no wider than so much, each with the first column and one more at least."""
+    parts = [[0]]
+    for place in range(1, len(widths)):
+        columns = [*parts[-1], place]
+        if len(parts[-1]) > 1 and sum(widths[each] + CELL_PADDING for each in columns) > width:
+            parts.append([0])
+        parts[-1].append(place)
+    return parts
+
+
+def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Give each column the room of its longest word, and what is left to those that have longer cells, in order.
+
+    Rich's own division breaks words of the widest column before it wraps the others.
+    """
+    widths = [_longest_word(column) for column in columns]
+    left = width - 1 - sum(each + CELL_PADDING for each in widths)
+    for place, column in enumerate(columns):
+        more = min(max(0, left), max(map(len, column)) - widths[place])
+        widths[place] += more
+        left -= more
+    return widths
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((len(word) for text in texts for word in text.split()), default=0)

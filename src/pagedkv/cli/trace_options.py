@@ -7,7 +7,9 @@ from itertools import islice
 from typing import Final
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.source_options import SourceOptions
 from pagedkv.errors import ConfigurationError
+from pagedkv.traces.clocks import rebased
 from pagedkv.traces.interleaving import interleave_sessions
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
@@ -27,6 +29,7 @@ class TraceOptions:
         max_gap_s: longest gap within a session; longer ones are cut to it.
         trace_block_size: tokens a block id stands for, if not as the trace tells.
         limit: requests to stop after.
+        source: what the file does not tell by itself.
 
     Raises:
         ConfigurationError: a time is negative or not finite, or the limit is out of range.
@@ -36,6 +39,7 @@ class TraceOptions:
     max_gap_s: opt.MaxGap = None
     trace_block_size: opt.TraceBlockSize = None
     limit: opt.Limit = None
+    source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used, whatever the trace."""
@@ -46,11 +50,11 @@ class TraceOptions:
 
     def open(self, path: str) -> TraceReader:
         """Open a trace. Raises ConfigurationError and TraceError as TraceReader does."""
-        return TraceReader(path, self.trace_block_size)
+        return self.source.open(path, self.trace_block_size)
 
     def requests(self, trace: TraceReader) -> Iterator[Request]:
-        """Yield the requests of an open trace."""
-        return islice(self._in_order(trace), self.limit)
+        """Yield the requests of an open trace, on a clock that begins no more than an hour before the first."""
+        return islice(rebased(self._in_order(trace)), self.limit)
 
     def _in_order(self, trace: TraceReader) -> Iterator[Request]:
         if self.session_interval_s is not None and trace.session_per_row:

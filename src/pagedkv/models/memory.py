@@ -5,15 +5,12 @@ draw from one pool with blocks of different sizes in bytes.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
+from pagedkv.budget import GIB
 from pagedkv.models.layer_rules import GroupKind
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
 __all__ = ["GIB", "LayerGroup", "ModelMemory"]
-
-GIB: Final = 2**30
-"""Bytes of a GiB."""
 
 
 @dataclass(frozen=True, slots=True)

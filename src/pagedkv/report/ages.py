@@ -1,16 +1,22 @@
 """Reuse and eviction: how long blocks had lain free when they were hit, or evicted."""
 
-from pagedkv.report.documents import AgeHistogram, Misses, Pool, ReportRun
-from pagedkv.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw, only_axes
+from typing import Final
+
+from pagedkv.report.documents import AgeHistogram, Misses, Pool, ReportRun, knows_content
+from pagedkv.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw_both, only_axes
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import MISSES, PLOTS, SECTIONS, TABLES
 from pagedkv.report.number_text import COUNT, RATIO, edge
 
 __all__ = ["age_section"]
 
+UNKNOWN: Final = "The trace tells lengths and not content: what would hit is unknown."
+
 
 def age_section(run: ReportRun) -> Section:
-    """Draw and list the ages in every pool; where there are none, say so instead."""
+    """Draw and list the ages in every pool; where there are none, or no content is known, say so instead."""
+    if not knows_content(run.replay):
+        return Section("ages", SECTIONS["ages"], (UNKNOWN,))
     pools = run.replay["pools"]
     several = len(pools) > 1
     sentences: list[str] = []
@@ -85,7 +91,7 @@ def _bars(key: str, kind: str, histogram: AgeHistogram, fill: Fill, suffix: str)
     return Plot(
         explanation.title + suffix,
         explanation.sentence,
-        draw(key, HALF, f"Bars: {explanation.title.lower()}, blocks in each range of ages", paint),
+        *draw_both(key, HALF, f"Bars: {explanation.title.lower()}, blocks in each range of ages", paint),
     )
 
 

@@ -12,8 +12,9 @@ from pagedkv.report.drawing import (
     PERCENT_TICKS,
     Figure,
     LineStyle,
-    draw,
+    draw_both,
     fill_legend,
+    line,
     line_legend,
     logarithmic,
     only_axes,
@@ -26,6 +27,7 @@ __all__ = ["capacity_section", "hit_ratios", "replay_point", "shown_policy"]
 
 OPTIMAL: Final = "optimal"
 IDEAL_LINE: Final = LineStyle(INK, ":", "")
+RING: Final = LineStyle(INK, "", "o")
 REPLAY_LINE: Final = LineStyle(INK, "", "X")
 RING_SIZE: Final = 9
 BESIDE_RING: Final = (4, -15)
@@ -51,6 +53,11 @@ def shown_policy(run: ReportRun, curve: Curve) -> str:
     return own if own in curve["gaps"]["policy_gap"] else next(iter(curve["gaps"]["policy_gap"]))
 
 
+def shown_name(policy: str) -> str:
+    """Name a policy; the optimum is none that could run."""
+    return "optimal, offline" if policy == OPTIMAL else policy
+
+
 def hit_ratios(curve: Curve, policy: str) -> dict[int, float]:
     """Hits of all references by capacity in blocks, in ascending order."""
     hits = {int(capacity): num_hits for capacity, num_hits in curve["policies"][policy].items()}
@@ -74,7 +81,8 @@ def _capacities(curve: Curve) -> list[int]:
 def _curve_plot(curve: Curve, replay: tuple[int, float] | None) -> Plot:
     lines = dict(zip(curve["policies"], LINES, strict=False))
     legend = [
-        line_legend(f"curve-legend-{number}", line, policy) for number, (policy, line) in enumerate(lines.items())
+        line_legend(f"curve-legend-{number}", style, shown_name(policy))
+        for number, (policy, style) in enumerate(lines.items())
     ]
     legend.append(line_legend("curve-legend-ideal", IDEAL_LINE, f"ideal, {RATIO.text(curve['ideal_block_ratio'])}"))
     if replay is not None:
@@ -82,25 +90,25 @@ def _curve_plot(curve: Curve, replay: tuple[int, float] | None) -> Plot:
 
     def paint(figure: Figure) -> None:
         axes = only_axes(figure, f"blocks of {COUNT.text(curve['block_size'])} tokens", "hit ratio by block")
-        for policy, line in lines.items():
+        for policy, style in lines.items():
             ratios = hit_ratios(curve, policy)
-            axes.plot(list(ratios), list(ratios.values()), color=line.colour, linestyle=line.dashes, marker=line.marker)
+            line(axes, list(ratios), list(ratios.values()), style)
         axes.axhline(curve["ideal_block_ratio"], color=IDEAL_LINE.colour, linestyle=IDEAL_LINE.dashes)
         for share, capacity in curve["capacity_for"].items():
             height = float(share) * curve["ideal_block_ratio"]
             place = ABOVE_RING if float(share) == 1 else BESIDE_RING
-            axes.plot([capacity], [height], "o", color=INK, fillstyle="none", markersize=RING_SIZE)
+            line(axes, [capacity], [height], RING, RING_SIZE)
             axes.annotate(f"{float(share):.0%}", (capacity, height), place, textcoords="offset points")
         if replay is not None:
             num_tokens, ratio = replay
-            axes.plot([num_tokens / curve["block_size"]], [ratio], REPLAY_LINE.marker, color=INK, markersize=RING_SIZE)
+            line(axes, [num_tokens / curve["block_size"]], [ratio], REPLAY_LINE, RING_SIZE)
         logarithmic(axes, "x")
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
         axes.set_ylim(0, ROOM_ABOVE_IDEAL * max(curve["ideal_block_ratio"], 0 if replay is None else replay[1]) or 1)
 
     explanation = PLOTS["curve"]
     label = f"Lines of the hit ratio over the capacity in blocks: {', '.join(lines)}, and the ideal"
-    return Plot(explanation.title, explanation.sentence, draw("curve", HALF, label, paint), tuple(legend))
+    return Plot(explanation.title, explanation.sentence, *draw_both("curve", HALF, label, paint), tuple(legend))
 
 
 def _gap_plot(curve: Curve, policy: str) -> Plot:
@@ -133,7 +141,7 @@ def _gap_plot(curve: Curve, policy: str) -> Plot:
     return Plot(
         explanation.title,
         explanation.sentence,
-        draw("gaps", HALF, label, paint),
+        *draw_both("gaps", HALF, label, paint),
         tuple(
             fill_legend(f"gaps-legend-{number}", fill, name)
             for number, (fill, name) in enumerate(zip(FILLS, names, strict=True))
@@ -151,8 +159,10 @@ def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
     )
     gap_sentence = (
         f"With {COUNT.text(capacity)} blocks ({why}), {policy} hits {RATIO.text(ratio)} of the block references. "
-        f"Policy gap: a better policy could hit {RATIO.text(gaps['policy_gap'][policy][str(capacity)])} more. "
-        f"Capacity gap: only a larger cache could hit another {RATIO.text(gaps['capacity_gap'][str(capacity)])}. "
+        f"{_more_memory(curve, capacity)}"
+        f"Policy gap: the offline optimum, which knows the requests to come, hits "
+        f"{RATIO.text(gaps['policy_gap'][policy][str(capacity)])} more at this size. Capacity gap: beyond it, a cache "
+        f"without bounds hits another {RATIO.text(gaps['capacity_gap'][str(capacity)])}. "
         f"Content ceiling: {RATIO.text(gaps['content_ceiling'])} no cache can hit."
     )
     reached_sentence = (
@@ -161,6 +171,21 @@ def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
         f"{COUNT.text(curve['block_size'])} tokens: {reached}."
     )
     return gap_sentence, reached_sentence
+
+
+def _more_memory(curve: Curve, capacity: int) -> str:
+    """Say what two and four times a capacity bring with each policy that can run, in points; where that is known."""
+    parts = [
+        f"{gain['factor']}x the memory brings "
+        + ", ".join(
+            f"{policy} {RATIO.difference(share) if share else '0 points'}"
+            for policy, share in gain["by_policy"].items()
+            if policy != OPTIMAL
+        )
+        for gain in curve.get("gains", ())
+        if gain["capacity"] == capacity
+    ]
+    return f"{'; '.join(parts)}. " if parts else ""
 
 
 def _chosen_capacity(curve: Curve, replay: tuple[int, float] | None) -> tuple[int, str]:
@@ -178,7 +203,13 @@ def _table(curve: Curve) -> Table:
     ratios = {policy: hit_ratios(curve, policy) for policy in policies}
     return Table(
         TABLES["curve"],
-        ("blocks", "tokens", *policies, *(f"policy gap, {policy}" for policy in online), "capacity gap"),
+        (
+            "blocks",
+            "tokens",
+            *map(shown_name, policies),
+            *(f"policy gap, {policy}" for policy in online),
+            "capacity gap",
+        ),
         tuple(
             (
                 Cell(COUNT.text(capacity)),

@@ -12,16 +12,18 @@ from pagedkv.report.drawing import (
     COUNT_TICKS,
     HALF,
     LINES,
+    NARROW_PANELS,
     PERCENT_TICKS,
     WIDE,
-    Axes,
     Figure,
     LineStyle,
     Size,
-    draw,
+    draw_both,
+    line,
     line_legend,
     logarithmic,
     only_axes,
+    panels,
 )
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
@@ -97,7 +99,7 @@ class _StyledRun:
 class _Overlay:
     """One plot of several runs: ``paint`` draws those that ``has_data`` admits, each in its own style.
 
-    ``marked`` says whether lines carry markers.
+    ``marked`` says whether lines carry markers, ``has_panels`` whether it has several axes.
     """
 
     key: str
@@ -106,6 +108,7 @@ class _Overlay:
     has_data: Callable[[ReportRun], bool]
     paint: Callable[[Figure, Sequence[_StyledRun]], None]
     marked: bool = True
+    has_panels: bool = False
 
 
 def _plot(overlay: _Overlay, runs: Sequence[ReportRun], names: Sequence[str]) -> Plot:
@@ -117,8 +120,14 @@ def _plot(overlay: _Overlay, runs: Sequence[ReportRun], names: Sequence[str]) ->
     explanation = PLOTS[overlay.key]
     return Plot(
         explanation.title,
-        explanation.sentence,
-        draw(overlay.key, overlay.size, overlay.label, lambda figure: overlay.paint(figure, styled)),
+        _sentence(overlay.key, styled),
+        *draw_both(
+            overlay.key,
+            overlay.size,
+            overlay.label,
+            lambda figure: overlay.paint(figure, styled),
+            NARROW_PANELS if overlay.has_panels else None,
+        ),
         tuple(
             line_legend(f"{overlay.key}-legend-{number}", each.line, each.name, marked=overlay.marked)
             for number, each in enumerate(styled)
@@ -127,8 +136,11 @@ def _plot(overlay: _Overlay, runs: Sequence[ReportRun], names: Sequence[str]) ->
     )
 
 
-def _draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], line: LineStyle) -> None:
-    axes.plot(xs, ys, color=line.colour, linestyle=line.dashes, marker=line.marker)
+def _sentence(key: str, styled: Sequence[_StyledRun]) -> str:
+    """Say what a plot shows; that of capacities has lines only where a curve was measured."""
+    if key == "compared_capacity" and not any(each.run.curve for each in styled):
+        return PLOTS["compared_marks"].sentence
+    return PLOTS[key].sentence
 
 
 def _has_capacity(run: ReportRun) -> bool:
@@ -142,9 +154,9 @@ def _paint_capacity(figure: Figure, styled: Sequence[_StyledRun]) -> None:
         if curve is not None:
             ratios = hit_ratios(curve, shown_policy(each.run, curve))
             tokens = [capacity * curve["block_size"] for capacity in ratios]
-            _draw_line(axes, tokens, list(ratios.values()), each.line)
+            line(axes, tokens, list(ratios.values()), each.line)
         if point is not None:
-            axes.plot(*point, each.line.marker, color=each.line.colour, markersize=OWN_MARK_SIZE, fillstyle="none")
+            line(axes, [point[0]], [point[1]], each.line, OWN_MARK_SIZE)
     logarithmic(axes, "x")
     axes.yaxis.set_major_formatter(PERCENT_TICKS)
     axes.set_ylim(bottom=0)
@@ -161,7 +173,7 @@ def _paint_waste(figure: Figure, styled: Sequence[_StyledRun]) -> None:
         by_size = each.run.replay["waste"]["by_block_size"]
         known = {int(size): share for size, share in by_size.items() if share is not None}
         sizes |= known.keys()
-        _draw_line(axes, sorted(known), [known[size] for size in sorted(known)], each.line)
+        line(axes, sorted(known), [known[size] for size in sorted(known)], each.line)
     logarithmic(axes, "x")
     axes.set_xticks(sorted(sizes), [f"{size:,}" for size in sorted(sizes)])
     axes.set_xticks([], minor=True)
@@ -192,8 +204,7 @@ def _has_latency(run: ReportRun) -> bool:
 def _paint_latency(figure: Figure, styled: Sequence[_StyledRun]) -> None:
     runs_kinds = [latency_kinds(each.run.replay["latency"]) for each in styled]
     names = list(runs_kinds[0])
-    for position, name in enumerate(names, 1):
-        axes = figure.add_subplot(1, len(names), position)
+    for axes, name in zip(panels(figure, len(names)), names, strict=True):
         axes.set_title(name)
         axes.set_ylabel("seconds")
         seen_s: list[float] = []
@@ -201,7 +212,7 @@ def _paint_latency(figure: Figure, styled: Sequence[_StyledRun]) -> None:
             values_s = percentile_values(kinds[name])[FIRST_OF_LINE:]
             known = [(x, s) for x, s in enumerate(values_s) if s is not None]
             seen_s += [s for _, s in known]
-            _draw_line(axes, [x for x, _ in known], [s for _, s in known], each.line)
+            line(axes, [x for x, _ in known], [s for _, s in known], each.line)
         axes.set_xticks(range(len(PERCENTILES[FIRST_OF_LINE:])), PERCENTILES[FIRST_OF_LINE:])
         axes.yaxis.set_major_formatter(COUNT_TICKS)
         if seen_s and min(seen_s) > 0:
@@ -217,7 +228,12 @@ OVERLAYS: Final = (
         "compared_live", WIDE, "Lines of the live blocks over time, one a run", _has_timeline, _paint_live, marked=False
     ),
     _Overlay(
-        "compared_latency", WIDE, "Lines of the percentiles of three latencies, one a run", _has_latency, _paint_latency
+        "compared_latency",
+        WIDE,
+        "Lines of the percentiles of three latencies, one a run",
+        _has_latency,
+        _paint_latency,
+        has_panels=True,
     ),
 )
 """In the order in which they are shown."""

@@ -12,6 +12,7 @@ __all__ = [
     "AgeHistogram",
     "Contiguous",
     "Curve",
+    "Gain",
     "Gaps",
     "Hits",
     "Latency",
@@ -28,21 +29,24 @@ __all__ = [
     "Steps",
     "Timeline",
     "Waste",
+    "cost_model_name",
+    "knows_content",
 ]
 
 
 class Requests(TypedDict):
-    """How many requests there were, and their tokens."""
+    """How many requests there were, and their tokens; older ones all had content."""
 
     num_requests: int
     num_rejected: int
     num_finished: int
     num_prompt_tokens: int
     num_output_tokens: int
+    num_with_content: NotRequired[int]
 
 
 class Hits(TypedDict):
-    """What prefix caching saved at the first admissions; ratios are 0 or None without a prompt."""
+    """What prefix caching saved at the first admissions; ratios are None where no content is known."""
 
     num_prompt_blocks: int
     num_hit_blocks: int
@@ -171,7 +175,7 @@ class Timeline(TypedDict):
 
 
 class Replay(TypedDict):
-    """The document of ``pagedkv replay --json``. Older ones have no misses."""
+    """The document of ``pagedkv replay --json``. Older ones have neither misses nor warnings."""
 
     trace: str
     command: str
@@ -186,6 +190,7 @@ class Replay(TypedDict):
     pools: dict[str, Pool]
     timeline: Timeline
     misses: NotRequired[Misses]
+    warnings: NotRequired[list[str]]
 
 
 class Gaps(TypedDict):
@@ -196,8 +201,16 @@ class Gaps(TypedDict):
     policy_gap: dict[str, dict[str, float]]
 
 
+class Gain(TypedDict):
+    """What so many times a capacity (in blocks) bring: shares of all references, by policy."""
+
+    capacity: int
+    factor: int
+    by_policy: dict[str, float]
+
+
 class Curve(TypedDict):
-    """The document of ``pagedkv curve --json``."""
+    """The document of ``pagedkv curve --json``. Older ones have no gains."""
 
     block_size: int
     num_requests: int
@@ -209,6 +222,7 @@ class Curve(TypedDict):
     policies: dict[str, dict[str, int]]
     capacity_for: dict[str, int]
     gaps: Gaps
+    gains: NotRequired[list[Gain]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +240,14 @@ class ReportRun:
     replay: Replay
     curve: Curve | None = None
     without_curve: str = "No capacity curve was measured for this run."
+
+
+def knows_content(replay: Replay) -> bool:
+    """Tell whether the trace told what requests share, so that hits mean something."""
+    requests = replay["requests"]
+    return requests.get("num_with_content", 1) > 0 or requests["num_requests"] == 0
+
+
+def cost_model_name(replay: Replay) -> str:
+    """Name the cost model whose seconds the replay has."""
+    return str(replay["config"].get("cost_model_name") or "that the configuration lists")

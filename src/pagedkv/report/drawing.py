@@ -11,7 +11,7 @@ they go into the legend, which is HTML.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from types import MappingProxyType
@@ -27,7 +27,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
-    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+    from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("a report needs matplotlib: pip install 'pagedkv[report]'", name=error.name) from error
 
@@ -37,6 +37,7 @@ __all__ = [
     "HALF",
     "INK",
     "LINES",
+    "NARROW_PANELS",
     "PERCENT_TICKS",
     "WIDE",
     "Axes",
@@ -45,10 +46,13 @@ __all__ = [
     "LineStyle",
     "Size",
     "draw",
+    "draw_both",
     "fill_legend",
+    "line",
     "line_legend",
     "logarithmic",
     "only_axes",
+    "panels",
 ]
 
 INK: Final = "#010101"
@@ -110,6 +114,12 @@ class Size:
 HALF: Final = Size(520, 300)
 WIDE: Final = Size(1060, 320)
 SWATCH: Final = Size(34, 14)
+NARROW: Final = Size(350, 260)
+NARROW_PANELS: Final = Size(350, 620)
+"""On a phone: several panels are below one another."""
+WITHIN_A_DECADE: Final = 5
+FEW_DECADES: Final = 100
+"""How many times its lower end the upper end of a logarithmic axis is: within these, the powers alone are too few."""
 
 
 Dashes: TypeAlias = Literal["-", "--", "-.", ":", ""]
@@ -180,11 +190,44 @@ def only_axes(figure: Figure, x_label: str, y_label: str) -> Axes:
 
 
 def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Scale an axis by logarithms, with numbers at the powers only, and none of them written as mathematics."""
+    """Scale an axis by logarithms: numbers at the powers, at more places within few decades, none as mathematics.
+
+    To be called when everything is drawn, for the range of it decides.
+    """
     axis = axes.xaxis if which == "x" else axes.yaxis
     axes.set(**{f"{which}scale": "log"})
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    if high < WITHIN_A_DECADE * low:
+        axis.set_major_locator(AutoLocator())
+    elif high < FEW_DECADES * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(COUNT_TICKS)
     axis.set_minor_formatter(NullFormatter())
+
+
+def panels(figure: Figure, count: int) -> list[Axes]:
+    """Give a figure axes beside one another, or below where it is narrow."""
+    if figure.get_figwidth() < figure.get_figheight():
+        return [figure.add_subplot(count, 1, place) for place in range(1, count + 1)]
+    return [figure.add_subplot(1, count, place) for place in range(1, count + 1)]
+
+
+def line(
+    axes: Axes, xs: Sequence[float], ys: Sequence[float], style: LineStyle, hollow_size: float | None = None
+) -> None:
+    """Draw a line whose markers are whole, also at the edge of the axes; hollow ones of a size, where that is given."""
+    (drawn,) = axes.plot(xs, ys, color=style.colour, linestyle=style.dashes, marker=style.marker, zorder=3)
+    drawn.set_clip_on(False)
+    if hollow_size is not None:
+        drawn.set_markersize(hollow_size)
+        drawn.set_fillstyle("none")
+
+
+def draw_both(
+    key: str, size: Size, label: str, paint: Callable[[Figure], None], narrow: Size | None = None
+) -> tuple[str, str]:
+    """Draw for a wide page, and once more for a phone, as the texts would otherwise shrink with the drawing."""
+    return draw(key, size, label, paint), draw(f"narrow-{key}", narrow or NARROW, label, paint)
 
 
 def line_legend(key: str, line: LineStyle, label: str, *, marked: bool = True) -> LegendEntry:

@@ -46,6 +46,7 @@ class Plot:
         title: a heading.
         sentence: what is shown.
         svg: markup.
+        narrow: the same for a screen as narrow as a phone's.
         legend: may be empty.
         wide: takes the whole width of the page.
     """
@@ -53,6 +54,7 @@ class Plot:
     title: str
     sentence: str
     svg: str
+    narrow: str
     legend: tuple[LegendEntry, ...] = ()
     wide: bool = False
 

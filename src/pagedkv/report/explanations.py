@@ -109,13 +109,18 @@ PLOTS: Final = MappingProxyType(
         ),
         "gaps": Explanation(
             "Where misses come from",
-            "Policy gap: a better policy could hit; capacity gap: only a larger cache; content ceiling: none, for the "
+            "Policy gap: what the offline optimum, which knows the requests to come, hits more at the same size; "
+            "capacity gap: what a cache without bounds hits beyond that; content ceiling: what none hits, for the "
             "content was never seen before.",
         ),
         "compared_capacity": Explanation(
             "Hit ratio over capacity",
             "Block hits of the run's own policy, else of LRU, by capacity of the cache in tokens; the large hollow "
             "mark is what the replay itself had.",
+        ),
+        "compared_marks": Explanation(
+            "Hit ratio over capacity",
+            "What each replay had, at the tokens that its pool holds; no capacity curve was measured.",
         ),
         "compared_live": Explanation(
             "Live blocks over time", "Blocks in use, of all pools together, means over each interval."

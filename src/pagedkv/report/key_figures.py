@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from pagedkv.report.documents import Pool, ReportRun
+from pagedkv.report.documents import Pool, ReportRun, knows_content
 from pagedkv.report.explanations import FIGURES, Explanation
 from pagedkv.report.number_text import COUNT, GIB, MEAN, RATIO, SECONDS, Unit
 
@@ -74,7 +74,9 @@ def _num_evictions(run: ReportRun) -> int:
 
 def _never_reused(run: ReportRun) -> float | None:
     num_evictions = _num_evictions(run)
-    return sum(pool["num_never_reused"] for pool in _pools(run)) / num_evictions if num_evictions else None
+    if not num_evictions or not knows_content(run.replay):
+        return None
+    return sum(pool["num_never_reused"] for pool in _pools(run)) / num_evictions
 
 
 def _preemptions(run: ReportRun) -> int:

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from pagedkv.report.documents import Latency, Percentiles, Preemptions, ReportRun
-from pagedkv.report.drawing import COUNT_TICKS, FILLS, WIDE, Figure, draw
+from pagedkv.report.documents import Latency, Percentiles, Preemptions, ReportRun, cost_model_name
+from pagedkv.report.drawing import COUNT_TICKS, FILLS, NARROW_PANELS, WIDE, Figure, draw_both, panels
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.report.number_text import COUNT, SECONDS
@@ -39,7 +39,10 @@ def latency_section(run: ReportRun) -> Section:
     return Section(
         "latency",
         SECTIONS["latency"],
-        () if whole else ("Some latencies have no value: no request came that far.",),
+        (
+            f"The seconds are those of the cost model {cost_model_name(run.replay)}.",
+            *(() if whole else ("Some latencies have no value: no request came that far.",)),
+        ),
         (_bars(drawn),) if whole else (),
         (_latency_table(latency), _preemption_table(run.replay["preemptions"])),
     )
@@ -47,8 +50,7 @@ def latency_section(run: ReportRun) -> Section:
 
 def _bars(drawn: dict[str, list[float]]) -> Plot:
     def paint(figure: Figure) -> None:
-        for position, (name, values) in enumerate(drawn.items(), 1):
-            axes = figure.add_subplot(1, len(drawn), position)
+        for axes, (name, values) in zip(panels(figure, len(drawn)), drawn.items(), strict=True):
             axes.set_title(name)
             bars = axes.barh(range(len(values)), values, color=FILLS[0].colour, height=0.65)
             axes.bar_label(bars, [SECONDS.text(value) for value in values], padding=3)
@@ -63,7 +65,9 @@ def _bars(drawn: dict[str, list[float]]) -> Plot:
 
     explanation = PLOTS["latency"]
     label = "Bars of mean, median, 90th and 99th percentile and maximum of three latencies"
-    return Plot(explanation.title, explanation.sentence, draw("latency", WIDE, label, paint), wide=True)
+    return Plot(
+        explanation.title, explanation.sentence, *draw_both("latency", WIDE, label, paint, NARROW_PANELS), wide=True
+    )
 
 
 def _latency_table(latency: Latency) -> Table:

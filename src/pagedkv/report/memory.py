@@ -3,7 +3,18 @@
 from typing import Final
 
 from pagedkv.report.documents import Pool, ReportRun, Waste
-from pagedkv.report.drawing import FILLS, PERCENT_TICKS, WIDE, Figure, draw, fill_legend, only_axes
+from pagedkv.report.drawing import (
+    FILLS,
+    NARROW_PANELS,
+    PERCENT_TICKS,
+    WIDE,
+    Axes,
+    Figure,
+    Fill,
+    draw_both,
+    fill_legend,
+    panels,
+)
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.report.key_figures import level_nbytes
@@ -15,6 +26,8 @@ BLOCKS_FILL: Final = FILLS[0]
 RESERVED_FILL: Final = FILLS[1]
 LEVELS: Final = ("live", "cached", "free")
 ROOM_FOR_LABELS: Final = 0.12
+LABEL_SIZE: Final = 9
+"""Points: seven bars with two decimals each stand side by side."""
 
 
 def memory_section(run: ReportRun) -> Section:
@@ -57,35 +70,42 @@ def _shares(waste: Waste) -> dict[str, float | None]:
 
 
 def _waste_plot(shares: dict[str, float], num_block_sizes: int) -> Plot:
-    fills = [BLOCKS_FILL if number < num_block_sizes else RESERVED_FILL for number in range(len(shares))]
+    """Draw blocks and reservations on scales of their own: next to reservations all sizes of blocks look alike."""
+    named = list(shares.items())
+    parts = [
+        (dict(named[:num_block_sizes]), BLOCKS_FILL, "tokens a block"),
+        (dict(named[num_block_sizes:]), RESERVED_FILL, "length reserved in one piece"),
+    ]
+    drawn = [part for part in parts if part[0]]
 
     def paint(figure: Figure) -> None:
-        axes = only_axes(figure, "tokens a block, or length reserved in one piece", "slots without a token")
-        bars = axes.bar(
-            range(len(shares)),
-            list(shares.values()),
-            color=[fill.colour for fill in fills],
-            hatch=[fill.hatch for fill in fills],
-            width=0.7,
-        )
-        axes.bar_label(bars, [RATIO.text(share) for share in shares.values()], padding=2)
-        axes.set_xticks(range(len(shares)), list(shares))
-        axes.yaxis.set_major_formatter(PERCENT_TICKS)
-        axes.grid(visible=False, axis="x")
-        axes.margins(y=ROOM_FOR_LABELS)
+        for axes, (bars, fill, label) in zip(panels(figure, len(drawn)), drawn, strict=True):
+            _draw_bars(axes, bars, fill, label)
 
     explanation = PLOTS["waste"]
     label = "Bars of the waste of each block size and of each reservation in one piece"
     return Plot(
         explanation.title,
         explanation.sentence,
-        draw("waste", WIDE, label, paint),
+        *draw_both("waste", WIDE, label, paint, NARROW_PANELS),
         (
             fill_legend("waste-legend-blocks", BLOCKS_FILL, "blocks"),
             fill_legend("waste-legend-reserved", RESERVED_FILL, "reserved in one piece"),
         ),
         wide=True,
     )
+
+
+def _draw_bars(axes: Axes, shares: dict[str, float], fill: Fill, label: str) -> None:
+    places = range(len(shares))
+    bars = axes.bar(places, list(shares.values()), color=fill.colour, hatch=fill.hatch, width=0.7)
+    axes.bar_label(bars, [RATIO.text(share) for share in shares.values()], padding=2, fontsize=LABEL_SIZE)
+    axes.set_xticks(places, list(shares))
+    axes.set_xlabel(label)
+    axes.set_ylabel("slots without a token")
+    axes.yaxis.set_major_formatter(PERCENT_TICKS)
+    axes.grid(visible=False, axis="x")
+    axes.margins(y=ROOM_FOR_LABELS)
 
 
 def _waste_table(waste: Waste) -> Table:

@@ -65,11 +65,21 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
         title=runs[0].name if single else f"{len(runs)} runs compared",
         runs=() if single else tuple(run.name for run in runs),
         tiles=_tiles(runs[0]) if single else (),
+        warnings=_warnings(runs, names),
         sections=_sections_of_one(runs[0]) if single else _sections_of_several(runs, names),
         glossary=tuple(figure.explanation for figure in KEY_FIGURES),
         method=METHOD,
         version=version,
         command=command,
+    )
+
+
+def _warnings(runs: Sequence[ReportRun], names: Sequence[str]) -> tuple[str, ...]:
+    """List what must be known before figures are believed, with the run's name where there are several."""
+    return tuple(
+        f"{name}: {warning}" if len(runs) > 1 else f"{warning[:1].upper()}{warning[1:]}"
+        for run, name in zip(runs, names, strict=True)
+        for warning in run.replay.get("warnings", ())
     )
 
 
@@ -85,7 +95,9 @@ def _tiles(run: ReportRun) -> tuple[Tile, ...]:
         value = figure.value(run)
         if figure.in_tiles and not (value is None and figure.key in optional):
             explanation = figure.explanation
-            tiles.append(Tile(explanation.title, figure.unit.text(value), explanation.sentence))
+            is_unknown = value is None and figure.key.endswith("hit_ratio")
+            text = "unknown" if is_unknown else figure.unit.text(value)
+            tiles.append(Tile(explanation.title, text, explanation.sentence))
     return tuple(tiles)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.report.documents import ReportRun, Timeline
+from pagedkv.report.documents import ReportRun, Timeline, knows_content
 from pagedkv.report.drawing import (
     COUNT_TICKS,
     FILLS,
@@ -16,7 +16,7 @@ from pagedkv.report.drawing import (
     WIDE,
     Axes,
     Figure,
-    draw,
+    draw_both,
     fill_legend,
     line_legend,
     only_axes,
@@ -73,7 +73,8 @@ def time_section(run: ReportRun) -> Section:
         return Section("time", SECTIONS["time"], ("No time passed: no request was served.",))
     axis = TimeAxis(timeline["time_s"][-1])
     pools = [_blocks(timeline, pool, f"blocks-{number}", axis) for number, pool in enumerate(timeline["pools"])]
-    return Section("time", SECTIONS["time"], plots=(*pools, _requests(timeline, axis), _hits(timeline, axis)))
+    hits = (_hits(timeline, axis),) if knows_content(run.replay) else ()
+    return Section("time", SECTIONS["time"], plots=(*pools, _requests(timeline, axis), *hits))
 
 
 def _blocks(timeline: Timeline, pool: str, key: str, axis: TimeAxis) -> Plot:
@@ -101,7 +102,7 @@ def _blocks(timeline: Timeline, pool: str, key: str, axis: TimeAxis) -> Plot:
     return Plot(
         f"{explanation.title}, pool {pool}" if several else explanation.title,
         explanation.sentence,
-        draw(key, WIDE, f"Stacked areas over time of live, cached and free blocks of pool {pool}", paint),
+        *draw_both(key, WIDE, f"Stacked areas over time of live, cached and free blocks of pool {pool}", paint),
         tuple(
             fill_legend(f"{key}-legend-{name}", fill, name) for name, fill in zip(LEVEL_NAMES, LEVEL_FILLS, strict=True)
         ),
@@ -126,7 +127,7 @@ def _requests(timeline: Timeline, axis: TimeAxis) -> Plot:
     return Plot(
         explanation.title,
         explanation.sentence,
-        draw("requests", HALF, f"Lines over time of requests {', '.join(series)}", paint),
+        *draw_both("requests", HALF, f"Lines over time of requests {', '.join(series)}", paint),
         tuple(
             line_legend(f"requests-legend-{number}", styles[name], name, marked=False)
             for number, name in enumerate(series)
@@ -148,7 +149,7 @@ def _hits(timeline: Timeline, axis: TimeAxis) -> Plot:
 
     explanation = PLOTS["hits"]
     label = "Line over time of the hit ratio by token"
-    return Plot(explanation.title, explanation.sentence, draw("hits", HALF, label, paint))
+    return Plot(explanation.title, explanation.sentence, *draw_both("hits", HALF, label, paint))
 
 
 def _from_zero(axes: Axes) -> None:

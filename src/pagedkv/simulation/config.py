@@ -28,6 +28,7 @@ class ServingConfig:
         groups: the model's KV-cache groups, each in a pool of its own; ``block_size`` must then be theirs.
         block_nbytes: bytes of a block of each pool, where they are known.
         model: name of the model, for the record.
+        cost_model_name: name of the cost model whose seconds these are, for the record.
         num_host_blocks: blocks of the host pool of each pool, the null block included; 0 for none.
         max_sequences: sequences that run at once, samples and beams counted one by one.
         max_batched_tokens: tokens that a step computes, decoded ones included.
@@ -49,6 +50,7 @@ class ServingConfig:
     groups: tuple[GroupSpec, ...] | None = None
     block_nbytes: Mapping[str, int] = field(default_factory=dict)
     model: str | None = None
+    cost_model_name: str | None = None
     num_host_blocks: int | Mapping[str, int] = 0
     max_sequences: int = 256
     max_batched_tokens: int = 8192
@@ -150,6 +152,7 @@ class ServingConfig:
             "speed": self.speed,
             "seed": self.seed,
             "model": self.model,
+            "cost_model_name": self.cost_model_name,
         }
 
 

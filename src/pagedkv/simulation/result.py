@@ -54,6 +54,7 @@ def sum_up(
         config=config,
         requests={
             "num_requests": meters.num_requests,
+            "num_with_content": meters.num_with_content,
             "num_rejected": meters.num_rejected,
             "num_finished": meters.num_finished,
             "num_prompt_tokens": meters.num_prompt_tokens,
@@ -62,9 +63,9 @@ def sum_up(
         hits={
             "num_prompt_blocks": meters.num_prompt_blocks,
             "num_hit_blocks": meters.num_hit_blocks,
-            "block_hit_ratio": _ratio(meters.num_hit_blocks, meters.num_prompt_blocks),
+            "block_hit_ratio": _hit_ratio(meters, meters.num_hit_blocks, meters.num_prompt_blocks),
             "num_hit_tokens": meters.num_hit_tokens,
-            "token_hit_ratio": _ratio(meters.num_hit_tokens, meters.num_prompt_tokens),
+            "token_hit_ratio": _hit_ratio(meters, meters.num_hit_tokens, meters.num_prompt_tokens),
         },
         misses=meters.misses.as_dict(),
         steps={
@@ -113,7 +114,8 @@ def _timeline(meters: Meters) -> dict[str, Any]:
         "duration_s": durations_s.tolist(),
         **{level: columns[level].tolist() for level in LEVELS},
         "token_hit_ratio": [
-            hit / prompt if prompt else None for hit, prompt in zip(hit_tokens, prompt_tokens, strict=True)
+            hit / prompt if prompt and meters.num_with_content else None
+            for hit, prompt in zip(hit_tokens, prompt_tokens, strict=True)
         ],
         **{count: columns[count].astype(int).tolist() for count in COUNTS[:2]},
         "pools": {
@@ -122,6 +124,8 @@ def _timeline(meters: Meters) -> dict[str, Any]:
     }
 
 
-def _ratio(part: int, whole: int) -> float:
-    """Divide, taking nothing of nothing as 0."""
+def _hit_ratio(meters: Meters, part: int, whole: int) -> float | None:
+    """Divide, taking nothing of nothing as 0; None where the trace tells no content, and so no hits."""
+    if meters.num_requests and not meters.num_with_content:
+        return None
     return part / whole if whole else 0.0

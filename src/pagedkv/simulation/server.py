@@ -94,7 +94,7 @@ class VirtualServer:
             self._hold(arrival_s - self._now_s)
             self._now_s = arrival_s
         scheduled = self._scheduled_request(request)
-        self._meters.arrived(scheduled, arrival_s)
+        self._meters.arrived(scheduled, arrival_s, has_content=request.has_content)
         if not self._scheduler.add(scheduled):
             self._meters.rejected(scheduled)
 

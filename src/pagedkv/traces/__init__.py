@@ -3,12 +3,14 @@
 In the order in which data flows::
 
     request        Request and TokenizedRequest, the values that flow
-    lines          numbered lines of a plain or gzip file
+    lines          numbered lines of a plain or gzip file; json_array: the objects of one that is an array
+    clocks         times as files write them, in seconds; texts: texts as tokens
     block_runs     run-length coded block ids, and the tokens that an id stands for
     formats        what a line of each trace format means
     arrival_order  arrivals that fall are found out
     reader         TraceReader: a file as a stream of Request
     interleaving   sessions with clocks of their own, merged into one order; sorting for requests out of order
+    anonymizing    requests without their texts: salted digests of blocks
     token_blocks   block ids made from tokens; tokens: tokens made from block ids
     writer         TraceWriter: requests as a file
     workload       ConversationWorkload: tokenized requests from a seed, without a file

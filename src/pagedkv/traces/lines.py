@@ -5,11 +5,13 @@ Owns the open file. Knows nothing of what a line means; it makes sure that whate
 with the line at which reading had to stop. At most one line is held in memory.
 """
 
+import codecs
 import gzip
 import os
+import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +25,10 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 
 MAX_LINE_NBYTES: Final = 64 * 2**20
 """Longest line read: a damaged or foreign file without line ends must not fill the memory."""
+
+PIECE_NBYTES: Final = 2**20
+PEEKED_NBYTES: Final = 256
+ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*(?:\{|\]|\Z)")
 
 FETCH_AGAIN: Final = "Fetch or decompress the file again"
 
@@ -106,13 +112,43 @@ class LineReader:
                 yield Line(self._path, number, text)
             number += 1
 
-    def _read_line(self, number: int) -> bytes:
+    @property
+    def is_array(self) -> bool:
+        """Whether the file is a JSON array of objects; looks at its beginning alone.
+
+        Raises:
+            TraceError: the file is cut short there, or damaged.
+        """
+        return ARRAY.match(self._taken(lambda: self._stream.peek(PEEKED_NBYTES), 1)) is not None
+
+    def pieces(self) -> Iterator[Line]:
+        """Yield the file in pieces of about a MiB, wherever lines end, each with the number of its first line.
+
+        Raises:
+            TraceError: as iterating does.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        number = 1
+        while raw := self._taken(lambda: self._stream.read(PIECE_NBYTES), number):
+            try:
+                text = decoder.decode(raw)
+            except UnicodeDecodeError as error:
+                reason = f"not UTF-8 within the {PIECE_NBYTES} bytes from here (0x{error.object[error.start]:02x})"
+                raise TraceError(self._path, number, reason, "Give UTF-8 text, plain or gzip") from error
+            yield Line(self._path, number, text)
+            number += text.count("\n")
+
+    def _taken(self, take: Callable[[], bytes], number: int) -> bytes:
+        """Take bytes from the stream; what goes wrong is the fault of a line."""
         try:
-            raw = self._stream.readline(MAX_LINE_NBYTES)
+            return take()
         except EOFError as error:
             raise TraceError(self._path, number, "the gzip file is cut short here", FETCH_AGAIN) from error
         except (OSError, zlib.error) as error:
             raise TraceError(self._path, number, f"cannot be read: {error}", FETCH_AGAIN) from error
+
+    def _read_line(self, number: int) -> bytes:
+        raw = self._taken(lambda: self._stream.readline(MAX_LINE_NBYTES), number)
         if len(raw) == MAX_LINE_NBYTES and not raw.endswith(b"\n"):
             reason = f"the line is longer than {MAX_LINE_NBYTES} bytes"
             raise TraceError(self._path, number, reason, "Give a file with one request or session a line")

@@ -5,7 +5,7 @@ Joins the two halves of reading: :mod:`~pagedkv.traces.lines`, which knows files
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from types import TracebackType
@@ -13,9 +13,12 @@ from typing import Self
 
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.traces.arrival_order import ArrivalOrder
-from pagedkv.traces.formats import RowFormat, detect_format
+from pagedkv.traces.clocks import require_time_unit
+from pagedkv.traces.formats import Reading, RowFormat, detect_format
+from pagedkv.traces.json_array import array_elements
 from pagedkv.traces.lines import Line, LineReader
 from pagedkv.traces.request import Request
+from pagedkv.traces.texts import CharacterTokens, TextTokens
 
 __all__ = ["TraceReader"]
 
@@ -26,19 +29,32 @@ class TraceReader:
     Args:
         path: the file, plain or gzip; both the compression and the format are told by its content.
         block_size: tokens an id stands for, when the trace's own (or the inferred) value must not be used.
+        time_unit: of the arrivals, where the format's own, or what its numbers tell, must not be used.
+        columns: of a CSV file, by what they hold: arrival, input, output, session, user, prompt, answer.
+        texts: how texts become tokens; 4 characters a token unless told.
         any_order: take requests as they come. By default arrivals must not fall, in a trace of sessions within each.
             A line that holds a whole session is put in order of arrival, as all of it is in memory.
 
     Raises:
-        ConfigurationError: ``block_size`` is not positive.
+        ConfigurationError: ``block_size`` is not positive, or the unit of time is none.
         TraceError: the file cannot be opened; while iterating, also whatever is wrong with its content.
     """
 
-    def __init__(self, path: str | os.PathLike[str], block_size: int | None = None, *, any_order: bool = False) -> None:
+    def __init__(  # noqa: PLR0913 - one file, and all that may be said of it, by keywords
+        self,
+        path: str | os.PathLike[str],
+        block_size: int | None = None,
+        *,
+        any_order: bool = False,
+        time_unit: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        texts: TextTokens | None = None,
+    ) -> None:
+        require_time_unit(time_unit)
         if block_size is not None and block_size < 1:
             raise ConfigurationError(f"the trace's block size must be at least 1 token, got {block_size}")
-        self._block_size = block_size
         self._any_order = any_order
+        self._reading = Reading(block_size, any_order, time_unit, columns, texts or CharacterTokens())
         self._lines = LineReader(path)
 
     @property
@@ -50,6 +66,15 @@ class TraceReader:
     def num_bytes_read(self) -> int:
         """Stored bytes read so far: how far the iteration has come."""
         return self._lines.num_bytes_read
+
+    @property
+    def recognised(self) -> str:
+        """Say what the file was taken for, and what was made of its times and texts; more when it has been read.
+
+        Raises:
+            TraceError: as :attr:`session_per_row`.
+        """
+        return self._format.recognised
 
     def __enter__(self) -> Self:
         """Hold the file open."""
@@ -98,19 +123,24 @@ class TraceReader:
     def _rows(self) -> Iterator[tuple[Line, Iterator[Request]]]:
         """Yield every line with its requests; refuse a trace without any request."""
         row_format, has_requests = self._format, False
+        last = self._first
         for line in self._remaining if row_format.starts_with_header else chain([self._first], self._remaining):
             requests = row_format.requests(line)
+            last = line
             if not has_requests:
                 begin = next(requests, None)
                 has_requests = begin is not None
                 requests = chain([begin], requests) if begin is not None else requests
             yield line, requests
-        if not has_requests:
+        held_back = list(row_format.finish())
+        if held_back:
+            yield last, iter(held_back)
+        elif not has_requests:
             raise self._first.fault("no request follows", "Name a trace with at least one request")
 
     @cached_property
     def _format(self) -> RowFormat:
-        return detect_format(self._first, self._block_size, any_order=self._any_order)
+        return detect_format(self._first, self._reading)
 
     @cached_property
     def _first(self) -> Line:
@@ -122,4 +152,4 @@ class TraceReader:
 
     @cached_property
     def _remaining(self) -> Iterator[Line]:
-        return iter(self._lines)
+        return array_elements(self._lines.pieces()) if self._lines.is_array else iter(self._lines)

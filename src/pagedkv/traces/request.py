@@ -48,6 +48,11 @@ class Request:
     prompt_token_ids: npt.NDArray[np.int32] | None = None
     output_token_ids: npt.NDArray[np.int32] | None = None
 
+    @property
+    def has_content(self) -> bool:
+        """Whether the trace tells what the prompt shares with others: by its tokens, or by ids of its blocks."""
+        return self.block_ids is not None or self.prompt_token_ids is not None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizedRequest:
@@ -58,6 +63,7 @@ class TokenizedRequest:
         prompt_token_ids: int32 ``[input_length]``, at least one token.
         output_token_ids: int32 ``[output_length]``, possibly none.
         session: as in :class:`Request`, like what follows.
+        has_content: False where the tokens are made up, since the trace tells lengths alone.
     """
 
     arrival_s: float
@@ -66,6 +72,7 @@ class TokenizedRequest:
     session: str | None = None
     num_samples: int = 1
     priority: int = 0
+    has_content: bool = True
 
     @property
     def input_length(self) -> int:

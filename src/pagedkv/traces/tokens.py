@@ -81,6 +81,7 @@ def tokenize(request: Request, number: int) -> TokenizedRequest:
         session=request.session,
         num_samples=request.num_samples,
         priority=request.priority,
+        has_content=request.has_content,
     )
 
 

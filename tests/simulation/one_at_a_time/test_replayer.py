@@ -149,7 +149,7 @@ def test_what_exceeds_the_pool_is_rejected_and_changes_nothing() -> None:
         undisturbed.serve(request)
     counts = tested.summary().counts
     assert (counts.num_requests, counts.num_rejected, counts.num_served) == (4, 2, 2)
-    expected = undisturbed.summary().as_dict() | {"num_requests": 4, "num_rejected": 2}
+    expected = undisturbed.summary().as_dict() | {"num_requests": 4, "num_with_content": 4, "num_rejected": 2}
     assert tested.summary().as_dict() == expected
 
 
@@ -163,6 +163,7 @@ def test_every_figure_follows_its_definition() -> None:
         "num_blocks": 11,
         "block_size": 4,
         "num_requests": 2,
+        "num_with_content": 2,
         "num_rejected": 0,
         "num_prompt_tokens": 18,
         "num_output_tokens": 8,

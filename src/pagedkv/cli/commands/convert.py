@@ -12,17 +12,23 @@ from gzip import GzipFile
 from io import BufferedWriter
 from itertools import islice
 from pathlib import Path, PurePath
+from secrets import token_bytes
 from typing import Annotated, BinaryIO, Final
 
 import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import atomic_file, is_replaced_whole, require_writable
+from pagedkv.cli.command_line import command_line
+from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import progress_bars
+from pagedkv.cli.source_options import SourceOptions
 from pagedkv.cli.trace_options import require_limit
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
 from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.traces.anonymizing import anonymized
+from pagedkv.traces.clocks import rebased
 from pagedkv.traces.interleaving import interleave_sessions
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
@@ -33,6 +39,7 @@ from pagedkv.traces.writer import ByteSink, TraceWriter
 __all__ = ["Conversion", "convert", "convert_trace"]
 
 GZIP_SUFFIX: Final = ".gz"
+SALT_NBYTES: Final = 32
 GZIP_LEVEL: Final = 6
 """zlib's own default: level 9 takes several times as long for a few per cent."""
 
@@ -47,7 +54,10 @@ class Conversion:
         sort: put the requests in order of arrival, instead of refusing them unsorted.
         session_interval_s: seconds from the start of one session to the next, for a trace of a session a line.
         max_gap_s: longest time between two requests of a session, in seconds; only with an interval.
+        anonymize: replace tokens by salted digests of blocks, and names of sessions by salted digests.
+        salt: of these digests, for several files that belong together; None for a random one.
         limit: write only the first so many requests, in the order of the output.
+        source: what the file does not tell by itself.
 
     Raises:
         ConfigurationError: a number is out of range, or a gap is given without an interval.
@@ -67,10 +77,24 @@ class Conversion:
     ] = None
     max_gap_s: opt.MaxGap = None
     trace_block_size: opt.TraceBlockSize = None
+    anonymize: Annotated[
+        bool,
+        typer.Option(
+            "--anonymize",
+            help="Let no text or token out: ids of blocks (of --block-size, else 16, tokens) are salted digests.",
+        ),
+    ] = False
+    salt: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Of --anonymize, for files that belong together. Default: a random one."),
+    ] = None
     limit: opt.Limit = None
+    source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:
         require_limit(self.limit)
+        if self.salt is not None and not (self.anonymize and self.salt):
+            raise ConfigurationError("--salt is a text for --anonymize: give both")
         if self.block_size is not None and self.block_size < 1:
             raise ConfigurationError(f"--block-size must be at least 1 token, got {self.block_size}")
         if self.max_gap_s is not None and self.session_interval_s is None:
@@ -88,6 +112,7 @@ def convert(
         ),
     ],
     conversion: Conversion,
+    json_file: opt.JsonFile = None,
 ) -> None:
     """Convert a trace of any known format to the pagedkv trace format, which docs/trace-format.md describes.
 
@@ -100,13 +125,24 @@ def convert(
     pagedkv convert sessions.jsonl.gz -o busy.jsonl.gz --session-interval 60 --max-gap 60
 
     pagedkv convert tokens.jsonl -o - --block-size 16 | pagedkv curve /dev/stdin
+
+    pagedkv convert requests.log --anonymize -o trace.jsonl.gz
+
+    pagedkv convert usage.csv --columns arrival=ts_ms,input=n_in,output=n_out -o trace.jsonl
     """
     require_writable(output)
-    num_requests = convert_trace(trace, output, conversion)
-    typer.echo(f"{num_requests:,} requests written to {output}", err=True)  # OUT may be the standard output
+    if json_file is not None:
+        require_writable(json_file, trace)
+        if output == json_file:
+            raise ConfigurationError(f"--output and --json both go to {output}: name two files")
+    num_requests, recognised = convert_trace(trace, output, conversion)
+    if json_file is not None:
+        head = {"trace": trace, "command": command_line(), "output": str(output)}
+        write_json(json_file, {**head, "read_as": recognised, "num_requests": num_requests})
+    typer.echo(f"{num_requests:,} requests written to {output}, read as {recognised}", err=True)  # OUT may be stdout
 
 
-def convert_trace(path: str, output: Path, conversion: Conversion) -> int:
+def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int, str]:
     """Convert a trace.
 
     Args:
@@ -115,7 +151,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> int:
             output.
 
     Returns:
-        The number of requests written.
+        The number of requests written, and what the file was taken for.
 
     Raises:
         ConfigurationError: a size or time is out of range, or the trace has blocks of several sizes.
@@ -126,7 +162,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> int:
     num_read = 0
     try:
         with (
-            TraceReader(path, conversion.trace_block_size, any_order=conversion.sort) as trace,
+            conversion.source.open(path, conversion.trace_block_size, any_order=conversion.sort) as trace,
             progress_bars() as progress,
         ):
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
@@ -140,7 +176,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> int:
             with atomic_file(output) as file, _maybe_compressed(file, output) as sink, TraceWriter(sink) as writer:
                 for request in requests:
                     writer.write(request)
-            return writer.num_requests
+            return writer.num_requests, trace.recognised
     except KeyboardInterrupt as error:
         outcome = "nothing was written" if is_replaced_whole(output) else "what was written is not whole"
         raise InterruptedRunError(f"interrupted after {num_read:,} requests; {outcome}") from error
@@ -165,7 +201,10 @@ def _counted(requests: Iterator[Request], count_one: Callable[[], None]) -> Iter
 def _converted(path: str, requests: Iterator[Request], conversion: Conversion) -> Iterator[Request]:
     if conversion.sort and conversion.session_interval_s is None:
         requests = _sorted(requests)
-    requests = islice(requests, conversion.limit)
+    requests = islice(rebased(requests), conversion.limit)
+    if conversion.anonymize:
+        salt = token_bytes(SALT_NBYTES) if conversion.salt is None else conversion.salt.encode()
+        return anonymized(requests, salt, conversion.block_size)
     return requests if conversion.block_size is None else with_block_ids(path, requests, conversion.block_size)
 
 

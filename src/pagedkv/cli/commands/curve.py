@@ -13,12 +13,19 @@ from typing import Annotated, Final
 import typer
 from rich.progress import Progress
 
-from pagedkv.capacity.curve import POLICIES, CapacityCurve, compile_loops, default_capacities, measure_curve
-from pagedkv.capacity.model_curve import CachedModel, ModelCurve, measure_model_curve
+from pagedkv.capacity.curve import (
+    POLICIES,
+    CapacityCurve,
+    compile_loops,
+    default_capacities,
+    measure_curve,
+    with_multiples,
+)
+from pagedkv.capacity.model_curve import ModelCurve, measure_model_curve
 from pagedkv.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
-from pagedkv.cli.cache_sizes import CacheSizes
+from pagedkv.cli.cache_sizes import CacheSizes, SizedModel
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.curve_tables import print_curve, print_model_curve
 from pagedkv.cli.json_file import write_json
@@ -88,8 +95,16 @@ def curve_of_trace(
     *,
     full_blocks_only: bool = False,
     options: TraceOptions = DEFAULTS,
+    num_tokens: int | None = None,
 ) -> CapacityCurve:
     """Measure a trace at the given capacities or the default ones.
+
+    Args:
+        path: the trace.
+        capacities: blocks, or None for the default ones.
+        full_blocks_only: leave out the id of a partly filled last block.
+        options: how to read the trace.
+        num_tokens: also measure a cache of so many tokens, and two and four times that.
 
     Raises:
         ConfigurationError: a size or the limit is out of range.
@@ -97,12 +112,17 @@ def curve_of_trace(
         InterruptedRunError: Ctrl-C.
     """
     with _references(path, full_blocks_only=full_blocks_only, options=options) as (references, progress):
-        return _measure(references, capacities or default_capacities(references), progress)
+        wanted = capacities or default_capacities(references)
+        if num_tokens is not None:
+            capacity = max(1, num_tokens // max(1, references.block_size))
+            wanted = with_multiples(wanted, capacity, references.num_unique_blocks)
+        return _measure(references, wanted, progress)
 
 
-def _curve_of_model(path: str, model: CachedModel, *, full_blocks_only: bool, options: TraceOptions) -> ModelCurve:
+def _curve_of_model(path: str, sized: SizedModel, *, full_blocks_only: bool, options: TraceOptions) -> ModelCurve:
     """Measure a model's curve on a trace. Raises as :func:`curve_of_trace`."""
     with _references(path, full_blocks_only=full_blocks_only, options=options) as (references, progress):
+        model = sized.split(references.mean_tokens)
         num_points = len(model.points) * len(registry.POLICIES)
         with _shown(progress, num_points) as show:
             return measure_model_curve(references, model, list(registry.POLICIES), show)

@@ -1,11 +1,15 @@
 """``pagedkv demo``: a generated workload, and a real trace where there is one."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
+from pagedkv.cli.command_line import command_line
+from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.serving import ServingOptions, serve_requests, serve_trace
 from pagedkv.cli.serving_tables import print_served
@@ -34,6 +38,7 @@ def demo(
     num_blocks: opt.NumBlocks = None,
     seed: opt.Seed = 0,
     sessions: Annotated[int, typer.Option(metavar="N", help="Number of generated conversations.")] = 1000,
+    json_file: opt.JsonFile = None,
 ) -> None:
     """Replay generated conversations and, where there is one, a real trace, on a virtual clock.
 
@@ -46,13 +51,20 @@ def demo(
     pagedkv demo --traces ~/traces
     """
     workload = ConversationWorkload(seed=seed, num_sessions=sessions)
-    run_demo(workload, ServingOptions(num_blocks=num_blocks, seed=seed), traces)
+    options = ServingOptions(num_blocks=num_blocks, seed=seed)
+    if json_file is not None:
+        require_writable(json_file)
+    served = serve_requests("conversations", workload.requests(), options)
+    if json_file is not None:
+        write_json(json_file, {"command": command_line(), "workload": asdict(workload), **served.as_dict()})
+    if json_file != STANDARD_OUTPUT:
+        print_workload(workload)
+        print_served("Replay of the generated conversations", served)
+        _replay_recorded(options, traces)
 
 
-def run_demo(workload: ConversationWorkload, options: ServingOptions, traces: Path | None) -> None:
-    """Replay the workload, then the Mooncake conversation trace from ``traces``, or say where to get it."""
-    print_workload(workload)
-    print_served("Replay of the generated conversations", serve_requests("conversations", workload.requests(), options))
+def _replay_recorded(options: ServingOptions, traces: Path | None) -> None:
+    """Replay the Mooncake conversation trace from ``traces``, or say where to get it."""
     trace = traces / MOONCAKE_TRACE if traces is not None else None
     if trace is None or not trace.exists():
         typer.echo(PUBLIC_TRACES)

@@ -1,23 +1,102 @@
-"""``pagedkv presets``."""
+"""``pagedkv presets``: what is known by name, with the numbers that decide."""
 
-import typer
+from typing import Final
 
-from pagedkv.models import model_names
-from pagedkv.simulation.cost import cost_model_names, gpu_names
+from pagedkv.cli import options as opt
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
+from pagedkv.cli.command_line import command_line
+from pagedkv.cli.json_file import write_json
+from pagedkv.cli.tables import print_numbers
+from pagedkv.cli.user_errors import reported
+from pagedkv.models import model_names, read_model
+from pagedkv.models.memory import GIB
+from pagedkv.simulation.cost import cost_model_names, find_gpu, gpu_names
 
 __all__ = ["presets"]
 
+TERA: Final = 10**12
+GIGA: Final = 10**9
 
-def presets() -> None:
-    """List the names that --model, --gpu and --cost-model know.
 
-    Any model with any number of any GPU is a cost model's name as well: llama-3.1-8b/4xh200.
+def presets(json_file: opt.JsonFile = None) -> None:
+    """List the names that --model, --gpu and --cost-model know, with GiB, bandwidth and bytes per token.
+
+    Any model with any number of any GPU is a cost model's name as well: llama-3.1-8b/4xh200. Numbers of GPUs are
+    those of data sheets, of models those of their configs; docs/models-and-costs.md tells what follows from them.
 
     For example:
 
     pagedkv presets
+
+    pagedkv presets --json -
     """
-    for title, names in (("models", model_names()), ("GPUs", gpu_names()), ("cost models", cost_model_names())):
-        typer.echo(f"{title}:")
-        for name in names:
-            typer.echo(f"  {name}")
+    with reported():
+        if json_file is not None:
+            require_writable(json_file)
+            write_json(json_file, _document())
+    if json_file != STANDARD_OUTPUT:
+        _print_models()
+        _print_gpus()
+        print_numbers("Cost models", ("name",), [(name,) for name in cost_model_names()])
+
+
+def _print_models() -> None:
+    rows = []
+    for name in model_names():
+        model = read_model(name)
+        rows.append(
+            (
+                name,
+                f"{model.token_nbytes:,}",
+                f"{model.state_nbytes:,}" if model.state_nbytes else "-",
+                "-" if model.weights_nbytes is None else f"{model.weights_nbytes / GIB:,.1f}",
+                "-" if model.max_context is None else f"{model.max_context:,}",
+                " ".join(group.name for group in model.groups),
+            )
+        )
+    headings = ("model", "bytes a token", "bytes of state", "GiB of weights", "context", "groups")
+    print_numbers("Models", headings, rows)
+
+
+def _print_gpus() -> None:
+    rows = []
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        rows.append(
+            (
+                name,
+                f"{gpu.memory_nbytes / GIB:,.1f}",
+                f"{gpu.memory_nbytes_per_s / GIGA:,.0f}",
+                f"{gpu.flops / TERA:,.0f}",
+                f"{gpu.link_nbytes_per_s / GIGA:,.0f}",
+            )
+        )
+    print_numbers("GPUs", ("GPU", "GiB", "GB/s of memory", "TFLOP/s, bf16", "GB/s to the host"), rows)
+
+
+def _document() -> dict[str, object]:
+    models = {name: read_model(name) for name in model_names()}
+    gpus = {name: find_gpu(name) for name in gpu_names()}
+    return {
+        "command": command_line(),
+        "models": {
+            name: {
+                "token_nbytes": model.token_nbytes,
+                "state_nbytes": model.state_nbytes,
+                "weights_nbytes": model.weights_nbytes,
+                "max_context": model.max_context,
+                "groups": {group.name: group.token_nbytes for group in model.groups},
+            }
+            for name, model in models.items()
+        },
+        "gpus": {
+            name: {
+                "memory_nbytes": gpu.memory_nbytes,
+                "memory_nbytes_per_s": gpu.memory_nbytes_per_s,
+                "flops": gpu.flops,
+                "link_nbytes_per_s": gpu.link_nbytes_per_s,
+            }
+            for name, gpu in gpus.items()
+        },
+        "cost_models": list(cost_model_names()),
+    }

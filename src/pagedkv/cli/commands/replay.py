@@ -18,6 +18,7 @@ from pagedkv.cli.serving import (
     DEFAULTS,
     ServingOptions,
     default_num_blocks,
+    require_some_served,
     serve_trace,
 )
 from pagedkv.cli.serving_tables import print_served
@@ -69,13 +70,14 @@ def replay(
         return
     served = serve_trace(trace, serving)
     if json_file is not None:
-        write_json(json_file, {"trace": trace, "command": command_line(), **served.result.as_dict()})
+        write_json(json_file, {"trace": trace, "command": command_line(), **served.as_dict()})
     if json_file != STANDARD_OUTPUT:
         print_served(f"Replay of {Path(trace).name}", served)
 
 
 def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path | None) -> None:
     reading = replace(DEFAULTS.trace, trace_block_size=options.trace.trace_block_size, limit=options.trace.limit)
+    reading = replace(reading, source=options.trace.source)
     known = replace(DEFAULTS, num_blocks=options.num_blocks, block_size=options.block_size, trace=reading)
     if options != known:
         raise ConfigurationError(
@@ -88,8 +90,13 @@ def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path |
         raise ConfigurationError(f"--one-at-a-time has one pool: give --num-blocks one number, got {num_blocks}")
     config = ReplayConfig(blocks, options.block_size)
     summary = replay_trace(
-        trace, config, TraceOptions(trace_block_size=options.trace.trace_block_size, limit=options.trace.limit)
+        trace,
+        config,
+        TraceOptions(
+            trace_block_size=options.trace.trace_block_size, limit=options.trace.limit, source=options.trace.source
+        ),
     )
+    require_some_served(summary.counts.num_requests, summary.counts.num_rejected, config.num_blocks - 1)
     if json_file is not None:
         head = {"trace": trace, "command": command_line(), "limit": options.trace.limit}
         write_json(json_file, {**head, **summary.as_dict()})

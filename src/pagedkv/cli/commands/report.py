@@ -14,15 +14,18 @@ import msgspec
 import typer
 
 from pagedkv import __version__
+from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
 from pagedkv.cli.cache_sizes import parse_capacities
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.commands.curve import curve_of_trace, has_block_ids
+from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.report.documents import Curve, Replay, ReportRun
+from pagedkv.simulation import ServingResult
 
 __all__ = ["NO_BLOCK_IDS", "as_run", "report", "write_report"]
 
@@ -54,6 +57,7 @@ def report(
         str | None, typer.Option(metavar="C,C,...", help="Blocks of the cache, as in pagedkv curve.")
     ] = None,
     serving: ServingOptions,
+    json_file: opt.JsonFile = None,
 ) -> None:
     """Write one HTML page about a trace, or one that compares several runs: needs no network, opens from a file.
 
@@ -68,26 +72,35 @@ def report(
     pagedkv replay trace.jsonl --num-blocks 2000 --json large.json
 
     pagedkv report small.json large.json -o compared.html
+
+    pagedkv report trace.jsonl -o report.html --json behind.json
     """
 
     def run_trace(path: str) -> ReportRun:
         served = serve_trace(path, serving)
-        replay = {"trace": path, "command": command_line(), **served.result.as_dict()}
+        replay = {"trace": path, "command": command_line(), **served.as_dict()}
         if not has_block_ids(path, serving.trace):
             return as_run(Path(path).name, replay)
         wanted = None if capacities is None else parse_capacities(capacities)
-        curve = curve_of_trace(path, wanted, options=serving.trace)
+        curve = curve_of_trace(path, wanted, options=serving.trace, num_tokens=_pool_tokens(served.result))
         return as_run(Path(path).name, replay, curve.as_dict())
 
     if capacities is not None:
         parse_capacities(capacities)
     serving.configuration()
-    write_report(sources, output, run_trace, version=__version__, command=command_line())
+    if json_file is not None:
+        require_writable(json_file, *sources)
+        if output == json_file:
+            raise ConfigurationError(f"--output and --json both go to {output}: name two files")
+    shown = write_report(sources, output, run_trace, version=__version__, command=command_line())
+    if json_file is not None:
+        runs = [{"name": each.name, "replay": each.replay, "curve": each.curve} for each in shown]
+        write_json(json_file, {"command": command_line(), "runs": runs})
 
 
 def write_report(
     sources: Sequence[str], output: Path, run_trace: Callable[[str], ReportRun], *, version: str, command: str
-) -> None:
+) -> list[ReportRun]:
     """Write the report of one source, or of several side by side.
 
     Args:
@@ -96,6 +109,9 @@ def write_report(
         run_trace: replays a trace and measures its curve; what it raises comes through.
         version: of this program.
         command: the command line, as typed.
+
+    Returns:
+        The runs that the page shows.
 
     Raises:
         ConfigurationError: the output is no .html file; there are too many sources; the report extra is missing.
@@ -118,6 +134,7 @@ def write_report(
         text: str = page.render_report(runs, version=version, command=command)
     with atomic_file(output) as file:
         file.write(text.encode())
+    return runs
 
 
 def as_run(
@@ -145,6 +162,14 @@ def _require_output(output: Path, sources: Sequence[str]) -> None:
     if output.suffix != HTML_SUFFIX:
         raise ConfigurationError(f"the report is a page: name an {HTML_SUFFIX} file, or -, got {output}")
     require_writable(output, *sources)
+
+
+def _pool_tokens(result: ServingResult) -> int | None:
+    """Tokens of the one pool of a replay, for which a curve tells what more of them bring; None with several pools."""
+    if len(result.pools) != 1:
+        return None
+    (pool,) = result.pools.values()
+    return int(pool["num_blocks"]) * int(result.config["block_size"])
 
 
 def _import_page() -> ModuleType:

@@ -48,7 +48,7 @@ class Meters:
         self.timeline = Timeline([*LEVELS, *(f"{level} {pool}" for pool in pools for level in POOL_LEVELS)], COUNTS)
         self.misses = MissMeter()
         self.sequences = Level()
-        self.num_requests = self.num_rejected = self.num_finished = 0
+        self.num_requests = self.num_with_content = self.num_rejected = self.num_finished = 0
         self.num_prompt_tokens = self.num_output_tokens = 0
         self.num_prompt_blocks = self.num_hit_blocks = self.num_hit_tokens = 0
         self.num_steps = self.num_decode_steps = self.num_computed_tokens = 0
@@ -59,9 +59,10 @@ class Meters:
 
     # Requests
 
-    def arrived(self, request: Request, arrival_s: float) -> None:
-        """Count a request."""
+    def arrived(self, request: Request, arrival_s: float, *, has_content: bool) -> None:
+        """Count a request, and whether what it shares with others is known."""
         self.num_requests += 1
+        self.num_with_content += has_content
         self.waste.note_length(request.most_tokens)
         self.journeys.begin(request, arrival_s)
 

@@ -65,14 +65,14 @@ class WasteMeter:
         max_length = max(self._max_length or 0, self._longest)
         mean_maximum = (self._num_steps - self._sum_of_mean_lengths / max_length) / num_steps
         return {
-            "mean": self._sum / num_steps,
+            "mean": float(self._sum / num_steps),
             "by_block_size": {
-                str(size): total / num_steps for size, total in zip(BLOCK_SIZES, self._sums_by_size, strict=True)
+                str(size): float(total / num_steps) for size, total in zip(BLOCK_SIZES, self._sums_by_size, strict=True)
             },
             "contiguous": {
-                "exact": self._sum_exact / num_steps,
-                "power_of_two": self._sum_power / num_steps,
-                "maximum": mean_maximum,
+                "exact": float(self._sum_exact / num_steps),
+                "power_of_two": float(self._sum_power / num_steps),
+                "maximum": float(mean_maximum),
             },
             "max_length": max_length,
         }

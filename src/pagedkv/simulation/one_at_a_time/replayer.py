@@ -94,7 +94,7 @@ class Replayer:
     def serve(self, request: TokenizedRequest) -> None:
         """Serve one request to its end, or count it as rejected. O(blocks of the request)."""
         if len(request.prompt_token_ids) + len(request.output_token_ids) > self._config.capacity_tokens:
-            self._counts = self._counts.plus_rejected()
+            self._counts = self._counts.plus_rejected(request)
             return
         started_ns = self._clock()
         rows, num_hit_tokens = self._prefill(request.prompt_token_ids)

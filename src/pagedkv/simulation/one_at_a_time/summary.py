@@ -17,6 +17,7 @@ class ReplayCounts:
 
     Args:
         num_requests: requests seen, rejected ones included.
+        num_with_content: requests whose content the trace tells; without any, hits are unknown.
         num_rejected: requests whose prompt and output together exceed the whole pool; nothing was done for them.
         num_prompt_tokens: tokens of the prompts.
         num_output_tokens: tokens generated.
@@ -29,6 +30,7 @@ class ReplayCounts:
     """
 
     num_requests: int = 0
+    num_with_content: int = 0
     num_rejected: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -43,9 +45,14 @@ class ReplayCounts:
         """Requests that were served."""
         return self.num_requests - self.num_rejected
 
-    def plus_rejected(self) -> "ReplayCounts":
+    def plus_rejected(self, request: TokenizedRequest) -> "ReplayCounts":
         """Return the counts after one more request, which was rejected."""
-        return replace(self, num_requests=self.num_requests + 1, num_rejected=self.num_rejected + 1)
+        return replace(
+            self,
+            num_requests=self.num_requests + 1,
+            num_with_content=self.num_with_content + request.has_content,
+            num_rejected=self.num_rejected + 1,
+        )
 
     def plus_served(
         self, request: TokenizedRequest, block_size: int, num_hit_tokens: int, num_blocks_in_use: int
@@ -54,6 +61,7 @@ class ReplayCounts:
         return replace(
             self,
             num_requests=self.num_requests + 1,
+            num_with_content=self.num_with_content + request.has_content,
             num_prompt_tokens=self.num_prompt_tokens + len(request.prompt_token_ids),
             num_output_tokens=self.num_output_tokens + len(request.output_token_ids),
             num_prompt_blocks=self.num_prompt_blocks + (len(request.prompt_token_ids) - 1) // block_size,
@@ -106,14 +114,18 @@ class ReplaySummary:
     timing: ReplayTiming
 
     @property
-    def block_hit_ratio(self) -> float:
-        """Hit blocks of the prompt blocks that could hit."""
-        return _ratio(self.counts.num_hit_blocks, self.counts.num_prompt_blocks)
+    def block_hit_ratio(self) -> float | None:
+        """Hit blocks of the prompt blocks that could hit; None where the trace tells no content."""
+        return self._hit_ratio(self.counts.num_hit_blocks, self.counts.num_prompt_blocks)
 
     @property
-    def token_hit_ratio(self) -> float:
-        """Hit tokens of all prompt tokens."""
-        return _ratio(self.counts.num_hit_tokens, self.counts.num_prompt_tokens)
+    def token_hit_ratio(self) -> float | None:
+        """Hit tokens of all prompt tokens; None where the trace tells no content."""
+        return self._hit_ratio(self.counts.num_hit_tokens, self.counts.num_prompt_tokens)
+
+    def _hit_ratio(self, part: int, whole: int) -> float | None:
+        is_known = self.counts.num_with_content or not self.counts.num_requests
+        return _ratio(part, whole) if is_known else None
 
     @property
     def mean_blocks_in_use(self) -> float:

@@ -9,12 +9,17 @@ first line has           format                                                 
 ``hash_ids``             :class:`~pagedkv.traces.formats.hash_ids.HashIdRows`, the Mooncake release      ``ceil(n / b)``
 ``hash_runs``            :class:`~pagedkv.traces.formats.hash_runs.HashRunRows`, runs of ids             ``n // b``
 ``requests``             :class:`~pagedkv.traces.formats.sessions.SessionRows`, a session a row          ``n // b``
-``arrived_s,...``        :class:`~pagedkv.traces.formats.lengths.LengthRows`, CSV of lengths             none
+``hash_ids``, chat_id    :class:`~pagedkv.traces.formats.hash_ids.BailianRows`, the Qwen-Bailian traces   either
+``conversations``        :class:`~pagedkv.traces.formats.conversations.ConversationRows`, ShareGPT        none: texts
+``messages``, ``usage``  :class:`~pagedkv.traces.formats.chat_logs.ChatLogRows`, logs of services         none: texts
+an engine's log          :class:`~pagedkv.traces.formats.engine_logs.EngineLogRows`, vLLM, SGLang         none: texts
+CSV                      :class:`~pagedkv.traces.formats.csv_rows.CsvRows`, known headers or columns      none
 =======================  ==============================================================================  ===============
 
 In the order in which they build on each other: ``parsing`` (text into checked numbers), ``row_format`` (what all have
-in common), one module a format, ``detection`` (which one it is). Every number is checked before it sizes anything,
-and a bad row raises :class:`~pagedkv.errors.TraceError` with its line. docs/trace-format.md is the page for users.
+in common), ``messages`` (a conversation as tokens), one module a format, ``detection`` (which one it is). Every number
+is checked before it sizes anything, and a bad row raises :class:`~pagedkv.errors.TraceError` with its line.
+docs/trace-format.md is the page for users.
 """
 
 try:
@@ -23,6 +28,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("reading traces needs msgspec: pip install 'pagedkv[cli]'", name=error.name) from error
 
 from pagedkv.traces.formats.detection import detect_format
-from pagedkv.traces.formats.row_format import RowFormat
+from pagedkv.traces.formats.row_format import Reading, RowFormat
 
-__all__ = ["RowFormat", "detect_format"]
+__all__ = ["Reading", "RowFormat", "detect_format"]

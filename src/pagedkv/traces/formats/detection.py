@@ -1,16 +1,19 @@
 """Which format a trace has, told by its first line."""
 
 from textwrap import shorten
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from pagedkv.traces.formats.hash_ids import HashIdRows
+from pagedkv.traces.formats.chat_logs import ChatLogRows, is_chat_log
+from pagedkv.traces.formats.conversations import CONVERSATION_KEYS, ConversationRows
+from pagedkv.traces.formats.csv_rows import LENGTH_COLUMNS, csv_rows, unknown_header
+from pagedkv.traces.formats.engine_logs import EngineLogRows, is_engine_log
+from pagedkv.traces.formats.hash_ids import BailianRows, HashIdRows
 from pagedkv.traces.formats.hash_runs import HashRunRows
-from pagedkv.traces.formats.lengths import LENGTH_COLUMNS, LengthRows, is_length_header
 from pagedkv.traces.formats.pagedkv_trace import FORMAT_NAME, PagedkvRows
 from pagedkv.traces.formats.parsing import decoded
-from pagedkv.traces.formats.row_format import RowFormat
+from pagedkv.traces.formats.row_format import Reading, RowFormat
 from pagedkv.traces.formats.sessions import SessionRows
 from pagedkv.traces.lines import Line
 
@@ -18,33 +21,57 @@ __all__ = ["detect_format"]
 
 KNOWN_FORMATS: Final = (
     f'A trace has JSON lines, the first with "format": "{FORMAT_NAME}", or each with hash_ids, hash_runs or requests; '
-    f"or it is CSV with the header {','.join(LENGTH_COLUMNS)}"
+    "or it is a request log with messages or usage and times, a log of vLLM or SGLang, ShareGPT conversations, or CSV "
+    f"with the header {','.join(LENGTH_COLUMNS)}, Azure's or BurstGPT's, or any by --columns"
 )
 
 
-def detect_format(first: Line, block_size: int | None, *, any_order: bool = False) -> RowFormat:
+def detect_format(first: Line, reading: Reading) -> RowFormat:
     """Choose the format by the first line of a trace.
 
     Args:
         first: its first line that is not blank.
-        block_size: tokens an id stands for, or None to go by the trace. Traces without ids have no use for it.
-        any_order: put the requests of a session's line in order of arrival, instead of refusing them unsorted.
+        reading: what the user said of the file.
 
     Raises:
         TraceError: the line fits no format, or is a header that says something impossible.
     """
-    if not first.text.startswith("{"):
-        if is_length_header(first):
-            return LengthRows(first)
-        raise first.fault(f"neither a JSON object nor a known CSV header: {shorten(first.text, 60)!r}", KNOWN_FORMATS)
+    if reading.columns is not None or not first.text.startswith("{"):
+        return _of_text(first, reading)
     keys = decoded(first, dict[str, msgspec.Raw])
+    row_format = _of_objects(first, keys, reading)
+    if row_format is None:
+        names = shorten(", ".join(sorted(keys)) or "(none)", 200)
+        raise first.fault(f"no known trace format has the keys {names}", KNOWN_FORMATS)
+    return row_format
+
+
+def _of_text(first: Line, reading: Reading) -> RowFormat:
+    if reading.columns is None and is_engine_log(first, {}):
+        return EngineLogRows(reading)
+    rows = csv_rows(first, reading)
+    if rows is not None:
+        return rows
+    if "," in first.text or ";" in first.text or "\t" in first.text:
+        raise unknown_header(first)
+    raise first.fault(f"neither a JSON object nor a known CSV header: {first.text[:60]!r}", KNOWN_FORMATS)
+
+
+def _of_objects(first: Line, keys: dict[str, Any], reading: Reading) -> RowFormat | None:
     if "format" in keys:
-        return PagedkvRows(first, block_size)
+        return PagedkvRows(first, reading.block_size)
     if "requests" in keys:
-        return SessionRows(block_size, any_order=any_order)
+        return SessionRows(reading.block_size, any_order=reading.any_order)
+    if "hash_runs" in keys or "hash_ids" in keys:
+        return _of_ids(keys, reading)
+    if is_engine_log(first, keys):
+        return EngineLogRows(reading)
+    if keys.keys() & set(CONVERSATION_KEYS):
+        return ConversationRows(reading)
+    return ChatLogRows(reading) if is_chat_log(keys) else None
+
+
+def _of_ids(keys: dict[str, Any], reading: Reading) -> RowFormat:
     if "hash_runs" in keys:
-        return HashRunRows(block_size)
-    if "hash_ids" in keys:
-        return HashIdRows(block_size)
-    names = shorten(", ".join(sorted(keys)) or "(none)", 200)
-    raise first.fault(f"no known trace format has the keys {names}", KNOWN_FORMATS)
+        return HashRunRows(reading)
+    return BailianRows(reading) if "chat_id" in keys else HashIdRows(reading)

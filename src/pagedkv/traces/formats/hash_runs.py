@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from pagedkv.traces.block_runs import InferredBlockSize, count_ids, expand_runs
+from pagedkv.traces.clocks import ArrivalClock
 from pagedkv.traces.formats.parsing import Lengths, SessionName, check_row, decoded
+from pagedkv.traces.formats.row_format import Reading, RowFormat
 from pagedkv.traces.lines import Line
 from pagedkv.traces.request import Request
 
@@ -11,31 +13,39 @@ __all__ = ["HashRunRows"]
 
 
 class _HashRunRow(Lengths):
-    timestamp: float
+    timestamp: float | str
     hash_runs: list[tuple[int, int]]
     session: SessionName | None = None
 
 
-class HashRunRows:
+class HashRunRows(RowFormat):
     """``timestamp`` (ms), ``session``, lengths, ``hash_runs`` of global ids; full blocks only.
 
     Args:
-        block_size: tokens an id stands for, or None to find out.
+        reading: its block size, or None to find out.
     """
 
     starts_with_header = False
     session_per_row = False
 
-    def __init__(self, block_size: int | None) -> None:
-        self._block_size = InferredBlockSize(block_size)
+    def __init__(self, reading: Reading) -> None:
+        self._block_size = InferredBlockSize(reading.block_size)
+        self._any_order = reading.any_order
+        self._clock = ArrivalClock("ms", reading.time_unit)
+
+    @property
+    def recognised(self) -> str:
+        """Say what the file was taken for."""
+        return f"hash_runs, {self._clock.told}"
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the line's one request; the first with ids settles the block size."""
         row = decoded(line, _HashRunRow)
-        check_row(line, row, row.timestamp / 1000)
+        arrival_s = self._clock.seconds(line, row.timestamp, any_order=self._any_order)
+        check_row(line, row, arrival_s)
         block_size = self._block_size.learn(line, row.input_length, count_ids(line, row.hash_runs))
         yield Request(
-            arrival_s=row.timestamp / 1000,
+            arrival_s=arrival_s,
             input_length=row.input_length,
             output_length=row.output_length,
             block_ids=expand_runs(row.hash_runs),

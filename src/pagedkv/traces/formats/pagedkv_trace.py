@@ -18,6 +18,7 @@ from pagedkv.traces.formats.parsing import (
     decoded,
     decoded_strictly,
 )
+from pagedkv.traces.formats.row_format import RowFormat
 from pagedkv.traces.formats.trace_row import FORMAT_NAME, FORMAT_VERSION, TraceHeader, TraceRow, request_of
 from pagedkv.traces.lines import Line
 from pagedkv.traces.request import Request
@@ -37,7 +38,7 @@ class _Version(msgspec.Struct):
     version: int
 
 
-class PagedkvRows:
+class PagedkvRows(RowFormat):
     """``arrival_s`` (s), lengths, and at most one of ``block_runs``, ``block_ids`` and ``token_ids``.
 
     Args:
@@ -58,6 +59,11 @@ class PagedkvRows:
             check_range(header, "block_size", named, 1, MAX_LENGTH)
         self._header_line = header.number
         self._block_size = block_size or named or 0
+
+    @property
+    def recognised(self) -> str:
+        """Say what the file was taken for."""
+        return f"{FORMAT_NAME}, times in s"
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the line's one request."""

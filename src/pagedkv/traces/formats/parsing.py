@@ -4,20 +4,25 @@ Knows no format. JSON types are exact: a boolean, a text or a fraction is no who
 types cannot tell (negative, absurd, infinite) is checked here, before anything is sized by it.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Final, TypeVar
 
 import msgspec
+import numpy as np
 
+from pagedkv.arrays import Int32Array
 from pagedkv.traces.lines import Line
 
 __all__ = [
     "FIX_THE_ROW",
     "MAX_ARRIVAL_S",
     "MAX_LENGTH",
+    "MAX_TOKEN_ID",
     "Lengths",
     "SessionName",
     "check_range",
     "check_row",
+    "checked_tokens",
     "converted",
     "decoded",
     "decoded_strictly",
@@ -29,6 +34,7 @@ MAX_ARRIVAL_S: Final = 10**11
 """Some 3,000 years: times since 1970 pass, garbage does not."""
 MAX_SESSION_CHARACTERS: Final = 1000
 """Names of sessions are remembered, so a damaged one must not fill the memory."""
+MAX_TOKEN_ID: Final = 2**31 - 1
 FIX_THE_ROW: Final = "Repair or remove the row"
 MOST_DIGITS: Final = 40  # of an absurd number that a message shows
 EXTENSION_PREFIX: Final = "x_"
@@ -93,6 +99,14 @@ def check_row(line: Line, row: Lengths, arrival_s: float, where: str = "") -> No
     check_range(line, f"{where}input_length", row.input_length, 1, MAX_LENGTH)
     check_range(line, f"{where}output_length", row.output_length, 0, MAX_LENGTH)
     check_range(line, f"{where}the arrival in seconds", arrival_s, 0, MAX_ARRIVAL_S)
+
+
+def checked_tokens(line: Line, token_ids: Sequence[object]) -> Int32Array:
+    """Make an array of tokens, each a whole number from 0 to 2^31 - 1. Raises TraceError."""
+    for token in token_ids:
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
+            raise line.fault(f"a token is {token!r:.40}, but must be from 0 to {MAX_TOKEN_ID}", FIX_THE_ROW)
+    return np.array(token_ids, np.int32)
 
 
 def check_range(line: Line, name: str, value: float, least: int, most: int) -> None:

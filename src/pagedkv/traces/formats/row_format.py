@@ -1,12 +1,33 @@
-"""What all formats have in common: lines in, requests out."""
+"""What all formats have in common: lines in, requests out, and what the user said of the file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagedkv.traces.lines import Line
 from pagedkv.traces.request import Request
+from pagedkv.traces.texts import CharacterTokens, TextTokens
 
-__all__ = ["RowFormat"]
+__all__ = ["Reading", "RowFormat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a file is to be read, as far as it does not tell by itself.
+
+    Args:
+        block_size: tokens an id stands for, or None to go by the file.
+        any_order: take requests as they come; those of a session's line are put in order of arrival.
+        time_unit: of the arrivals, or None to go by the file.
+        columns: of a CSV file, by what they hold; None to go by the header.
+        texts: how texts become tokens.
+    """
+
+    block_size: int | None = None
+    any_order: bool = False
+    time_unit: str | None = None
+    columns: Mapping[str, str] | None = None
+    texts: TextTokens = field(default_factory=CharacterTokens)
 
 
 class RowFormat(Protocol):
@@ -18,12 +39,25 @@ class RowFormat(Protocol):
     session_per_row: bool
     """Whether a line is a whole session, with arrivals on the session's own clock and checked to be in order."""
 
+    @property
+    def recognised(self) -> str:
+        """Say what the file was taken for, for humans: its format, the unit of its times, what became of texts."""
+        ...
+
     def requests(self, line: Line) -> Iterator[Request]:
         """Read one line now, and make its requests as they are asked for.
 
-        May remember what later lines must agree with.
+        May remember what later lines must agree with, and hold back what later lines complete.
 
         Raises:
             TraceError: something is wrong with the line.
         """
         ...
+
+    def finish(self) -> Iterator[Request]:
+        """Give what was held back, when there are no more lines.
+
+        Raises:
+            TraceError: something is not complete.
+        """
+        return iter(())

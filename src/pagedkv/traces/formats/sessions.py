@@ -13,6 +13,7 @@ import msgspec
 from pagedkv.traces.arrival_order import ArrivalOrder
 from pagedkv.traces.block_runs import count_ids, expand_runs, wrong_number_of_ids
 from pagedkv.traces.formats.parsing import FIX_THE_ROW, Lengths, SessionName, check_row, decoded
+from pagedkv.traces.formats.row_format import RowFormat
 from pagedkv.traces.lines import Line
 from pagedkv.traces.request import Request
 
@@ -30,7 +31,7 @@ class _SessionRow(msgspec.Struct):
     requests: list[_SessionRequest]
 
 
-class SessionRows:
+class SessionRows(RowFormat):
     """``session``, ``block_size``, ``requests`` with ``t`` (s), lengths, ``hash_runs`` of full blocks.
 
     Remembers the names of all sessions, each with its line, for no two may have the same.
@@ -48,6 +49,11 @@ class SessionRows:
         self._any_order = any_order
         self._id_offset = 0
         self._lines_by_session: dict[str, int] = {}
+
+    @property
+    def recognised(self) -> str:
+        """Say what the file was taken for."""
+        return "a session a line, times in s of each session's own clock"
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Check the line's session as a whole, then make its requests one at a time.

@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.traces.block_runs import MAX_BLOCK_ID, expand_runs, run_lengths
-from pagedkv.traces.formats.parsing import SessionName
+from pagedkv.traces.formats.parsing import MAX_TOKEN_ID, SessionName
 from pagedkv.traces.request import Request
 
 __all__ = ["FORMAT_NAME", "FORMAT_VERSION", "MAX_TOKEN_ID", "TraceHeader", "TraceRow", "request_of", "row_of"]
 
 FORMAT_NAME: Final = "pagedkv-trace"
 FORMAT_VERSION: Final = 1
-MAX_TOKEN_ID: Final = 2**31 - 1
 
 _BlockId = Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_ID)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]

@@ -1,0 +1,54 @@
+"""What must be known before the figures of a replay are believed, each in a sentence: in tables, page and JSON."""
+
+from collections.abc import Iterator
+
+from pagedkv.report.pool_balance import pool_balance
+from pagedkv.simulation import ServingResult
+
+__all__ = ["warnings_of"]
+
+
+def warnings_of(result: ServingResult, *, is_assumed: bool) -> list[str]:
+    """Warn of what a result rests on.
+
+    Args:
+        result: what came out.
+        is_assumed: whether the cost model is one that nobody named.
+    """
+    return [*_seconds(result, is_assumed=is_assumed), *_content(result), *_rejected(result), *_pools(result)]
+
+
+def _seconds(result: ServingResult, *, is_assumed: bool) -> Iterator[str]:
+    name, model = result.config["cost_model_name"], result.config["model"]
+    if is_assumed:
+        whose = "" if model is None else f", not of {model}"
+        yield (
+            f"the seconds are those of {name}{whose}, for nothing says what this runs on: "
+            f"{'--model and --gpu' if model is None else '--gpu'} or --cost-model do"
+        )
+    elif model is not None and "/" in str(name) and str(name).partition("/")[0].lower() != model.lower():
+        yield f"the seconds are those of {name}, the memory is that of {model}"
+
+
+def _content(result: ServingResult) -> Iterator[str]:
+    num_requests, num_known = result.requests["num_requests"], result.requests["num_with_content"]
+    if num_requests and not num_known:
+        yield "the trace tells lengths and not content: what would hit is unknown, and nothing is shared"
+    elif num_known < num_requests:
+        num_unknown = num_requests - num_known
+        yield f"of {num_unknown:,} of {num_requests:,} requests the content is unknown: they count as sharing nothing"
+
+
+def _rejected(result: ServingResult) -> Iterator[str]:
+    num_requests, num_rejected = result.requests["num_requests"], result.requests["num_rejected"]
+    if num_rejected:
+        yield (
+            f"{num_rejected:,} of {num_requests:,} requests ({num_rejected / num_requests:.1%}) were rejected, being "
+            "too large for the pools: no figure counts them"
+        )
+
+
+def _pools(result: ServingResult) -> Iterator[str]:
+    balance = pool_balance(result.pools)
+    if balance:
+        yield f"{balance[0].lower()}{balance[1:]}"

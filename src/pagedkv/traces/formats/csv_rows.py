@@ -1,0 +1,245 @@
+"""CSV, a request a record: known headers, or columns that the user names.
+
+Cells may be quoted, and then hold commas, quotes and ends of lines (RFC 4180). Columns may be divided by commas,
+semicolons or tabs, as the first line has them. Nothing is known of content, unless a column holds the prompt itself.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.traces.clocks import ArrivalClock
+from pagedkv.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Lengths, check_row, converted
+from pagedkv.traces.formats.row_format import Reading, RowFormat
+from pagedkv.traces.lines import MAX_LINE_NBYTES, Line
+from pagedkv.traces.request import Request
+
+__all__ = ["CSV_ROLES", "LENGTH_COLUMNS", "CsvRows", "csv_rows", "parse_columns", "unknown_header"]
+
+CSV_ROLES: Final = ("arrival", "input", "output", "session", "user", "prompt", "answer")
+LENGTH_COLUMNS: Final = ("arrived_s", "input_length", "output_length")
+DELIMITERS: Final = ",;\t"
+MOST_SHOWN: Final = 12
+SUFFIXES: Final = MappingProxyType({"_ns": "ns", "_us": "us", "_ms": "ms", "_s": "s"})
+MORE_LINES: Final = "unexpected end of data"  # what the csv module says of a cell whose quotes are still open
+
+
+class _Header(NamedTuple):
+    """A header that is known: its origin, its columns by what they hold, and the unit of its times."""
+
+    origin: str
+    columns: Mapping[str, str]
+    unit: str
+    optional: Mapping[str, str] = MappingProxyType({})
+
+
+HEADERS: Final = (
+    _Header("CSV of lengths", dict(zip(("arrival", "input", "output"), LENGTH_COLUMNS, strict=True)), "s"),
+    _Header(
+        "Azure's CSV of lengths",
+        {"arrival": "TIMESTAMP", "input": "ContextTokens", "output": "GeneratedTokens"},
+        "s",
+    ),
+    _Header(
+        "BurstGPT's CSV of lengths",
+        {"arrival": "Timestamp", "input": "Request tokens", "output": "Response tokens"},
+        "s",
+        {"session": "Session ID"},
+    ),
+)
+
+
+class _Columns(NamedTuple):
+    """Where a record has what; None where it has not."""
+
+    names: list[str]
+    places: Mapping[str, int]
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """Read what columns hold, as users type it.
+
+    Raises:
+        ConfigurationError: a part is not of the form what=column, or the columns do not suffice.
+
+    >>> parse_columns("arrival=ts, input=n_in, output=n_out")
+    {'arrival': 'ts', 'input': 'n_in', 'output': 'n_out'}
+    """
+    pairs = [tuple(map(str.strip, part.split("=", 1))) for part in text.split(",")]
+    known = ", ".join(CSV_ROLES)
+    for pair in pairs:
+        if len(pair) != len(("what", "column")) or pair[0] not in CSV_ROLES or not pair[1]:
+            told = "=".join(pair)
+            raise ConfigurationError(f"--columns wants what=column, of {known}; got {told!r:.60}")
+    columns = {pair[0]: pair[1] for pair in pairs}
+    if len(columns) < len(pairs):
+        raise ConfigurationError(f"--columns names something twice: {text!r:.100}")
+    for either in (("arrival",), ("input", "prompt"), ("output", "answer")):
+        if not columns.keys() & set(either):
+            raise ConfigurationError(f"--columns must name the column of {' or '.join(either)}; got {text!r:.100}")
+    return columns
+
+
+def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
+    """Make the reader of a CSV file, by the columns that the user names or a header that is known; None if neither is.
+
+    Raises:
+        TraceError: a column that is named is not there, or twice.
+    """
+    delimiter = max(DELIMITERS, key=first.text.count)
+    names = _names(first, delimiter)
+    if reading.columns is not None:
+        if all(column.isdecimal() for column in reading.columns.values()):
+            return _numbered(first, names, delimiter, reading, reading.columns)
+        columns = _Columns(names, _places(first, names, reading.columns))
+        unit = _unit_of(reading.columns["arrival"])
+        return CsvRows("CSV by --columns", columns, unit, delimiter, reading)
+    for header in HEADERS:
+        if set(header.columns.values()) <= set(names):
+            wanted = {**header.columns, **{role: name for role, name in header.optional.items() if name in names}}
+            columns = _Columns(names, _places(first, names, wanted))
+            return CsvRows(header.origin, columns, header.unit, delimiter, reading)
+    return None
+
+
+def unknown_header(first: Line) -> TraceError:
+    """Build the error for CSV whose header says nothing, naming its columns and what to do."""
+    names = _names(first, max(DELIMITERS, key=first.text.count))
+    shown = ", ".join(f"{name:.40}" for name in names[:MOST_SHOWN])
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return first.fault(
+        f"CSV whose columns are not known: {shown}{more}",
+        f"Say which holds what: --columns arrival=...,input=...,output=... (or session, user, prompt, answer); known "
+        f"by themselves are {', '.join(LENGTH_COLUMNS)}",
+    )
+
+
+def _names(first: Line, delimiter: str) -> list[str]:
+    try:
+        return [name.strip() for name in next(csv.reader([first.text], delimiter=delimiter))]
+    except csv.Error as error:
+        raise first.fault(f"not a CSV record: {error}", FIX_THE_ROW) from error
+
+
+def _numbered(first: Line, cells: list[str], delimiter: str, reading: Reading, columns: Mapping[str, str]) -> "CsvRows":
+    """Take columns by their numbers, from 1; the first line is a header unless it has a time where times are."""
+    places = {role: int(column) - 1 for role, column in columns.items()}
+    for role, place in places.items():
+        if not 0 <= place < len(cells):
+            raise first.fault(f"has {len(cells)} columns, --columns names {role}={place + 1}", "Count from 1")
+    has_header = not cells[places["arrival"]][:1].isdigit()
+    names = cells if has_header else [str(place + 1) for place in range(len(cells))]
+    return CsvRows("CSV by --columns", _Columns(names, places), "s", delimiter, reading, has_header=has_header)
+
+
+def _places(header: Line, names: list[str], columns: Mapping[str, str]) -> dict[str, int]:
+    for column in columns.values():
+        if names.count(column) > 1:
+            raise header.fault(f"the column {column} is there twice", "Remove or rename one of them")
+        if column not in names:
+            near = get_close_matches(column, names, n=1)
+            hint = f"nearest is {near[0]!r:.40}; " if near else ""
+            shown = ", ".join(f"{name:.40}" for name in names[:MOST_SHOWN])
+            raise header.fault(f"has no column {column!r:.60}", f"{hint}it has {shown}")
+    return {role: names.index(column) for role, column in columns.items()}
+
+
+def _unit_of(column: str) -> str:
+    """Tell the unit that the name of a column ends with; seconds if it names none."""
+    return next((unit for suffix, unit in SUFFIXES.items() if column.lower().endswith(suffix)), "s")
+
+
+class CsvRows(RowFormat):
+    """Records of CSV.
+
+    Args:
+        origin: what was recognised, for humans.
+        columns: where each record has what.
+        unit: of the times, unless the user or the numbers themselves say otherwise.
+        delimiter: what divides columns.
+        reading: what the user said.
+        has_header: whether the first line is no record.
+    """
+
+    session_per_row = False
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what was found out about a file, made in this module alone
+        self,
+        origin: str,
+        columns: _Columns,
+        unit: str,
+        delimiter: str,
+        reading: Reading,
+        has_header: bool = True,  # noqa: FBT001, FBT002 - as above
+    ) -> None:
+        self.starts_with_header = has_header
+        self._origin = origin
+        self._columns = columns
+        self._delimiter = delimiter
+        self._reading = reading
+        self._clock = ArrivalClock(unit, reading.time_unit)
+        self._open: Line | None = None
+        if "prompt" in columns.places or "answer" in columns.places:
+            csv.field_size_limit(MAX_LINE_NBYTES)  # the module's own is short of a long prompt
+
+    @property
+    def recognised(self) -> str:
+        """Say what the file was taken for."""
+        texts = f", {self._reading.texts.told}" if {"prompt", "answer"} & self._columns.places.keys() else ""
+        return f"{self._origin}, {self._clock.told}{texts}"
+
+    def requests(self, line: Line) -> Iterator[Request]:
+        """Yield the request of the record that ends on this line, if one does."""
+        whole = line if self._open is None else Line(line.path, self._open.number, f"{self._open.text}\n{line.text}")
+        try:
+            cells = next(csv.reader([whole.text], delimiter=self._delimiter, strict=True))
+        except csv.Error as error:
+            if str(error) == MORE_LINES and len(whole.text) < MAX_LINE_NBYTES:
+                self._open = whole
+                return
+            raise whole.fault(f"not a CSV record: {error}", FIX_THE_ROW) from error
+        self._open = None
+        yield self._request(whole, [cell.strip() for cell in cells])
+
+    def finish(self) -> Iterator[Request]:
+        """Refuse a record whose quotes never close."""
+        if self._open is not None:
+            raise self._open.fault("quotes open here and never close", FIX_THE_ROW)
+        return iter(())
+
+    def _request(self, line: Line, cells: list[str]) -> Request:
+        names, places = self._columns
+        if len(cells) != len(names):
+            reason = f"{len(cells)} columns, where the header has {len(names)}: {line.text!r:.60}"
+            raise line.fault(reason, FIX_THE_ROW)
+        found = {role: cells[place] for role, place in places.items()}
+        arrival_s = self._arrival_s(line, found["arrival"])
+        prompt, answer = (
+            self._reading.texts.token_ids(found[role]) if role in found else None for role in ("prompt", "answer")
+        )
+        lengths = converted(
+            line,
+            {
+                "input_length": found["input"] if prompt is None else str(len(prompt)),
+                "output_length": found["output"] if answer is None else str(len(answer)),
+            },
+            Lengths,
+        )
+        check_row(line, lengths, arrival_s)
+        session = found.get("session") or found.get("user") or None
+        if session is not None and len(session) > MAX_SESSION_CHARACTERS:
+            raise line.fault(f"a session's name has {len(session)} characters, over 1000", FIX_THE_ROW)
+        return Request(
+            arrival_s,
+            lengths.input_length,
+            lengths.output_length,
+            session=session,
+            prompt_token_ids=prompt,
+            output_token_ids=answer,
+        )
+
+    def _arrival_s(self, line: Line, cell: str) -> float:
+        return self._clock.seconds(line, cell, any_order=self._reading.any_order)
