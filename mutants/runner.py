@@ -15,7 +15,7 @@ from typing import Final
 from mutants.mutation import Mutation
 from mutants.sandbox import ROOT, Run, Sandbox, sandbox
 
-__all__ = ["STAGES", "Stage", "TestsFailError", "Verdict", "judge", "judge_all", "require_passing"]
+__all__ = ["DEVICE_STAGES", "STAGES", "Stage", "TestsFailError", "Verdict", "judge", "judge_all", "require_passing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,20 @@ STAGES: Final = (
     Stage("state machines, all runs", (*MACHINES, "-m", "not interpreted and not long"), test_seconds=1200),
 )
 
+# Faults of the body are judged by its own tests.
+DEVICE: Final = "src/pagedkv/device/"
+DEVICE_STAGES: Final = (
+    Stage(
+        "tests of the body",
+        tuple(
+            f"tests/device/test_{name}.py" for name in ("block_tables", "executor", "bad_input", "transfers", "storage")
+        ),
+        test_seconds=120,
+    ),
+    Stage("machines of core and body", ("tests/device/test_machines.py", "-m", "not long"), test_seconds=600),
+    Stage("kernels, interpreted", ("tests/device/test_interpreted.py",), test_seconds=600),
+)
+
 
 class TestsFailError(RuntimeError):
     """The tests fail, or are not there, without any fault: nothing can be judged by them."""
@@ -114,15 +128,16 @@ def judge(
     Args:
         copy: where; mutation: what; seconds: how long at most.
         first: a test to begin with, such as the one that killed it last; passed over if it is no more.
-        stages: the tests, in order.
+        stages: the tests, in order; for faults of the body as many of its own.
 
     Raises:
         TestsFailError: a stage has no tests.
     """
     begin = time.monotonic()
     of_last_time = (Stage("the killer of last time", (first,), stages[-1].test_seconds),) if first else ()
+    own = DEVICE_STAGES[: len(stages)] if mutation.path.startswith(DEVICE) else stages
     with copy.mutated(mutation):
-        for stage in (*of_last_time, *stages):
+        for stage in (*of_last_time, *own):
             left = seconds - (time.monotonic() - begin)
             run = copy.run(stage.tests, seconds=max(left, 1), test_seconds=stage.test_seconds)
             if run.is_empty and stage not in of_last_time:

@@ -18,6 +18,7 @@ from pagedkv.answers import (
     Load,
     PrefixGone,
     Shortage,
+    TenantShare,
     Ticket,
     Withdrawal,
 )
@@ -26,7 +27,16 @@ from pagedkv.errors import PagedKVError
 from pagedkv.events import CacheEventKind, CacheEvents
 from pagedkv.explanation import Explanation, Miss, MissCause
 from pagedkv.keys import MediaSpan, RequestKeys
-from pagedkv.plan import BlockMoves, NewBlocks, PageLists, StepPlan, TableWrites, TokenRanges, UnknownTokens
+from pagedkv.plan import (
+    BlockMoves,
+    DraftStates,
+    NewBlocks,
+    PageLists,
+    StepPlan,
+    TableWrites,
+    TokenRanges,
+    UnknownTokens,
+)
 from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
 from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
 from pagedkv.pool.free_queue import FreeBlockQueue
@@ -43,6 +53,7 @@ from pagedkv.spec import (
     SlidingWindow,
     SpaceConfig,
     StepId,
+    TenantLimits,
 )
 
 __version__ = "0.1.0"  # written here alone: a checkout that was never installed knows it, too
@@ -60,6 +71,7 @@ __all__ = [
     "CacheEventKind",
     "CacheEvents",
     "ChunkedLocal",
+    "DraftStates",
     "EpochSpan",
     "Explanation",
     "FreeBlockQueue",
@@ -92,6 +104,8 @@ __all__ = [
     "StoredBlock",
     "StoredBlocks",
     "TableWrites",
+    "TenantLimits",
+    "TenantShare",
     "Ticket",
     "TokenRanges",
     "UnknownTokens",

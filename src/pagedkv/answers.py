@@ -17,9 +17,33 @@ __all__ = [
     "Load",
     "PrefixGone",
     "Shortage",
+    "TenantShare",
     "Ticket",
     "Withdrawal",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What one tenant has of one device pool, and what it may take, in blocks.
+
+    Args:
+        tenant: its name; None for all who name none.
+        pool: name of the pool.
+        cap: most blocks that are charged to it, taken and cached ones; all of the pool where it has no cap.
+        floor: blocks that it can always take, and that are not evicted for others.
+        num_taken: blocks that it has taken: in use, or deferred.
+        num_cached: free blocks with content that are charged to it.
+        num_permitted: free blocks that it may take now.
+    """
+
+    tenant: str | None
+    pool: str
+    cap: int
+    floor: int
+    num_taken: int
+    num_cached: int
+    num_permitted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +54,26 @@ class Shortage:
         pool: name of the pool that ran out.
         num_needed: blocks the operation would take from the free blocks.
         num_free: blocks that are free now.
+        share: in a space with tenants, the one that is short: ``num_needed`` are those for it, and its
+            ``num_permitted`` are those that it may take beside what the operation takes for others. None where there
+            are no tenants.
     """
 
     pool: str
     num_needed: int
     num_free: int
+    share: TenantShare | None = None
 
     def __str__(self) -> str:
         """Say it in one line, with the numbers."""
+        if self.share is not None:
+            share = self.share
+            who = "whoever names no tenant" if share.tenant is None else f"tenant {share.tenant!r}"
+            return (
+                f"{who} may take {share.num_permitted} of {self.num_free} free blocks of pool {self.pool!r}, "
+                f"{self.num_needed} are needed; it has taken {share.num_taken} and cached {share.num_cached}, its cap "
+                f"is {share.cap} and its floor {share.floor}"
+            )
         return f"pool {self.pool!r} has {self.num_free} free blocks, {self.num_needed} are needed"
 
 

@@ -69,10 +69,10 @@ def as_epoch(value: object, least: int = 0) -> int:
     return as_count(value, "weights_epoch", least=least, most=LARGEST_SIZE - 1)
 
 
-def as_flag(value: object, what: str) -> bool:
-    """Check a truth value. Raises ConfigurationError for anything else, numbers among it."""
+def as_flag(value: object, what: str, error: type[PagedKVError] = ConfigurationError) -> bool:
+    """Check a truth value. Raises ConfigurationError (or ``error``) for anything else, numbers among it."""
     if not isinstance(value, bool | np.bool_):
-        raise ConfigurationError(f"{what} must be True or False, got {value!r}")
+        raise error(f"{what} must be True or False, got {value!r}")
     return bool(value)
 
 

@@ -32,7 +32,9 @@ Misuse raises, with the numbers that explain it. A broken invariant is a fault o
     |-- DeviceLostError           the device failed; which steps are done, and which are lost
     |-- UnsupportedModelError     a model that paged memory would answer wrongly for: which layer, why, what to do
     |-- RequestError              a request that cannot be served: empty, too long, contradictory, not built yet
+    |-- QueueFullError            as many requests wait as may: ask again later
     |-- EngineError               the engine failed in a step, was closed, or is used in two ways at once
+    |-- RecordingError            a running engine that cannot be recorded: source, reason, remedy
     `-- TraceError                a trace file that cannot be read: file, line, reason, remedy
 """
 
@@ -49,6 +51,8 @@ __all__ = [
     "OutOfBlocksError",
     "PagedKVError",
     "PlanError",
+    "QueueFullError",
+    "RecordingError",
     "RequestError",
     "SamplingError",
     "SequenceError",
@@ -177,8 +181,28 @@ class RequestError(PagedKVError, ValueError):
     """A request that cannot be served. Nothing else is disturbed by it."""
 
 
+class QueueFullError(PagedKVError):
+    """As many requests wait as may, and this one was not to wait for room; it may be served later."""
+
+
 class EngineError(PagedKVError, RuntimeError):
     """The engine cannot go on: a step failed, it was closed, or somebody else drives it."""
+
+
+class RecordingError(PagedKVError):
+    """A running engine whose events or metrics cannot be recorded.
+
+    Args:
+        source: the endpoint or address, and which message of it.
+        reason: what is wrong, with the offending value.
+        remedy: what the user can do.
+    """
+
+    def __init__(self, source: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{source}: {reason}. {remedy}")
+        self.source = source
+        self.reason = reason
+        self.remedy = remedy
 
 
 class TraceError(PagedKVError):

@@ -19,7 +19,7 @@ run, the engine says ``acknowledge(k)``; blocks that the plan touches are not ha
 
 A plan is one contiguous buffer of int32 words, ``plan.buffer``, and its arrays are views of it::
 
-    | header | directory of the parts | pool names | moves | table writes | compute | new blocks | starts outside |
+    | header | directory of the parts | pool names | moves | table writes | compute | new blocks | ... |
 
 It goes to a GPU or to other processes as it is, and :meth:`StepPlan.from_buffer` restores the plan there without
 copying; :mod:`pagedkv.plan_buffer` draws every word.
@@ -34,8 +34,10 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.plan_buffer import (
+    ARRAYS_OF_KIND,
     COMPUTE,
     COPIES,
+    DRAFT_STATES,
     ENTRIES,
     NEW_BLOCKS,
     RUNS,
@@ -53,6 +55,7 @@ from pagedkv.spec import StepId
 
 __all__ = [
     "BlockMoves",
+    "DraftStates",
     "NewBlocks",
     "PageLists",
     "StepPlan",
@@ -88,7 +91,8 @@ class TableWrites:
     ``block_ids``. Entries that fell out of a window are not rewritten: no kernel reads them.
 
     Args:
-        group: index of the group.
+        group: index of the group; behind the groups those are numbered, in their order, that keep draft states: the run
+            is one of slots of the second table then (:class:`DraftStates`).
         rows: int32 ``[r]``.
         starts: int32 ``[r]``, logical block index of each run.
         counts: int32 ``[r]``, entries of each run.
@@ -159,6 +163,26 @@ class UnknownTokens:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DraftStates:
+    """Which positions have a state of their own, since they may be refused, in groups that keep such states.
+
+    The state behind position ``p`` of a row is in slot ``p % num_draft_states`` of the group's second table if ``p >=
+    firsts[i]``, else in the block of ``p`` in its first table. So a step that computes ``[s, e)`` reads the state of
+    position ``s - 1`` from there, and writes there the state of every position from ``max(s, firsts[i])`` on; before,
+    as any step, that of the last position and of every checkpoint. ``s`` and ``e`` are those of the device: moved down
+    by what was refused. ``firsts`` do not move.
+
+    Args:
+        firsts: int32 ``[ranges]``, the first position of each range's row with a state of its own, at most its end.
+    """
+
+    firsts: Int32Array
+
+    def __repr__(self) -> str:
+        return f"DraftStates({len(self.firsts):,} rows)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class NewBlocks:
     """Blocks that a plan hands out without content: taken from the free ones since the plan before, none by a hit.
 
@@ -189,6 +213,7 @@ class _Parts:
     new_blocks: tuple[NewBlocks, ...]
     compute_outside: Mapping[int, TokenRanges]
     unknown: UnknownTokens | None
+    draft_states: DraftStates | None
 
 
 @final
@@ -275,6 +300,11 @@ class StepPlan:
         return self._parts().unknown
 
     @property
+    def draft_states(self) -> DraftStates | None:
+        """Which positions of :attr:`compute` have a state of their own; None if none has."""
+        return self._parts().draft_states
+
+    @property
     def new_blocks(self) -> tuple[NewBlocks, ...]:
         """Blocks handed out without content, one entry a pool that has any."""
         return self._parts().new_blocks
@@ -309,7 +339,7 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
     table_writes: list[TableWrites] = []
     new_blocks: list[NewBlocks] = []
     outside: dict[int, TokenRanges] = {}
-    unknown = None
+    told: dict[int, list[Int32Array]] = {}
     for kind, owner, offset, length in read_directory(words):
         if kind == COMPUTE:
             compute = TokenRanges(*_arrays(words, offset, length, 3))
@@ -321,8 +351,8 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
             rows, starts, counts = _arrays(words, offset, length, 3)
         elif kind == ENTRIES:
             table_writes.append(TableWrites(owner, rows, starts, counts, words[offset : offset + length]))
-        elif kind == UNKNOWN:
-            unknown = UnknownTokens(*_arrays(words, offset, length, 2))
+        elif kind in {UNKNOWN, DRAFT_STATES}:
+            told[kind] = _arrays(words, offset, length, ARRAYS_OF_KIND[kind])
         elif kind == NEW_BLOCKS:
             new_blocks.append(NewBlocks(pool_names[owner], words[offset : offset + length]))
         elif kind in moves:
@@ -335,7 +365,8 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
         compute,
         tuple(new_blocks),
         MappingProxyType(outside),
-        unknown,
+        UnknownTokens(*told[UNKNOWN]) if UNKNOWN in told else None,
+        DraftStates(*told[DRAFT_STATES]) if DRAFT_STATES in told else None,
     )
 
 

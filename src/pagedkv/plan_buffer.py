@@ -1,21 +1,24 @@
 """The layout of a plan as one buffer of int32 words, little-endian: one packet to a GPU, one message to other ranks.
 
 Owns where everything lies, and the proof that a buffer from elsewhere is one of ours. What the parts mean is said in
-:mod:`pagedkv.plan`, whose objects are views of such a buffer. With P pools and G groups::
+:mod:`pagedkv.plan`, whose objects are views of such a buffer. With P pools and G tables, one a group, and behind these
+the second ones of groups that keep draft states::
 
-    word  0  MAGIC  VERSION  NUM_WORDS  NUM_PARTS  STEP_LOW  STEP_HIGH  NUM_POOLS  NUM_GROUPS
+    word  0  MAGIC  VERSION  NUM_WORDS  NUM_PARTS  STEP_LOW  STEP_HIGH  NUM_POOLS  NUM_TABLES
           8  the directory, a part a line, every part in the same line of every plan of a space:
              KIND          OWNER OFFSET LENGTH      arrays of LENGTH words each
              POOL_NAMES    0                        1  for each pool the bytes of its name, then its UTF-8, padded
              SWAPS_OUT     0 .. P-1                 2  src_ids, dst_ids
              SWAPS_IN      0 .. P-1                 2  src_ids, dst_ids
              COPIES        0 .. P-1                 2  src_ids, dst_ids
-             RUNS          group g                  3  rows, starts, counts     (two lines for
-             ENTRIES       group g                  1  block_ids                 each group)
+             RUNS          table g                  3  rows, starts, counts     (two lines for
+             ENTRIES       table g                  1  block_ids                 each table)
              COMPUTE       0                        3  rows, starts, ends
              NEW_BLOCKS    0 .. P-1                 1  block_ids
              UNKNOWN       0                        2  counts, steps_back: as many as ranges, or none
              STARTS        group g                  1  starts    (a line for each group outside prefix caching)
+             DRAFT_STATES  0                        1  firsts: as many as ranges, or none   (a line where any group
+                                                       keeps draft states)
       8 + 4 x NUM_PARTS
              the arrays, in the order of the directory, each filled up with zeros to a multiple of 4 words, so that
              each begins at a multiple of 16 bytes; a part without words has OFFSET 0
@@ -49,7 +52,7 @@ NUM_PARTS: Final = 3
 STEP_LOW: Final = 4
 STEP_HIGH: Final = 5
 NUM_POOLS: Final = 6
-NUM_GROUPS: Final = 7
+NUM_TABLES: Final = 7
 HEADER_WORDS: Final = 8
 
 # Words of a line of the directory.
@@ -70,10 +73,11 @@ COMPUTE: Final = 7
 NEW_BLOCKS: Final = 8
 STARTS: Final = 9
 UNKNOWN: Final = 10
+DRAFT_STATES: Final = 11
 
-ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2)
+ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2, 1)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
-CURRENT_VERSION: Final = 2
+CURRENT_VERSION: Final = 3
 ALIGNMENT: Final = 4  # words: 16 bytes, what a GPU's thread loads at once
 WORD_NBYTES: Final = 4
 
@@ -83,18 +87,21 @@ def padded(num_words: int) -> int:
     return -(-num_words // ALIGNMENT) * ALIGNMENT
 
 
-def _num_fixed_parts(num_pools: int, num_groups: int) -> int:
-    """Count the parts of any plan, those of groups outside prefix caching aside."""
-    return 3 + 4 * num_pools + 2 * num_groups
+def _num_fixed_parts(num_pools: int, num_tables: int) -> int:
+    """Count the parts of any plan, those of groups outside prefix caching, and of draft states, aside."""
+    return 3 + 4 * num_pools + 2 * num_tables
 
 
-def _parts(num_pools: int, num_groups: int, outsiders: Sequence[int]) -> list[tuple[int, int]]:
+def _parts(
+    num_pools: int, num_tables: int, outsiders: Sequence[int], *, has_draft_states: bool
+) -> list[tuple[int, int]]:
     """Kind and owner of every part, in the order of the directory."""
     moves = [(kind, pool) for kind in (SWAPS_OUT, SWAPS_IN, COPIES) for pool in range(num_pools)]
-    writes = [(kind, group) for group in range(num_groups) for kind in (RUNS, ENTRIES)]
+    writes = [(kind, table) for table in range(num_tables) for kind in (RUNS, ENTRIES)]
     new = [(NEW_BLOCKS, pool) for pool in range(num_pools)]
     starts = [(STARTS, group) for group in outsiders]
-    return [(POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, (UNKNOWN, 0), *starts]
+    draft_states = [(DRAFT_STATES, 0)] if has_draft_states else []
+    return [(POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, (UNKNOWN, 0), *starts, *draft_states]
 
 
 class PlanLayout:
@@ -106,16 +113,23 @@ class PlanLayout:
         template: header, directory and names, as words, before anything is added.
     """
 
-    def __init__(self, pool_names: Sequence[str], num_groups: int, outsiders: Sequence[int] = ()) -> None:
-        """Lay out the directory for these pools and so many groups, and those of them outside prefix caching."""
+    def __init__(
+        self,
+        pool_names: Sequence[str],
+        num_tables: int,
+        outsiders: Sequence[int] = (),
+        *,
+        has_draft_states: bool = False,
+    ) -> None:
+        """Lay out the directory for these pools and so many tables, and the groups that are outside prefix caching."""
         self.pool_names = tuple(pool_names)
-        parts = _parts(len(self.pool_names), num_groups, outsiders)
+        parts = _parts(len(self.pool_names), num_tables, outsiders, has_draft_states=has_draft_states)
         self.lines = {part: line for line, part in enumerate(parts)}
         names = _names_as_words(self.pool_names)
         directory_end = HEADER_WORDS + LINE_WORDS * len(parts)
         template = np.zeros(directory_end + padded(len(names)), np.int32)
         template[:HEADER_WORDS] = [
-            MAGIC_WORD, CURRENT_VERSION, len(template), len(parts), 0, 0, len(self.pool_names), num_groups
+            MAGIC_WORD, CURRENT_VERSION, len(template), len(parts), 0, 0, len(self.pool_names), num_tables
         ]  # fmt: skip
         lines = template[HEADER_WORDS:directory_end].reshape(-1, LINE_WORDS)
         lines[:, : OWNER + 1] = parts
@@ -197,31 +211,33 @@ def _as_words(source: Buffer) -> Int32Array:
 
 
 def _check_header(words: Int32Array) -> None:
-    magic, version, num_words, num_parts, _, step_high, num_pools, num_groups = words[:HEADER_WORDS].tolist()
+    magic, version, num_words, num_parts, _, step_high, num_pools, num_tables = words[:HEADER_WORDS].tolist()
     if magic != MAGIC_WORD:
         raise PlanError(f"this is no plan: it begins with {magic:#x} instead of {MAGIC_WORD:#x}")
     if version != CURRENT_VERSION:
         raise PlanError(f"the plan has version {version} of the layout, this library reads version {CURRENT_VERSION}")
     if num_words != len(words):
         raise PlanError(f"the plan has {num_words} words, but the buffer {len(words)}")
-    if step_high < 0 or num_pools < 1 or num_groups < num_pools:
-        raise PlanError(f"no plan has {num_pools} pools, {num_groups} groups and a step of which {step_high} is a half")
+    if step_high < 0 or num_pools < 1 or num_tables < num_pools:
+        raise PlanError(f"no plan has {num_pools} pools, {num_tables} tables and a step of which {step_high} is a half")
     # Of small numbers only is the directory laid out: these come from elsewhere.
-    num_starts = num_parts - _num_fixed_parts(num_pools, num_groups)
-    if num_parts * LINE_WORDS + HEADER_WORDS > len(words) or not 0 <= num_starts < num_groups:
+    num_others = num_parts - _num_fixed_parts(num_pools, num_tables)
+    if num_parts * LINE_WORDS + HEADER_WORDS > len(words) or not 0 <= num_others <= num_tables:
         raise PlanError(
-            f"{num_parts} parts do not fit {len(words)} words with {num_pools} pools and {num_groups} groups"
+            f"{num_parts} parts do not fit {len(words)} words with {num_pools} pools and {num_tables} tables"
         )
 
 
 def _check_directory(words: Int32Array, directory: Directory) -> None:
     """Every part is of the kind and owner that its line says, and begins where the one before it ends."""
     end = HEADER_WORDS + LINE_WORDS * len(directory)
-    num_pools, num_groups = int(words[NUM_POOLS]), int(words[NUM_GROUPS])
-    outsiders = [owner for _, owner, _, _ in directory[_num_fixed_parts(num_pools, num_groups) :]]
-    if outsiders != sorted(set(outsiders) & set(range(num_groups))):
-        raise PlanError(f"the directory names groups {outsiders} as outside prefix caching, of {num_groups} groups")
-    expected = _parts(num_pools, num_groups, outsiders)
+    num_pools, num_tables = int(words[NUM_POOLS]), int(words[NUM_TABLES])
+    others = directory[_num_fixed_parts(num_pools, num_tables) :]
+    has_draft_states = bool(others) and others[-1][KIND] == DRAFT_STATES
+    outsiders = [owner for _, owner, _, _ in others[: len(others) - has_draft_states]]
+    if outsiders != sorted(set(outsiders) & set(range(num_tables))) or len(outsiders) == num_tables:
+        raise PlanError(f"the directory names groups {outsiders} as outside prefix caching, of {num_tables} tables")
+    expected = _parts(num_pools, num_tables, outsiders, has_draft_states=has_draft_states)
     for (kind, owner, offset, length), part in zip(directory, expected, strict=True):
         if (kind, owner) != part:
             raise PlanError(f"the directory names part {kind} of {owner} where part {part[0]} of {part[1]} belongs")
@@ -261,10 +277,22 @@ def _check_unknown(words: Int32Array, directory: Directory) -> None:
     _, _, offset, length = next(line for line in directory if line[KIND] == UNKNOWN)
     if length not in {0, num_ranges}:
         raise PlanError(f"unknown tokens are told of {length} ranges, but {num_ranges} are computed")
+    _check_firsts(words, directory, ends)
     counts = words[offset : offset + length]
     if (counts > ends[:length]).any():
         place = int((counts > ends[:length]).argmax())
         raise PlanError(f"range {place} ends at {ends[place]} with {counts[place]} unknown tokens")
+
+
+def _check_firsts(words: Int32Array, directory: Directory, ends: Int32Array) -> None:
+    """Draft states are told of every range or of none, and begin no later than its end."""
+    for _, _, offset, length in (line for line in directory if line[KIND] == DRAFT_STATES):
+        if length not in {0, len(ends)}:
+            raise PlanError(f"draft states are told of {length} ranges, but {len(ends)} are computed")
+        firsts = words[offset : offset + length]
+        if (firsts > ends[:length]).any():
+            place = int((firsts > ends[:length]).argmax())
+            raise PlanError(f"range {place} ends at {ends[place]}, before its first draft state, {firsts[place]}")
 
 
 def _check_starts(words: Int32Array, directory: Directory) -> None:

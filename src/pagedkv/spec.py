@@ -33,6 +33,7 @@ __all__ = [
     "SlidingWindow",
     "SpaceConfig",
     "StepId",
+    "TenantLimits",
     "TokenIds",
 ]
 
@@ -156,19 +157,39 @@ class RecurrentState:
     position ``s - 1``, and writes it to the block of ``e - 1`` and of every checkpoint it passes. Where a
     step ends at :attr:`Allocation.checkpoint <pagedkv.Allocation.checkpoint>`, that state is kept as well.
 
+    With ``num_draft_states`` tokens may be refused again: positions that are not accepted yet, drafts and unknown
+    tokens, each have a state of their own, and the accepted one becomes the current
+    (:attr:`StepPlan.draft_states <pagedkv.StepPlan.draft_states>`).
+
     Args:
         checkpoint_interval: tokens between checkpoints: the group's block size.
+        max_checkpoints: most states that stay cached while nobody uses them, at least 1; of more, the least valuable
+            goes at once: those that a prompt has passed before those at its end, and these before those where prompts
+            branch, the older first. None: as many as the pool has room for.
+        num_draft_states: most tokens of a sequence, drafts and unknown ones, that are not accepted at one time; each
+            takes a block. For d drafts a step, d where a step is planned once the one before was sampled, and 2d + 2
+            where it is planned while that one runs, and filled in before it is acknowledged. 0: the state is advanced
+            in place, and takes no drafts.
     """
 
     checkpoint_interval: int
     pool: str = "state"
     prefix_caching: bool = True
+    max_checkpoints: int | None = None
+    num_draft_states: int = 0
     kind: Literal["recurrent"] = field(default="recurrent", init=False)
 
     __repr__ = _short_repr
 
     def __post_init__(self) -> None:
         _check_group(self, "checkpoint_interval")
+        _check_count(self, "num_draft_states", least=0)
+        if self.max_checkpoints is not None:
+            _check_count(self, "max_checkpoints")
+            _require(
+                self.prefix_caching,
+                f"max_checkpoints = {self.max_checkpoints} bounds what is cached, but prefix_caching is False",
+            )
 
     @property
     def block_size(self) -> int:
@@ -177,6 +198,21 @@ class RecurrentState:
 
 
 GroupSpec: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | RecurrentState
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may have of the device pools, and what it can count on.
+
+    One number where there is one pool, else a mapping that names the pools. A space checks them when it is configured.
+
+    Args:
+        cap: most blocks that are charged to it at any time, in use or cached; None: no cap.
+        floor: blocks that it can always take, whatever others do, and that are not evicted for others.
+    """
+
+    cap: int | Mapping[str, int | None] | None = None
+    floor: int | Mapping[str, int] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +247,9 @@ class SpaceConfig:
             block of a pool; 13 bytes each.
         leases: cached content can be kept until a time, at 8 bytes a block (:meth:`BlockSpace.lease
             <pagedkv.BlockSpace.lease>`).
+        tenants: by name, who shares the pools under limits; whoever allocates says for whom
+            (:meth:`BlockSpace.allocate <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: nobody
+            is told apart.
         eviction: name of the policy that says which cached blocks go first, of those in
             :mod:`pagedkv.pool.eviction.registry`; one that is not there is refused by whoever builds the space.
         weights_epoch: version of the model's weights. Text is part of every block's identity, and has no order. A
@@ -236,6 +275,7 @@ class SpaceConfig:
     explain: bool = False
     ghosts_per_block: int = 4
     leases: bool = False
+    tenants: Mapping[str, TenantLimits] | None = None
     eviction: str = "lru"
     weights_epoch: str | int = ""
     max_epoch_lag: int = 0
@@ -269,6 +309,27 @@ class SpaceConfig:
                 blocks == 0 or blocks >= FEWEST_BLOCKS,
                 f"the host pool of {name!r} needs 0 blocks or at least 2, got {blocks}",
             )
+        self._check_tenants()
+
+    def _check_tenants(self) -> None:
+        tenants = {} if self.tenants is None else self.tenants
+        is_limits = isinstance(tenants, Mapping) and all(
+            isinstance(name, str) and name and isinstance(limits, TenantLimits) for name, limits in tenants.items()
+        )
+        _require(is_limits, f"tenants must map names to TenantLimits, got {tenants!r}")
+        num_blocks = self.blocks_by_pool()
+        for pool, limits in self.limits_by_pool().items():
+            num_usable = num_blocks[pool] - 1
+            for tenant, (cap, floor) in zip(tenants, limits[1:], strict=True):
+                where = f"tenant {tenant!r} in pool {pool!r}"
+                _require(cap >= 1, f"the cap of {where} must be at least 1 block, got {cap}")
+                _require(cap <= num_usable, f"the cap of {where} is {cap} blocks, but the pool has {num_usable}")
+                _require(0 <= floor <= cap, f"the floor of {where} must be at least 0 and at most {cap}, got {floor}")
+            promised = sum(floor for _, floor in limits)
+            _require(
+                promised <= num_usable,
+                f"the floors of the tenants in pool {pool!r} add up to {promised} blocks, but it has {num_usable}",
+            )
 
     def _check_epochs(self) -> None:
         _check_count(self, "max_epoch_lag", least=0)
@@ -298,6 +359,22 @@ class SpaceConfig:
     def host_blocks_by_pool(self) -> dict[str, int]:
         """Number of host blocks of each pool; 0 where that pool cannot swap."""
         return self._by_pool(self.num_host_blocks, "num_host_blocks")
+
+    def limits_by_pool(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Cap and floor of each tenant in each device pool, of whoever names none first; no cap is all of the pool."""
+        num_usable = {pool: num_blocks - 1 for pool, num_blocks in self.blocks_by_pool().items()}
+        limits = {pool: [(count, 0)] for pool, count in num_usable.items()}
+        for tenant, given in (self.tenants or {}).items():
+            wanted: int | Mapping[str, int] = num_usable
+            if isinstance(given.cap, Mapping):
+                wanted = {pool: num_usable.get(pool, 0) if cap is None else cap for pool, cap in given.cap.items()}
+            elif given.cap is not None:
+                wanted = given.cap
+            caps = self._by_pool(wanted, f"the cap of tenant {tenant!r}")
+            floors = self._by_pool(given.floor, f"the floor of tenant {tenant!r}")
+            for pool, own in limits.items():
+                own.append((caps[pool], floors[pool]))
+        return {pool: tuple(own) for pool, own in limits.items()}
 
     def _by_pool(self, given: int | Mapping[str, int], what: str) -> dict[str, int]:
         names = self.pool_names

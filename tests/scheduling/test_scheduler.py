@@ -119,6 +119,65 @@ def test_a_sample_that_ends_gives_its_row_up_and_the_others_go_on() -> None:
     assert served.space.statistics().pools[0].num_in_use == 0
 
 
+def test_who_is_held_keeps_its_blocks_and_the_others_go_on() -> None:
+    served = engine()
+    slow, other = served.add([1, 2, 3, 4, 5], 4, num_sequences=2), served.add([6, 7], 5)
+    served.scheduler.finish(served.scheduler.schedule(), [-1, 9, 8], held=[slow])  # its first tokens wait
+    batch = served.scheduler.schedule()
+    assert batch.decoded_token_ids.tolist() == [8]
+    served.scheduler.finish(batch, [1])
+    with pytest.raises(TokenError, match="request 0 samples 2 tokens, got 1"):
+        served.scheduler.supply(slow, [3])
+    assert served.scheduler.supply(slow, [3, 4]).first_tokens == (slow,)
+    with pytest.raises(StepError, match="request 0 is not held"):
+        served.scheduler.supply(slow, [3, 4])
+    batch = served.scheduler.schedule()
+    assert batch.decoded_token_ids.tolist() == [3, 4, 1]
+    served.scheduler.finish(batch, [-1, -1, 2], held=[slow])  # now those that it decodes
+    assert (slow.num_generated, other.num_generated) == (1, 3)
+    batch = served.scheduler.schedule()
+    assert batch.decoded_token_ids.tolist() == [2]
+    with pytest.raises(StepError, match="request 1 is not held"):
+        served.scheduler.supply(other, [3])
+    served.scheduler.finish(batch, [7])
+    assert not served.scheduler.supply(slow, [5, 6], ended=[0]).finished
+    assert len(slow.rows) == slow.num_sequences == 1
+    batch = served.scheduler.schedule()
+    assert batch.decoded_token_ids.tolist() == [6, 7]
+    assert served.scheduler.finish(batch, [1, 0], held=[slow]).finished == (other,)
+    assert served.scheduler.supply(slow, [1], ended=[0]).finished == (slow,)
+    served.space.check()
+    assert served.scheduler.is_idle
+    assert served.space.statistics().pools[0].num_in_use == 0
+
+
+def test_who_is_held_may_be_preempted_or_aborted() -> None:
+    served = engine(num_blocks=6)
+    first, held = served.add([1, 2, 3], 16), served.add([6, 7, 8], 12)
+    served.scheduler.finish(served.scheduler.schedule(), [1, -1], held=[held])
+    served.served[0].generated, served.served[1].generated = [[1]], []
+    while not held.num_preemptions:
+        assert not first.is_done
+        batch = served.scheduler.schedule()
+        served.scheduler.finish(batch, [1] * batch.num_samples)
+        served.served[0].generated[0].append(1)
+    with pytest.raises(StepError, match="not held"):
+        served.scheduler.supply(held, [5])
+    assert served.scheduler.abort(held)
+    served.space.check()
+
+
+def test_a_hit_may_be_bounded() -> None:
+    served = engine()
+    served.add(list(range(12)), 1)
+    served.step()
+    for bound, num_hit in ((None, 8), (5, 4), (0, 0)):
+        request = served.add(list(range(12)), 1)
+        request.max_hit_tokens = bound
+        batch = served.step()
+        assert [admission.num_hit_tokens for admission in batch.admitted] == [num_hit]
+
+
 def test_beams_continue_the_parents_that_the_sampler_names() -> None:
     served = engine()
     request = served.add([1, 2, 3], 6, num_sequences=3)

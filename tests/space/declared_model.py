@@ -17,7 +17,8 @@ class DeclaredModel(StepModel):
     def declaring_refusal(self, batch: list[ModelSequence]) -> Refusal:
         """Tell whether declaring sequences computed must, or may, be refused."""
         moved = [sequence for sequence in batch if self.places(sequence) & self._written_by_moves()]
-        if (self.is_recurrent and self.in_flight) or moved:
+        is_open = self.keeps_draft_states and any(each.num_accepted < len(each.tokens) for each in batch)
+        if (self.is_recurrent and self.in_flight) or moved or is_open:
             return Refusal(is_sure=True, is_possible=True)
         held = set().union(*(self.places(sequence) for sequence in batch))
         others = [sequence for sequence in self.running if sequence not in batch]
@@ -179,7 +180,8 @@ class DeclaredModel(StepModel):
                     self.device.expect(group, table, sequence.prefixes, group.written(start, stop))
             is_computed = sequence.is_planned and sequence.planned_in(group) == len(sequence.tokens)
             if is_computed and not self.in_flight and self._is_alone(group, sequence):
-                assert len(told) == len(sequence.tokens) // group.block_size
+                num_tokens = sequence.num_accepted if group.num_draft_states else len(sequence.tokens)
+                assert len(told) == num_tokens // group.block_size
 
     def _is_alone(self, group: GroupRule, sequence: ModelSequence) -> bool:
         """Whether no other sequence holds a block of this one, so that nobody else has to compute for it."""

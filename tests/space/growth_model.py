@@ -6,14 +6,16 @@ from collections.abc import Sequence as AbstractSequence
 from pagedkv import PrefixHit, Receipt, RequestKeys
 from pagedkv.answers import Shortage
 from pagedkv.errors import PagedKVError, SharedPrefixError, TruncationError
-from tests.space.live_model import LiveModel, Refusal, num_holders
+from tests.space.draft_states_model import DraftStatesModel
+from tests.space.live_model import Refusal, num_holders
 from tests.space.memory_model import Move
 from tests.space.sequence_model import GroupRule, ModelSequence
+from tests.space.tenant_model import Tenant
 
 __all__ = ["GrowthModel"]
 
 
-class GrowthModel(LiveModel):
+class GrowthModel(DraftStatesModel):
     """What admitting, appending, truncating, forking and freeing must answer and do."""
 
     # Admission
@@ -51,8 +53,7 @@ class GrowthModel(LiveModel):
         inside = [group for group in self.groups if group.pool == shortage.pool and not group.stays_out]
         saved = sum(num_hit_tokens // group.block_size for group in inside)
         assert most - saved <= shortage.num_needed <= most
-        assert shortage.num_free == self.num_free(shortage.pool) < shortage.num_needed
-        self.require_unchanged()
+        self._require_real(shortage)
 
     def allocated(  # noqa: PLR0913, PLR0917 - what was asked for, and the answer
         self,
@@ -62,6 +63,7 @@ class GrowthModel(LiveModel):
         num_lookahead: int,
         hit: PrefixHit,
         continues: Receipt | None,
+        tenant: Tenant,
     ) -> None:
         """A prompt was given a row and blocks.
 
@@ -69,6 +71,10 @@ class GrowthModel(LiveModel):
         no room for a copy and nobody holds that state, from the state itself. Where its hit ends inside a block, the
         same holds of the block that begins so.
         """
+        self.payer = tenant
+        for group, blocks in zip(self.groups, hit.block_ids, strict=True):
+            for block in (*blocks[blocks > 0].tolist(), *(it.block for it in hit.tails if it.group == group.index)):
+                self.hit(group.pool, block)
         num_hit_tokens = hit.num_tokens
         kept = {tail.group: tail.block for tail in hit.tails}
         assert row not in self.sequences
@@ -76,10 +82,11 @@ class GrowthModel(LiveModel):
         sequence = ModelSequence(
             row, keys, root, num_planned=num_hit_tokens, sure_from=num_hit_tokens, is_sharer=num_hit_tokens > 0
         )
-        sequence.generation = self.generation
+        sequence.generation, sequence.tenant = self.generation, tenant
         sequence.first_epoch, sequence.num_hit = self.epoch, num_hit_tokens
         sequence.extend(self.prefixes, tokens)
-        sequence.tables = self.read_tables(row)
+        sequence.tables, sequence.slots = self.read_tables(row), self.read_slots(row)
+        assert not any(map(any, sequence.slots)), "a prompt has draft states"
         for group, table in zip(self.groups, sequence.tables, strict=True):
             assert len(table) == group.num_blocks(len(tokens), num_lookahead)
             num_hits = 0 if group.stays_out else num_hit_tokens // group.block_size
@@ -112,8 +119,9 @@ class GrowthModel(LiveModel):
         counts: list[int],
         num_lookahead: int,
         among: AbstractSequence[ModelSequence] | None = None,
+        num_draft: int = 0,
     ) -> dict[str, int]:
-        """Blocks by pool that appending takes: new ones, and one for each copy on write of what others hold.
+        """Blocks by pool that appending takes: new ones, one for each copy on write of what others hold, draft states.
 
         ``among``: the sequences that may share blocks with the batch; all live ones when None.
         """
@@ -125,6 +133,9 @@ class GrowthModel(LiveModel):
                 num_tokens = len(sequence.tokens)
                 table = sequence.tables[group.index]
                 needed[group.pool] += max(0, group.num_blocks(num_tokens + count, num_lookahead) - len(table))
+                needed[group.pool] += self.lacking_slots(sequence, group, count, num_draft) if count else 0
+                if self.accepts_states(sequence, group) and count:
+                    continue  # what becomes current is nobody else's
                 index = num_tokens // group.block_size
                 is_into_block = count + group.num_reserved(num_lookahead) > 0 and num_tokens % group.block_size > 0
                 if is_into_block and num_holders(sharers, group, sequence, index) - left[table[index]] > 1:
@@ -132,16 +143,36 @@ class GrowthModel(LiveModel):
                     needed[group.pool] += 1
         return needed
 
+    def growth_by_tenant(
+        self,
+        batch: AbstractSequence[ModelSequence],
+        counts: list[int],
+        num_lookahead: int,
+        among: AbstractSequence[ModelSequence] | None = None,
+        num_draft: int = 0,
+    ) -> dict[Tenant, dict[str, int]]:
+        """The same for each tenant that has sequences in the batch: no two of them share a partly filled block."""
+        parts: dict[Tenant, list[tuple[ModelSequence, int]]] = {}
+        for sequence, count in zip(batch, counts, strict=True):
+            parts.setdefault(sequence.tenant, []).append((sequence, count))
+        return {
+            tenant: self.growth([it for it, _ in part], [count for _, count in part], num_lookahead, among, num_draft)
+            for tenant, part in parts.items()
+        }
+
     def appended(
         self, batch: AbstractSequence[ModelSequence], tokens: list[list[int]], num_lookahead: int, num_draft: int
     ) -> list[Move]:
         """Tokens were appended to rows; returns the copies on write."""
-        needed = self.growth(batch, [len(new) for new in tokens], num_lookahead)
+        needed = self.growth(batch, [len(new) for new in tokens], num_lookahead, None, num_draft)
         num_full = self._num_full_accepted(batch)
         copied: list[Move] = []
         num_taken = dict.fromkeys(needed, 0)
         num_states = dict.fromkeys(needed, 0)
         for sequence, new in zip(batch, tokens, strict=True):
+            self.payer = sequence.tenant
+            if new:
+                self.accept_states(sequence, len(sequence.tokens))
             before, sequence.tables = sequence.tables, self.read_tables(sequence.row)
             for group, old, table in zip(self.groups, before, sequence.tables, strict=True):
                 num_slots = group.num_blocks(len(sequence.tokens) + len(new), num_lookahead)
@@ -157,6 +188,10 @@ class GrowthModel(LiveModel):
                     copied.append(Move("copy", (group.pool, self._origin(group.pool, copy[0])), (group.pool, copy[1])))
                     self.open_moves.append(copied[-1])
             sequence.extend(self.prefixes, new, num_draft)
+            for pool, count in self.took_slots(sequence, num_draft if new else 0).items():
+                num_taken[pool] += count
+                self.seen["draft state"] += count
+            self.require_slots(sequence)
         for pool, num_needed in needed.items():  # states that are kept are copied too, where there is room
             assert num_needed <= num_taken[pool] <= num_needed + num_states[pool]
         self._require_own_tails(batch, tokens, num_lookahead)
@@ -223,6 +258,8 @@ class GrowthModel(LiveModel):
     def _is_gone(group: GroupRule, sequence: ModelSequence, length: int) -> bool:
         """Whether a group has released a remaining block, at or after the first one that computing ``length`` reads."""
         table = sequence.tables[group.index]
+        if group.num_draft_states and length >= sequence.num_accepted:
+            return False
         if not group.is_state:
             return not all(table[group.first_kept(length) // group.block_size : group.num_blocks(length)])
         is_checkpoint = length % group.block_size == 0 and bool(table[length // group.block_size - 1])
@@ -236,9 +273,12 @@ class GrowthModel(LiveModel):
     def truncated(self, sequence: ModelSequence, length: int) -> None:
         """A row was rolled back."""
         self.seen["truncate"] += length < len(sequence.tokens)
+        self.accept_states(sequence, length)
         kept = [table[: group.num_blocks(length)] for group, table in zip(self.groups, sequence.tables, strict=True)]
         sequence.tables = self.read_tables(sequence.row)
         assert sequence.tables == kept
+        sequence.slots = self.read_slots(sequence.row)
+        assert not any(map(any, sequence.slots)), "a row whose tokens are all accepted has draft states"
         if self.receipts and length < len(sequence.tokens):
             self.receipts.truncated(sequence, length)
         sequence.cut(length)
@@ -252,12 +292,12 @@ class GrowthModel(LiveModel):
         for row in rows:
             assert row not in self.sequences
             child = ModelSequence(row, parent.keys, parent.root, list(parent.tokens), list(parent.prefixes))
-            child.is_sharer, child.generation = True, parent.generation
+            child.is_sharer, child.generation, child.tenant = True, parent.generation, parent.tenant
             child.num_accepted, child.is_plain = parent.num_accepted, False
             child.num_planned, child.is_planned = parent.num_planned, parent.is_planned
             child.planned_outside = parent.planned_outside
             child.sure_from = child.sure_outside = num_tokens
-            child.tables = self.read_tables(row)
+            child.tables, child.slots = self.read_tables(row), self.read_slots(row)
             for group, table, mine in zip(self.groups, parent.tables, child.tables, strict=True):
                 assert mine == table[: group.num_blocks(num_tokens)]
             self.sequences[row] = child
@@ -268,7 +308,8 @@ class GrowthModel(LiveModel):
     def may_branch(self, parent: ModelSequence, length: int) -> Refusal:
         """Tell whether a row must not, or may not, be forked at a length below its own."""
         is_unplanned = self.is_recurrent and length > min(parent.planned_in(group) for group in self.groups)
-        if is_unplanned or any(self._is_gone(group, parent, length) for group in self.groups):
+        is_draft = self.keeps_draft_states and parent.num_accepted < length
+        if is_unplanned or is_draft or any(self._is_gone(group, parent, length) for group in self.groups):
             return Refusal(is_sure=True, is_possible=True)
         is_out = any(group.stays_out for group in self.groups)
         may_lag = is_out and not (parent.is_planned and parent.planned_outside == len(parent.tokens))
@@ -283,7 +324,7 @@ class GrowthModel(LiveModel):
 
     def branched(self, parent: ModelSequence, rows: list[int], length: int) -> None:
         """Rows were made that begin with a prefix of another one: full blocks are its own, the last one is a copy."""
-        tables = self.read_tables(rows[0])
+        tables, self.payer = self.read_tables(rows[0]), parent.tenant
         for group, table, mine in zip(self.groups, parent.tables, tables, strict=True):
             num_full, is_partial = divmod(length, group.block_size)
             assert mine[:num_full] == table[:num_full]
@@ -295,12 +336,12 @@ class GrowthModel(LiveModel):
         for row in rows:
             assert row not in self.sequences
             child = ModelSequence(row, parent.keys, parent.root, parent.tokens[:length], parent.prefixes[:length])
-            child.is_sharer, child.generation = True, parent.generation
+            child.is_sharer, child.generation, child.tenant = True, parent.generation, parent.tenant
             child.num_accepted, child.is_plain = min(parent.num_accepted, length), False
             child.num_planned = min(parent.num_planned, length)
             child.planned_outside = min(parent.planned_outside, length)
             child.sure_from = child.sure_outside = length
-            child.tables = self.read_tables(row)
+            child.tables, child.slots = self.read_tables(row), self.read_slots(row)
             assert child.tables == tables
             self.sequences[row] = child
             if self.receipts:

@@ -17,6 +17,7 @@ from tests.space.memory_model import Device, Move, Place, Step, host
 from tests.space.new_blocks_model import NewBlocksModel
 from tests.space.receipts_model import ReceiptsModel
 from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Status
+from tests.space.tenant_model import Needs, Tenant, TenantModel
 from tests.space.waiting_model import Holder, WaitingModel
 
 __all__ = ["LiveModel", "ModelLoad", "Refusal", "num_holders"]
@@ -58,6 +59,7 @@ class LiveModel:
         open_moves: what the open step's plan will copy or swap.
         statistics: the space's, after the last operation.
         epoch: of the weights, where epochs are counted.
+        payer: the tenant for whom blocks are handed out.
         seen: how often interesting things happened.
     """
 
@@ -90,6 +92,8 @@ class LiveModel:
         self.named: dict[str, dict[tuple[int, int], bytes]] = {pool: {} for pool in blocks}
         self.waiting = WaitingModel(self.in_use, in_order=config.in_order)
         self.receipts = ReceiptsModel(blocks, map(host, self.host_pools)) if config.receipts else None
+        self.tenants = TenantModel(config, seen)
+        self.payer: Tenant = None
         self.statistics = space.statistics()
 
     # Looking
@@ -150,9 +154,24 @@ class LiveModel:
         usable = self.num_usable[pool]
         return 0 if self.num_free(pool) == usable else int(self.config.watermark * usable)
 
+    def lacks(self, needs: Needs, *, beside_watermark: bool = False) -> tuple[str, Tenant, int] | None:
+        """Name the first pool with too few blocks for a tenant, the tenant, and what it may take; or None."""
+        return self.tenants.lacks(
+            needs, {pool: self.num_free(pool) - beside_watermark * self.kept_free(pool) for pool in self.named}
+        )
+
     def read_tables(self, row: int) -> list[list[int]]:
         """Ask the space for a row's block ids."""
         return [self.space.block_ids(row, group.index) for group in self.groups]
+
+    def read_slots(self, row: int) -> list[list[int]]:
+        """Ask the space for the blocks of a row's draft states."""
+        return [self.space.draft_block_ids(row, group.index) for group in self.groups]
+
+    @property
+    def keeps_draft_states(self) -> bool:
+        """Whether a group keeps states of drafts."""
+        return any(group.num_draft_states for group in self.groups)
 
     def label(self, group: GroupRule, sequence: ModelSequence) -> str:
         """Label of the pool in which a sequence's blocks of a group are."""
@@ -162,8 +181,8 @@ class LiveModel:
         """Every block that a sequence holds."""
         return {
             (self.label(group, sequence), block)
-            for group, table in zip(self.groups, sequence.tables, strict=True)
-            for block in table
+            for group, table, slots in zip(self.groups, sequence.tables, sequence.slots, strict=True)
+            for block in (*table, *slots)
             if block
         }
 
@@ -188,6 +207,9 @@ class LiveModel:
         held: dict[Holder, set[Place]] = {sequence: self.places(sequence) for sequence in self.sequences.values()}
         held.update((load, load.places) for load in self.loads)
         self.waiting.follow(held, self.open_moves, self.num_plans + 1)
+        self.tenants.follow(
+            {pool: self.in_use[pool] | self.waiting.blocks(pool, self.num_settled) for pool in self.named}
+        )
         self.statistics = self.space.statistics()
         self._check_statistics(self.statistics)
         if self.receipts:
@@ -197,6 +219,7 @@ class LiveModel:
             self._follow_events()
 
     def _check_statistics(self, statistics: SpaceStatistics) -> None:
+        self.tenants.check(statistics)
         assert statistics.num_running == len(self.running)
         assert statistics.num_swapped == len(self.swapped)
         assert statistics.num_tokens == sum(len(sequence.tokens) for sequence in self.running)
@@ -236,22 +259,39 @@ class LiveModel:
         assert self.space.statistics() == self.statistics, "a question, a shortage or an error changed the counts"
         for row, sequence in self.sequences.items():
             assert self.read_tables(row) == sequence.tables, f"a question, a shortage or an error changed row {row}"
+            assert self.read_slots(row) == sequence.slots, f"a question, a shortage or an error changed row {row}"
 
-    def require_shortage(self, shortage: Shortage, needed: dict[str, int]) -> None:
+    def require_shortage(self, shortage: Shortage, needs: Needs) -> None:
         """Assert that a shortage is real, says what is needed, and changed nothing."""
-        self.seen["shortage"] += 1
-        assert shortage.num_needed == needed[shortage.pool]
-        assert shortage.num_free == self.num_free(shortage.pool) < shortage.num_needed
-        self.require_unchanged()
+        lacking = self.lacks(needs)
+        assert lacking is not None
+        pool, tenant, num_permitted = lacking
+        assert (shortage.pool, shortage.num_needed) == (pool, needs[tenant][pool])
+        self._require_real(shortage, num_permitted)
+        assert shortage.share is None or shortage.share.tenant == tenant
 
     def require_moving_shortage(self, shortage: Shortage, most: dict[str, int]) -> None:
         """The same for a swap, of which what the other side holds already takes no new block."""
+        assert shortage.num_needed <= most[shortage.pool]
+        self._require_real(shortage)
+
+    def _require_real(self, shortage: Shortage, num_permitted: int | None = None) -> None:
+        """Less is free than is needed, or less that a tenant may take: as much as the model says, if it knows that."""
         self.seen["shortage"] += 1
-        assert shortage.num_free == self.num_free(shortage.pool) < shortage.num_needed <= most[shortage.pool]
+        assert shortage.num_free == self.num_free(shortage.pool)
+        share = shortage.share
+        if share is None:
+            assert shortage.num_free < shortage.num_needed
+        else:
+            assert share.num_permitted < shortage.num_needed
+            assert share.num_permitted <= self.tenants.permitted(share.pool, share.tenant, shortage.num_free)
+            assert num_permitted is None or share.num_permitted == num_permitted
+            self.seen["tenant's shortage"] += shortage.num_needed <= shortage.num_free
         self.require_unchanged()
 
     def hand_out(self, label: str, block: int) -> None:
         """A block was taken from the free ones: it is nobody's, and what it held is gone."""
+        self.tenants.charge((label, block), self.payer)
         assert 0 < block <= self.num_usable[label]
         assert block not in self.in_use[label], f"{label}: block {block} was handed out while in use"
         assert (label, block) not in self.open_touched, f"{label}: block {block} was handed out, the open plan moves it"
@@ -264,6 +304,11 @@ class LiveModel:
         if not self.config.in_order:  # else steps in flight may still use it: the plan that hands it out is yet to run
             self.device.forget((label, block))
         self.new_blocks.open.add((label, block))
+
+    def hit(self, label: str, block: int) -> None:
+        """A block is shared that is in use, waits for a step, or is taken thereby."""
+        if block not in self.in_use[label] and block not in self.waiting.blocks(label, self.num_settled):
+            self.tenants.charge((label, block), self.payer)
 
     def take_over(self, label: str, block: int) -> None:
         """A free block begins a new life with the content that it has."""

@@ -3,6 +3,7 @@
 from pagedkv import Load, Shortage
 from pagedkv.keys import RequestKeys
 from tests.space.live_model import LiveModel, ModelLoad
+from tests.space.tenant_model import Tenant
 
 __all__ = ["LoadModel"]
 
@@ -12,18 +13,24 @@ class LoadModel(LiveModel):
 
     def load_shortage(self, answer: Shortage, num_tokens: int) -> None:
         """A load was refused for a real shortage, and nothing changed."""
-        self.seen["shortage"] += 1
         inside = [group for group in self.groups if group.pool == answer.pool and not group.stays_out]
-        assert answer.num_free == self.num_free(answer.pool) < answer.num_needed
         assert answer.num_needed <= sum(group.num_blocks(num_tokens) for group in inside)
-        self.require_unchanged()
+        self._require_real(answer)
 
-    def begun(self, answer: Load, tokens: list[int], keys: RequestKeys, epochs: tuple[int, int]) -> None:
+    def begun(
+        self, answer: Load, tokens: list[int], keys: RequestKeys, epochs: tuple[int, int], tenant: Tenant
+    ) -> None:
         """A load got its blocks: they are nobody's, and enough for a hit at its end."""
+        self.payer = tenant
         root = self.prefixes.root(keys, self.generation)
         prefixes = self.prefixes.extend(root, keys, 0, tokens[: answer.num_tokens])
         held = self.space._state.held
         places = {(t.pool, block) for t in self.space._state.loads[answer].tickets for block in held[t].tolist()}
+        new = {
+            (group.pool, block) for group, blocks in zip(self.groups, answer.block_ids, strict=True) for block in blocks
+        }
+        for pool, block in places - new:
+            self.hit(pool, block)
         for group, blocks in zip(self.groups, answer.block_ids, strict=True):
             if group.stays_out:
                 assert len(blocks) == 0

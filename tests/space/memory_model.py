@@ -5,8 +5,9 @@ through its table shows at once whose keys and values would be attended to. Plan
 order that :mod:`pagedkv.plan` documents, and everything documented there is asserted on the way.
 """
 
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from pagedkv.plan import BlockMoves, StepPlan, TableWrites
@@ -49,12 +50,21 @@ class View:
         era: its era then.
         prefixes: its prefixes then.
         tables: its block ids then, one list a group.
+        accepted: its accepted tokens then; slots: the blocks of its draft states, one list a group.
     """
 
     sequence: ModelSequence
     era: int
     prefixes: list[int]
     tables: list[list[int]]
+    accepted: int = sys.maxsize
+    slots: list[list[int]] = field(default_factory=list)
+
+    def block_of(self, group: GroupRule, position: int) -> int:
+        """The block of a position: of an open one's state, that of its slot."""
+        if group.num_draft_states and position >= self.accepted:
+            return self.slots[group.index][position % group.num_draft_states]
+        return self.tables[group.index][group.slot(position)[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,13 @@ class Step:
     def ranges_in(self, group: GroupRule) -> list[tuple[int, int, int]]:
         """``(row, start, end)`` that the plan computes in a group."""
         return self.outside.get(group.index, self.ranges)
+
+    def first_open(self, row: int) -> int:
+        """From which position on a row's states are in slots, as the plan tells it; the largest number if nowhere."""
+        told = self.plan.draft_states
+        if told is None:
+            return sys.maxsize
+        return int(told.firsts[self.plan.compute.rows.tolist().index(row)])
 
     @property
     def moves(self) -> list[Move]:
@@ -130,7 +147,8 @@ class Device:
 
     Attributes:
         memory: content of every block of every pool, by label and id.
-        tables: block ids by group, row and logical block, as table writes have told.
+        tables: block ids by group, row and logical block, as table writes have told; behind the groups those of slots.
+        slots_of: which of the tables has the slots of a group that keeps draft states.
         coming: content that somebody brings behind a step: the step, and what :meth:`put` is to write then.
         labels: which weights wrote what is there.
         max_epoch_lag: how far back the weights may lie that a hit rests on.
@@ -145,7 +163,9 @@ class Device:
         for label, count in num_blocks.items():
             slots = max(group.slots_per_block for group in groups if label in {group.pool, host(group.pool)})
             self.memory[label] = [[UNDEFINED] * slots for _ in range(count)]
-        self.tables: list[dict[int, dict[int, int]]] = [{} for _ in groups]
+        drafting = [group.index for group in groups if group.num_draft_states]
+        self.slots_of = {index: number for number, index in enumerate(drafting, len(groups))}
+        self.tables: list[dict[int, dict[int, int]]] = [{} for _ in range(len(groups) + len(drafting))]
         self.coming: list[tuple[int, GroupRule, list[int], list[int], list[int]]] = []
 
     def forget(self, place: Place) -> None:
@@ -281,7 +301,8 @@ class Device:
             for row, start, end in nonempty(step.ranges_in(group)):
                 entries = self.tables[group.index].get(row, {})
                 table = step.views[row].tables[group.index]
-                for index in group.indices([*group.read(start, end), *group.written(start, end)]):
+                read, written = self._in_table(group, step, row, start, end)
+                for index in group.indices([*read, *written]):
                     assert table[index], f"group {group.index}, row {row}: block {index} is read but gone"
                     assert entries.get(index) == table[index], (
                         f"group {group.index}, row {row}: the device has {entries.get(index)} as block {index}, "
@@ -306,9 +327,8 @@ class Device:
             view = step.views[row]
             if garbage and step.plan.step_id in view.sequence.marked_steps:
                 continue
-            for position in group.written(start, end):
-                index, offset = group.slot(position)
-                slot = view.tables[group.index][index], offset
+            for position, slot in self._slots_written(group, step, row, start, end):
+                offset = slot[1]
                 if slot in written:
                     assert not group.is_state, f"two rows advance the state in block {slot[0]}"
                     assert written[slot] == view.prefixes[position], f"two rows write different tokens to slot {slot}"
@@ -319,8 +339,39 @@ class Device:
         """Every position that the rule lets this step's queries see holds the row's own prefix."""
         for row, start, end in nonempty(step.ranges_in(group)):
             view = step.views[row]
-            self.require(group, view.tables[group.index], view.prefixes, group.read(start, end))
-            self._require_fresh_hit(group, view, group.read(start, end))
+            read, _ = self._in_table(group, step, row, start, end)
+            self.require(group, view.tables[group.index], view.prefixes, read)
+            self._require_fresh_hit(group, view, read)
+            for position in set(group.read(start, end)).difference(read):
+                block = self._block_of_slot(group, row, position)
+                found = self.memory[group.pool][block][0]
+                assert found == (group.index, view.prefixes[position]), (
+                    f"group {group.index}: the state of position {position} of row {row} is not in block {block}"
+                )
+
+    def _in_table(self, group: GroupRule, step: Step, row: int, start: int, end: int) -> tuple[list[int], list[int]]:
+        """Positions that a step reads, and writes, by a group's first table."""
+        if not group.num_draft_states:
+            return group.read(start, end), group.written(start, end)
+        first = step.first_open(row)
+        read = [position for position in group.read(start, end) if position < first]
+        return read, group.written_by(start, end, first)[0]
+
+    def _block_of_slot(self, group: GroupRule, row: int, position: int) -> int:
+        return self.tables[self.slots_of[group.index]][row][position % group.num_draft_states]
+
+    def _slots_written(
+        self, group: GroupRule, step: Step, row: int, start: int, end: int
+    ) -> list[tuple[int, tuple[int, int]]]:
+        """Positions that a step writes, each with its block and the offset there."""
+        table = step.views[row].tables[group.index]
+        _, in_table = self._in_table(group, step, row, start, end)
+        places = [(position, group.slot(position)) for position in in_table]
+        slots = [(position, (table[index], offset)) for position, (index, offset) in places]
+        if group.num_draft_states:
+            _, open_ones = group.written_by(start, end, step.first_open(row))
+            slots += [(position, (self._block_of_slot(group, row, position), 0)) for position in open_ones]
+        return slots
 
     def _require_fresh_hit(self, group: GroupRule, view: View, positions: list[int]) -> None:
         """What was hit rests on no weights that were too far back when the sequence began."""
@@ -331,14 +382,13 @@ class Device:
                 assert oldest >= bound, f"group {group.index}: epoch {oldest} at {position} was hit, beyond {bound}"
                 view.sequence.oldest_hit = min(view.sequence.oldest_hit, oldest)
 
-    @staticmethod
-    def _require_one_owner(group: GroupRule, step: Step) -> None:
+    def _require_one_owner(self, group: GroupRule, step: Step) -> None:
         """No row reads a state block that another row of the step writes."""
         writers: dict[int, int] = {}
         for row, start, end in nonempty(step.ranges_in(group)):
-            for index in group.indices(group.written(start, end)):
-                writers[step.views[row].tables[group.index][index]] = row
+            for _, (block, _) in self._slots_written(group, step, row, start, end):
+                assert writers.setdefault(block, row) == row, f"state block {block}: two rows write it"
         for row, start, end in nonempty(step.ranges_in(group)):
-            for index in group.indices(group.read(start, end)):
+            for index in group.indices(self._in_table(group, step, row, start, end)[0]):
                 block = step.views[row].tables[group.index][index]
                 assert writers.get(block, row) == row, f"state block {block}: row {row} reads what another row writes"

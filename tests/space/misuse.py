@@ -89,6 +89,7 @@ def _of_prompts(space: BlockSpace, model: SpaceModel) -> Iterator[Misuse]:
     yield TokenError, lambda: space.can_allocate(np.array([0.5]))
     yield TokenError, lambda: space.match(np.zeros((2, 2), np.int32))
     yield ConfigurationError, lambda: space.allocate([0], num_lookahead=-1)
+    yield ConfigurationError, lambda: space.allocate([0], tenant="whom nobody knows")
     yield ConfigurationError, lambda: space.allocate([0] * 12, digests=np.zeros((1, 32), np.uint8))
 
 
@@ -113,7 +114,8 @@ def _of_running(space: BlockSpace, model: SpaceModel, row: int) -> Iterator[Misu
     yield SequenceError, lambda: space.fork(row, at=num_tokens + 1)
     yield SequenceError if model.host_pools else NoHostPoolError, lambda: space.swap_in(row)
     if model.is_recurrent:
-        yield TokenError, lambda: space.append(row, [0], num_draft=1)
+        most_drafts = min(group.num_draft_states for group in model.groups if group.is_state)
+        yield TokenError, lambda: space.append(row, [0] * (most_drafts + 1), num_draft=most_drafts + 1)
     else:
         yield TooManySequencesError, lambda: space.fork(row, model.num_vacant + 1)
     if not model.host_pools:

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass, field, replace
 
-from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
+from pagedkv.spec import (
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+    SpaceConfig,
+    TenantLimits,
+)
 
 __all__ = ["MIXES", "Mix"]
 
@@ -17,6 +25,7 @@ class Mix:
         num_blocks: for each pool, the sizes to choose from, null block included.
         num_host_blocks: for each pool with a host pool, the size of that.
         watermark, caching, events: as in ``SpaceConfig``.
+        tenants: cap and floor of each tenant, in tenths of every pool.
         expected: things that a long run must have met at least once.
     """
 
@@ -27,6 +36,7 @@ class Mix:
     watermark: float = 0.0
     caching: bool = True
     events: bool = False
+    tenants: dict[str, tuple[int, int]] = field(default_factory=dict)
     expected: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
@@ -42,8 +52,14 @@ class Mix:
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether drafts may be appended: no group is a state."""
-        return not any(isinstance(group, RecurrentState) for group in self.groups)
+        """Whether drafts may be appended: no group is a state, or each keeps states of drafts."""
+        states = [group for group in self.groups if isinstance(group, RecurrentState)]
+        return all(group.num_draft_states for group in states)
+
+    @property
+    def num_draft_states(self) -> int:
+        """Most tokens of a sequence that may be open: 0 where states take none, or there are none."""
+        return min((group.num_draft_states for group in self.groups if isinstance(group, RecurrentState)), default=0)
 
     @property
     def keeps_states(self) -> bool:
@@ -63,6 +79,11 @@ class Mix:
             num_blocks={pool: (max(sizes) + EXTRA_BLOCKS,) for pool, sizes in self.num_blocks.items()},
             num_host_blocks={pool: size + EXTRA_BLOCKS for pool, size in self.num_host_blocks.items()},
         )
+
+    def tenant(self, number: int) -> str | None:
+        """One of the tenants, or nobody."""
+        names = (None, *self.tenants)
+        return names[number % len(names)]
 
     def config(self, size: int) -> SpaceConfig:
         """Configure a space of one of six sizes.
@@ -88,9 +109,19 @@ class Mix:
             ghosts_per_block=8 if size < len(EVICTION) // 2 else 1,
             eviction=EVICTION[size],
             leases=self.caching and size % 2 == 0,
+            tenants={name: _limits(tenths, num_blocks) for name, tenths in self.tenants.items()} or None,
             weights_epoch=0 if size in EPOCH_LAGS else "",
             max_epoch_lag=EPOCH_LAGS.get(size, 0),
         )
+
+
+def _limits(tenths: tuple[int, int], num_blocks: dict[str, int]) -> TenantLimits:
+    """Cap and floor of a tenant in pools of so many blocks."""
+    cap, floor = tenths
+    return TenantLimits(
+        cap={pool: max(1, cap * (count - 1) // 10) for pool, count in num_blocks.items()},
+        floor={pool: floor * (count - 1) // 10 for pool, count in num_blocks.items()},
+    )
 
 
 EVICTION = ("hazard", "lru", "adaptive", "hazard", "fifo", "hazard")
@@ -100,6 +131,7 @@ ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "sever
 CACHED = ALWAYS | {"hit", "eviction"}
 SWAPPING = frozenset({"swap out", "swap in"})
 KEEPING = frozenset({"chunk to a checkpoint", "kept state hit"})
+SHARING = frozenset({"recharged", "at its cap", "tenant's shortage"})
 INSIDE = frozenset({"partial hit"})  # with states none: in these mixes they are kept where blocks end
 
 MIXES = (
@@ -152,11 +184,18 @@ MIXES = (
             FullAttention(2),
             SlidingWindow(window=5, block_size=1, num_sink_tokens=2),
             ChunkedLocal(chunk_size=4, block_size=4),
-            RecurrentState(8),
+            RecurrentState(8, max_checkpoints=2),
         ),
         {"device": (40, 60), "state": (6, 12)},
         {"device": 30, "state": 6},
         expected=CACHED | SWAPPING | KEEPING | {"slide"},
+    ),
+    Mix(
+        "drafts of states",
+        (RecurrentState(4, num_draft_states=6), FullAttention(2), SlidingWindow(window=5, block_size=2)),
+        {"state": (12, 24), "device": (30, 60)},
+        {"state": 8, "device": 20},
+        expected=CACHED | SWAPPING | {"slide", "draft state"},
     ),
     Mix(
         "full, others outside",
@@ -184,5 +223,26 @@ MIXES = (
         {"device": 14, "state": 4},
         caching=False,
         expected=ALWAYS | SWAPPING | {"slide"},
+    ),
+    Mix(
+        "full, tenants",
+        (FullAttention(2),),
+        {"device": (20, 30, 40)},
+        {"device": 16},
+        watermark=0.1,
+        tenants={"a": (5, 1), "b": (8, 3)},
+        expected=CACHED | SWAPPING | INSIDE | SHARING,
+    ),
+    Mix(
+        "window and state, tenants",
+        (
+            FullAttention(2),
+            SlidingWindow(window=4, block_size=2),
+            RecurrentState(4, num_draft_states=4, max_checkpoints=3),
+        ),
+        {"device": (30, 50), "state": (8, 16)},
+        {"device": 24, "state": 6},
+        tenants={"a": (7, 0), "b": (9, 3)},
+        expected=CACHED | SWAPPING | KEEPING | SHARING | {"slide"},
     ),
 )

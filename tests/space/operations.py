@@ -9,6 +9,7 @@ that led to it, and rows, tables and plans as the model has them (:mod:`tests.sp
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.space.live_model import ModelLoad
 from tests.space.mixes import Mix
 from tests.space.sequence_model import ModelSequence
 from tests.space.space_model import SpaceModel
+from tests.space.tenant_model import Tenant, added
 
 __all__ = ["MOST_LOOKAHEAD", "Digests", "Prompt", "Sabotage", "SpaceOperations"]
 
@@ -51,7 +53,8 @@ class SpaceOperations(RuleBasedStateMachine):
         self.seen = seen
         self.sabotage = sabotage
         self.num_steps = -1  # building the space is no step
-        self.is_forged = False  # whether digests were brought that are not the prompt's
+        self.is_forged = False  # whether content may have no name, or not its own
+        self.has_wrong_names = False  # whether digests were brought that are not the prompt's
         self.history: list[str] = []
         self.now_s = 0.0
         self.answers: dict[Prompt, PrefixHit] = {}
@@ -107,7 +110,7 @@ class SpaceOperations(RuleBasedStateMachine):
 
     # Admission
 
-    def allocate_prompt(
+    def allocate_prompt(  # noqa: PLR0913 - one prompt, and what is said of it
         self,
         prompt: Prompt,
         num_lookahead: int = 0,
@@ -115,6 +118,7 @@ class SpaceOperations(RuleBasedStateMachine):
         *,
         in_chunks: bool = False,
         publish: bool | Literal["prompt"] = True,
+        tenant: Tenant = None,
     ) -> None:
         """Admit a prompt; in chunks, only up to where its states are to be kept."""
         space, model = self.space, self.model
@@ -125,14 +129,18 @@ class SpaceOperations(RuleBasedStateMachine):
             tokens = tokens[: whole.checkpoint]
             self.seen["chunk to a checkpoint"] += 1
         self._note(f"allocate {tokens}, {keys}, {num_lookahead} lookahead" if keys != NO_KEYS else f"allocate {tokens}")
+        self.history[-1] += f" for {tenant}" if tenant else ""
         question = space.match(tokens, keys=keys, digests=digests) if whole is None else whole
         hit = question.num_tokens
         model.check_hit(len(tokens), question)
-        status = space.can_allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, match=question)
-        assert status is space.can_allocate(tokens, keys=keys, digests=digests, num_lookahead=num_lookahead)
+        asked = partial(
+            space.can_allocate, tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, tenant=tenant
+        )
+        status = asked(match=question)
+        assert status is asked()
         earlier = self.answers.get(prompt, question) if whole is None else whole  # perhaps of long ago
         most = model.prompt_blocks(len(tokens), num_lookahead)
-        is_possible = all(count <= model.num_usable[pool] for pool, count in most.items())
+        is_possible = model.tenants.fit_empty({tenant: most})
         assert status is not AllocStatus.NEVER or not is_possible
         assert status is not AllocStatus.LATER or is_possible
         continues = self.ended.get(prompt)
@@ -147,6 +155,7 @@ class SpaceOperations(RuleBasedStateMachine):
                 match=earlier,
                 continues=continues,
                 publish=publish,
+                tenant=tenant,
             )
         except TooManySequencesError:
             assert model.num_vacant == 0
@@ -163,9 +172,9 @@ class SpaceOperations(RuleBasedStateMachine):
         if space.config.explain:
             self.explaining.check_recorded(told, space.explanation(answer.row))
         needed = {pool: model.num_free(pool) - space.num_free_blocks(pool) for pool in most}
-        is_ok = all(count <= model.num_free(pool) - model.kept_free(pool) for pool, count in needed.items())
+        is_ok = model.lacks({tenant: needed}, beside_watermark=True) is None
         assert (status is AllocStatus.OK) == is_ok or not is_possible  # possible only by hits in windows
-        model.allocated(answer.row, tokens, keys, num_lookahead, question, continues)
+        model.allocated(answer.row, tokens, keys, num_lookahead, question, continues, tenant)
         if publish is not True:
             model.sequences[answer.row].generation = -1  # what it holds need not be found
 
@@ -181,11 +190,13 @@ class SpaceOperations(RuleBasedStateMachine):
         appended = [new[: left - num_lookahead] for new, left in zip(appended, room, strict=True)]
         counts = [len(new) for new in appended]
         num_draft = min(num_draft, *counts) if self.mix.takes_drafts else 0
+        if self.mix.num_draft_states:
+            num_draft = min(num_draft, self.mix.num_draft_states)
         rows = [sequence.row for sequence in batch]
         self._note(f"append to rows {rows} {appended}, {num_lookahead} lookahead, the last {num_draft} drafts")
-        needed = model.growth(batch, counts, num_lookahead)
-        fits = all(count <= model.num_free(pool) for pool, count in needed.items())
-        assert space.can_append(rows, counts, num_lookahead=num_lookahead) == fits
+        needed = model.growth_by_tenant(batch, counts, num_lookahead, None, num_draft)
+        fits = model.lacks(needed) is None
+        assert space.can_append(rows, counts, num_lookahead=num_lookahead, num_draft=num_draft) == fits
         flat = [token for new in appended for token in new]
         answer = space.append_with_copies(rows, flat, counts, num_lookahead=num_lookahead, num_draft=num_draft)
         self._answered(answer)
@@ -233,6 +244,7 @@ class SpaceOperations(RuleBasedStateMachine):
         model = self.model
         self._note(f"fork row {parent.row} into {num_children}")
         is_uncomputed = model.is_recurrent and parent.num_planned < len(parent.tokens)
+        is_uncomputed |= model.keeps_draft_states and parent.num_accepted < len(parent.tokens)
         if is_uncomputed or num_children > model.num_vacant:
             with pytest.raises(SequenceError if is_uncomputed else TooManySequencesError) as caught:
                 self.space.fork(parent.row, num_children)
@@ -266,9 +278,10 @@ class SpaceOperations(RuleBasedStateMachine):
             self.seen["prefix gone"] += 1
             return
         assert not refusal.is_sure, "a row was forked at a prefix whose window or state is gone"
-        assert isinstance(answer, Shortage) == any(count > model.num_free(pool) for pool, count in needed.items())
+        needs = {parent.tenant: needed}
+        assert isinstance(answer, Shortage) == (model.lacks(needs) is not None)
         if isinstance(answer, Shortage):
-            model.require_shortage(answer, needed)
+            model.require_shortage(answer, needs)
             return
         model.branched(parent, answer.tolist(), length)
 
@@ -319,7 +332,7 @@ class SpaceOperations(RuleBasedStateMachine):
         tokens = list(prompt[0])
         size = max(group.block_size for group in self.model.groups if not group.stays_out)
         whole = len(tokens) // size * size
-        if start < whole:
+        if start < whole and not self.has_wrong_names:
             hit = self.space.match([*tokens[:whole], 0], keys=prompt[1]).num_tokens
             assert hit < whole, f"{hit} tokens of a forgotten prompt can be found"
 
@@ -362,9 +375,9 @@ class SpaceOperations(RuleBasedStateMachine):
         num_lookahead = min(num_lookahead, room)
         growing = [min(count, room - num_lookahead) for count in counts]
         self._note(f"swap in rows {rows}, with room for {growing} tokens and {num_lookahead} lookahead")
-        needed, growth = model.swap_in_needs(batch), model.growth(batch, growing, num_lookahead, among=batch)
+        needed, growth = model.swap_in_needs(batch), model.growth_by_tenant(batch, growing, num_lookahead, among=batch)
         status = self.space.can_swap_in(rows, growing, num_lookahead=num_lookahead)
-        is_possible = all(count + growth[pool] <= model.num_usable[pool] for pool, count in needed.items())
+        is_possible = model.tenants.fit_empty(added(model.arrival_needs(batch), growth))
         assert (status is AllocStatus.NEVER) == (not is_possible)
         answer = self.space.swap_in(rows)
         self._answered(f"{status.name}, {answer}")
@@ -374,17 +387,17 @@ class SpaceOperations(RuleBasedStateMachine):
             return
         taken = {pool: model.num_free(pool) - self.space.num_free_blocks(pool) for pool in needed}
         assert all(taken[pool] <= count for pool, count in needed.items())
-        is_ok = all(
-            count + growth[pool] <= model.num_free(pool) - model.kept_free(pool) for pool, count in taken.items()
-        )
-        assert (status is AllocStatus.OK) == (is_possible and is_ok)
         model.swapped_over(batch, answer, to_host=False)
+        arrived = model.tenants.last_taken()
+        assert {pool: sum(of[pool] for of in arrived.values()) for pool in needed} == taken
+        is_ok = model.lacks(added(arrived, growth), beside_watermark=True) is None
+        assert (status is AllocStatus.OK) == (is_possible and is_ok)
         if status is AllocStatus.OK:
             assert self.space.can_append(rows, growing, num_lookahead=num_lookahead)
 
     # Content from elsewhere
 
-    def load_prefix(self, prompt: Prompt, most: int, lag: int = 0) -> None:
+    def load_prefix(self, prompt: Prompt, most: int, lag: int = 0, tenant: Tenant = None) -> None:
         """Reserve blocks for the beginning of a prompt, computed with weights of up to ``lag`` epochs before."""
         model, tokens = self.model, list(prompt[0])
         num_tokens = min(most, len(tokens))
@@ -397,14 +410,14 @@ class SpaceOperations(RuleBasedStateMachine):
         oldest = max(0, model.epoch - min(lag, model.config.max_epoch_lag))
         epochs = (oldest, model.epoch) if model.config.counts_epochs and lag else None
         before = self.space.match(tokens, keys=prompt[1]).num_tokens
-        answer = self.space.load(tokens, num_tokens, keys=prompt[1], epochs=epochs)
+        answer = self.space.load(tokens, num_tokens, keys=prompt[1], epochs=epochs, tenant=tenant)
         self._answered(answer)
         if answer is None:
             model.require_unchanged()
         elif isinstance(answer, Shortage):
             model.load_shortage(answer, num_tokens)
         else:
-            model.begun(answer, tokens, prompt[1], epochs or (model.epoch, model.epoch))
+            model.begun(answer, tokens, prompt[1], epochs or (model.epoch, model.epoch), tenant)
             assert self.space.match(tokens, keys=prompt[1]).num_tokens <= before, "nobody hits what is loading"
 
     def finish_load(self, load: ModelLoad, num_tokens: int) -> None:

@@ -11,12 +11,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagedkv import Allocation, BlockSpace, PrefixGone, Shortage, StepPlan
-from pagedkv.errors import SharedPrefixError, TruncationError
+from pagedkv.errors import SequenceError, SharedPrefixError, TruncationError
 from pagedkv.keys import NO_KEYS
+from pagedkv.tables.rows import NUM_ACCEPTED
 from tests.space.memory_model import Device, Step, View, host
 from tests.space.mixes import Mix
 from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes
@@ -198,10 +200,16 @@ class OverlapMachine(RuleBasedStateMachine):
             return 0  # a fork that no step has computed: whoever forks late samples itself
         if not row.is_overlapped and any(self._is_unjudged(row, planned) for planned in self.planned):
             return 0
+        if self.mix.num_draft_states:
+            return max(0, min(count, room, self.mix.num_draft_states - self._num_open(row)))
         if self.mix.takes_drafts:
             return min(count, room)
         is_planned = bool(row.stretches) and row.stretches[-1].end == len(row.tokens)
         return min(count, 1, room) if is_planned else 0
+
+    def _num_open(self, row: Row) -> int:
+        """Tokens that the space has not accepted: each has a state of its own."""
+        return len(row.tokens) - int(self.space._state.rows[row.number, NUM_ACCEPTED])
 
     @staticmethod
     def _is_unjudged(row: Row, planned: "Planned") -> bool:
@@ -282,7 +290,12 @@ class OverlapMachine(RuleBasedStateMachine):
         able = [row for row in self.rows if not row.has_unknown]
         row = able[place % len(able)]
         is_planned = bool(row.stretches) and row.stretches[-1].end == len(row.tokens)
-        if not self.mix.takes_drafts and not is_planned:
+        is_recurrent = not self.mix.takes_drafts or self.mix.num_draft_states > 0
+        if is_recurrent and not is_planned:
+            return
+        if self.mix.num_draft_states and self._num_open(row):
+            with pytest.raises(SequenceError, match="not accepted yet"):
+                self.space.fork(row.number)
             return
         (number,) = self.space.fork(row.number).tolist()
         self.rows.append(Row(number, list(row.tokens), row.num_certain))

@@ -72,6 +72,7 @@ class ModelSequence:
         is_planned: whether a plan saw it whole; before, what it hit may fall to it to compute.
         marked_steps: steps in flight when somebody else brought its content: aborting these does not concern it.
         tables: its block ids, one list a group, as the space told them last.
+        slots: the blocks of its draft states, one list a group, empty where the group keeps none.
         status: where it is; lost sequences stay ``on_host`` or not as they were.
         is_sharer: whether it began with blocks of another sequence.
         generation: how often the cache had been reset when it began.
@@ -79,6 +80,7 @@ class ModelSequence:
         era: grows whenever the sequence does anything but grow.
         first_epoch: the epoch of the weights in force when it began; num_hit: tokens that it hit then; oldest_hit: the
             oldest weights that were found to have contributed to these.
+        tenant: who is charged for what it takes.
         is_plain: nothing was taken back of it, so that its epochs can be told exactly.
     """
 
@@ -95,6 +97,7 @@ class ModelSequence:
     is_planned: bool = False
     marked_steps: set[int] = field(default_factory=set)
     tables: list[list[int]] = field(default_factory=list)
+    slots: list[list[int]] = field(default_factory=list)
     status: Status = Status.RUNNING
     on_host: bool = False
     is_sharer: bool = False
@@ -105,6 +108,7 @@ class ModelSequence:
     num_hit: int = 0
     oldest_hit: int = 2**31
     is_plain: bool = True
+    tenant: str | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -152,6 +156,7 @@ class GroupRule:
         index: position among the groups; pool: name of its pool.
         is_state: whether a block holds a state instead of one slot a token.
         stays_out: whether prefix caching, which other groups have, leaves it aside.
+        num_draft_states: slots for states of positions that are not accepted; 0 if they are advanced in place.
         block_size: tokens a block. Without prefix caching one state block serves the whole sequence.
     """
 
@@ -165,6 +170,7 @@ class GroupRule:
         is_one_state = self.is_state and not (caching and spec.prefix_caching)
         self.block_size = max_tokens if is_one_state else spec.block_size
         self.slots_per_block = 1 if self.is_state else spec.block_size
+        self.num_draft_states = spec.num_draft_states if isinstance(spec, RecurrentState) else 0
         self.num_sink_tokens = spec.num_sink_tokens if isinstance(spec, SlidingWindow) else 0
 
     def num_blocks(self, num_tokens: int, num_lookahead: int = 0) -> int:
@@ -202,6 +208,12 @@ class GroupRule:
             return list(range(start, end))
         boundaries = range((start // self.block_size + 1) * self.block_size, end, self.block_size)
         return [boundary - 1 for boundary in boundaries] + [end - 1]
+
+    def written_by(self, start: int, end: int, first: int) -> tuple[list[int], list[int]]:
+        """What that step writes to the table, and to slots: a state for each position from ``first`` on."""
+        if not self.num_draft_states or end <= first:
+            return self.written(start, end), []
+        return self.written(start, first) if start < first else [], list(range(max(start, first), end))
 
     def present(self, table: list[int], num_tokens: int) -> list[int]:
         """Positions of a sequence of so many tokens whose content its blocks hold, once all is computed."""

@@ -45,6 +45,7 @@ LENGTH: Final = st.integers(0, 24)
 LOOKAHEAD: Final = st.sampled_from((0, 0, 0, 1, MOST_LOOKAHEAD))
 INTENT: Final = st.sampled_from(("", "", "", "low", "high", "lease", "superseded"))
 OTHER_KEYS: Final = st.none() | st.sampled_from(KEYS)
+TENANT: Final = st.sampled_from((0, 1, 1, 2, 2))
 
 prompts: Final[Bundle[Prompt]] = Bundle("prompts")
 
@@ -85,30 +86,46 @@ class SpaceMachine(SpaceOperations):
 
     # Admission
 
-    @rule(target=prompts, origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, num_lookahead=LOOKAHEAD)
-    def allocate(
-        self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, num_lookahead: int
+    @rule(
+        target=prompts,
+        origin=prompts,
+        cut=LENGTH,
+        tokens=TOKENS,
+        keys=OTHER_KEYS,
+        num_lookahead=LOOKAHEAD,
+        tenant=TENANT,
+    )
+    def allocate(  # noqa: PLR0913, PLR0917 - one draw for each argument
+        self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, num_lookahead: int, tenant: int
     ) -> MultipleResults[Prompt]:
         """Admit a prompt: the beginning of one seen before, and new tokens."""
         prompt = self._prompt(origin, cut, tokens, keys)
-        self.allocate_prompt(prompt, num_lookahead)
+        self.allocate_prompt(prompt, num_lookahead, tenant=self.mix.tenant(tenant))
         return self._as_origins(prompt)
 
-    @rule(target=prompts, origin=prompts, tokens=st.lists(TOKEN, max_size=2))
-    def allocate_again(self, origin: Prompt, tokens: list[int]) -> MultipleResults[Prompt]:
+    @rule(target=prompts, origin=prompts, tokens=st.lists(TOKEN, max_size=2), tenant=TENANT)
+    def allocate_again(self, origin: Prompt, tokens: list[int], tenant: int) -> MultipleResults[Prompt]:
         """Admit a prompt seen before, perhaps with a turn more: in the same step, while it runs, or long after."""
         prompt = self._prompt(origin, len(origin[0]), tokens, None)
-        self.allocate_prompt(prompt)
+        self.allocate_prompt(prompt, tenant=self.mix.tenant(tenant))
         return self._as_origins(prompt)
 
     @precondition(lambda self: self.mix.keeps_states)
-    @rule(target=prompts, origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, num_lookahead=LOOKAHEAD)
-    def allocate_in_chunks(
-        self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, num_lookahead: int
+    @rule(
+        target=prompts,
+        origin=prompts,
+        cut=LENGTH,
+        tokens=TOKENS,
+        keys=OTHER_KEYS,
+        num_lookahead=LOOKAHEAD,
+        tenant=TENANT,
+    )
+    def allocate_in_chunks(  # noqa: PLR0913, PLR0917 - one draw for each argument
+        self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, num_lookahead: int, tenant: int
     ) -> MultipleResults[Prompt]:
         """Admit a prompt up to where its states are to be kept."""
         prompt = self._prompt(origin, cut, tokens, keys)
-        self.allocate_prompt(prompt, num_lookahead, in_chunks=True)
+        self.allocate_prompt(prompt, num_lookahead, in_chunks=True, tenant=self.mix.tenant(tenant))
         return self._as_origins(prompt)
 
     @precondition(lambda self: self.mix.takes_digests)
@@ -118,6 +135,7 @@ class SpaceMachine(SpaceOperations):
         prompt = self._prompt(origin, cut, tokens, None)
         others = (*other[0], *prompt[0])[: len(prompt[0])]
         self.is_forged |= kind != "own"
+        self.has_wrong_names |= kind != "own"
         self.allocate_prompt(prompt, 0, self._digests(others if kind == "another's" else prompt[0], prompt[1], kind))
 
     def _digests(self, tokens: tuple[int, ...], keys: RequestKeys, kind: str) -> Digests:
@@ -216,12 +234,12 @@ class SpaceMachine(SpaceOperations):
 
     # Content from elsewhere
 
-    @rule(origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, most=LENGTH, lag=st.integers(0, 2))
+    @rule(origin=prompts, cut=LENGTH, tokens=TOKENS, keys=OTHER_KEYS, most=LENGTH, lag=st.integers(0, 2), tenant=TENANT)
     def load(  # noqa: PLR0913, PLR0917 - one draw for each argument
-        self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, most: int, lag: int
+        self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, most: int, lag: int, tenant: int
     ) -> None:
         """Reserve blocks for a prefix that somebody brings, perhaps of older weights."""
-        self.load_prefix(self._prompt(origin, cut, tokens, keys), most, lag)
+        self.load_prefix(self._prompt(origin, cut, tokens, keys), most, lag, self.mix.tenant(tenant))
 
     @precondition(lambda self: self.model.loads)
     @rule(place=PLACE, num_tokens=LENGTH)

@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RequestKeys, SpaceConfig, StepPlan
+from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RequestKeys, SpaceConfig, StepPlan, TenantLimits
 from pagedkv.keys import NO_KEYS
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import NUM_EVENTS
@@ -48,6 +48,7 @@ class Settings(TypedDict, total=False):
     ghosts_per_block: int
     eviction: str
     leases: bool
+    tenants: Mapping[str, TenantLimits] | None
     weights_epoch: str | int
     max_epoch_lag: int
 
@@ -159,9 +160,8 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
         numbers["checkpoints kept"] = np.array(notes, np.int64)
     for index, chains in enumerate(state.chains):
         numbers[f"digest chains {index}"] = chains.copy()
-    for group in state.groups:
-        numbers[f"table {group.index}"] = group.arrays.table.copy()
-        numbers[f"ends {group.index}"] = group.ends.copy()
+    numbers |= {f"table {table.index}": table.arrays.table.copy() for table in state.tables}
+    numbers |= {f"ends {group.index}": group.ends.copy() for group in state.groups}
     for place, pool in enumerate(state.all_pools):
         for name, array in pool.arrays._asdict().items():
             num_kept = int(pool.arrays.counts[NUM_EVENTS]) if name == "event_log" else len(array)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pagedkv.answers import AbortedSteps
 from pagedkv.plan import StepPlan, TokenRanges
-from tests.plan_packing import as_plain, pack, parts_of, pools_and_groups
+from tests.plan_packing import as_plain, pack_like, parts_of
 from tests.space.live_model import LiveModel
 from tests.space.memory_model import Place, Step, View, destinations, host, moves_of, nonempty, sources
 from tests.space.sequence_model import GroupRule, ModelSequence, Status
@@ -27,14 +27,22 @@ class StepModel(LiveModel):
         assert plan.step_id == self.num_plans
         restored = StepPlan.from_buffer(plan.buffer.tobytes())
         assert as_plain(parts_of(restored)) == as_plain(parts_of(plan))
-        assert pack(parts_of(plan), *pools_and_groups(plan)) == plan.buffer.tobytes()
+        assert pack_like(parts_of(plan), plan) == plan.buffer.tobytes()
         ranges = ranges_of(plan.compute)
         outside = {group.index: ranges_of(plan.compute_in(group.index)) for group in self.groups if group.stays_out}
         assert len({row for row, _, _ in ranges}) == len(ranges), "a plan computes a row twice"
         views = {
-            sequence.row: View(sequence, sequence.era, list(sequence.prefixes), list(map(list, sequence.tables)))
+            sequence.row: View(
+                sequence,
+                sequence.era,
+                list(sequence.prefixes),
+                list(map(list, sequence.tables)),
+                sequence.num_accepted,
+                list(map(list, sequence.slots)),
+            )
             for sequence in self.running
         }
+        self._require_firsts(plan, views)
         for row, start, end in ranges:
             assert 0 <= start < end == len(views[row].prefixes)
         for sequence in self.running:
@@ -58,6 +66,13 @@ class StepModel(LiveModel):
         self.open_moves.clear()
         self.seen["several steps in flight"] += len(self.in_flight) > 1
 
+    def _require_firsts(self, plan: StepPlan, views: dict[int, View]) -> None:
+        """The plan tells from which position on rows have draft states, if any that it computes has."""
+        rows = plan.compute.rows.tolist()
+        is_any = any(views[row].accepted < len(views[row].prefixes) for row in rows)
+        told = plan.draft_states.firsts.tolist() if plan.draft_states else None
+        assert told == ([views[row].accepted for row in rows] if is_any and self.keeps_draft_states else None)
+
     def _touched(self, step: Step) -> set[Place]:
         """Blocks that the device may read or write for a plan."""
         plan = step.plan
@@ -71,9 +86,10 @@ class StepModel(LiveModel):
         touched |= {(host(pool), block) for pool, block in sources(plan.swaps_in)}
         for group in self.groups:
             for row, start, end in nonempty(step.ranges_in(group)):
-                table = step.views[row].tables[group.index]
-                for index in group.indices([*group.read(start, end), *group.written(start, end)]):
-                    touched.add((group.pool, table[index]))
+                positions = [*group.read(start, end), *group.written(start, end)]
+                if group.num_draft_states:
+                    positions += range(max(start, step.views[row].accepted), end)
+                touched |= {(group.pool, step.views[row].block_of(group, position)) for position in positions}
         return touched
 
     def run_step(self) -> None:
@@ -103,10 +119,19 @@ class StepModel(LiveModel):
         for group in self.groups:
             table, now = view.tables[group.index], view.sequence.tables[group.index]
             num_tokens = len(view.prefixes)
-            for position in {*group.kept(num_tokens), *group.present(table, num_tokens)}:
+            self._require_open_states(group, view)
+            accepted = min(view.accepted, num_tokens) if group.num_draft_states else num_tokens
+            for position in {*group.kept(accepted), *group.present(table, accepted)}:
                 index, _ = group.slot(position)
                 if not table[index] or table[index] == now[index]:
                     self.device.expect(group, table, view.prefixes, [position])
+
+    def _require_open_states(self, group: GroupRule, view: View) -> None:
+        """The state of every draft is in its slot."""
+        for position in range(view.accepted, len(view.prefixes)) if group.num_draft_states else ():
+            block = view.block_of(group, position)
+            if block == view.sequence.slots[group.index][position % group.num_draft_states]:
+                assert self.device.content(group, block, position) == (group.index, view.prefixes[position])
 
     def _require_covered(self, views: dict[int, View]) -> None:
         """Every token of a running sequence is in memory, or a plan that has yet to run brings or computes it."""
@@ -115,7 +140,8 @@ class StepModel(LiveModel):
             computed = self._computed_slots(group)
             for view in views.values():
                 table = view.tables[group.index]
-                for position in group.present(table, len(view.prefixes)):
+                last = view.accepted if group.num_draft_states else len(view.prefixes)
+                for position in group.present(table, last):
                     index, offset = group.slot(position)
                     is_coming = (group.pool, table[index]) in moved or (table[index], offset) in computed
                     assert is_coming or self.device.content(group, table[index], position) == (
@@ -126,10 +152,11 @@ class StepModel(LiveModel):
     def _computed_slots(self, group: GroupRule) -> set[tuple[int, int]]:
         """Block and offset of everything that plans still to run compute in a group."""
         return {
-            (step.views[row].tables[group.index][index], offset)
+            (step.views[row].block_of(group, position), group.slot(position)[1])
             for step in self.planned
             for row, start, end in nonempty(step.ranges_in(group))
-            for index, offset in map(group.slot, group.written(start, end))
+            for positions in group.written_by(start, end, step.views[row].accepted)
+            for position in positions
         }
 
     def acknowledged(self) -> None:
@@ -149,8 +176,8 @@ class StepModel(LiveModel):
     def _num_held(self, sequence: ModelSequence) -> Counter[str]:
         """Blocks of a sequence's tables, by the label of their pool."""
         held: Counter[str] = Counter()
-        for group, table in zip(self.groups, sequence.tables, strict=True):
-            held[self.label(group, sequence)] += sum(block > 0 for block in table)
+        for group, table, slots in zip(self.groups, sequence.tables, sequence.slots, strict=True):
+            held[self.label(group, sequence)] += sum(block > 0 for block in (*table, *slots))
         return held
 
     def _waited(self, sequence: ModelSequence) -> int:

@@ -146,7 +146,8 @@ class TangledMachine(SpaceOperations):
         num_tokens = action.num_tokens
         if action.place < len(running):
             num_tokens = len(running[-1 - action.place].tokens) + num_tokens % 3
-        self.allocate_prompt(self._beginning(min(num_tokens, LENGTH)))
+        prompt = self._beginning(min(num_tokens, LENGTH))
+        self.allocate_prompt(prompt, tenant=self.mix.tenant(action.num_tokens))
 
     def _act_on(self, row: ModelSequence, action: Action) -> None:
         match action.verb:

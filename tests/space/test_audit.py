@@ -30,6 +30,7 @@ from pagedkv.pool.blocks import (
 )
 from pagedkv.pool.ghosts import EVICTED, remember
 from pagedkv.pool.prefix_index import forget, name_block
+from pagedkv.space import audit
 from pagedkv.tables.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED, TOUCHED
 from tests.space.spaces import acknowledge, allocate, cache, new_space, only_pool, prefill, run_step, tokens
 
@@ -357,3 +358,42 @@ def test_promise_17_check_changes_nothing() -> None:
     before = only_pool(space).arrays.records.copy()
     space.check()
     np.testing.assert_array_equal(only_pool(space).arrays.records, before)
+
+
+def drafted_space() -> BlockSpace:
+    """Row 0 has two drafts; their states are in slots 2 and 0 of three."""
+    space = new_space(RecurrentState(4, pool="device", num_draft_states=3), num_blocks=21)
+    row = prefill(space, tokens(4))
+    space.append([row], tokens(3), [3], num_draft=2)
+    space.check()
+    return space
+
+
+def slot(index: int, block: int, *, num_counted: int) -> Tamper:
+    """Put another block into a slot, or none, and count so many."""
+
+    def tamper(space: BlockSpace) -> None:
+        (drafts,) = space._state.draft_tables
+        drafts.arrays.table[0, index] = block
+        space._state.rows[0, int(drafts.arrays.parameters[AT]) + NUM_BLOCKS] = num_counted
+
+    return tamper
+
+
+DRAFTED: dict[str, tuple[Tamper, str]] = {
+    "a draft without a slot": (slot(2, 0, num_counted=1), "row 0: an open token has no slot"),
+    "slots that are miscounted": (slot(1, 9, num_counted=2), "slots with a block are miscounted"),
+    "a slot beyond": (slot(5, 9, num_counted=3), "a slot that no position has"),
+    "one block in two slots": (slot(0, 2, num_counted=2), "a draft state has two slots"),
+    "a state that can be found": (slot(1, 1, num_counted=3), "a draft state can be found"),
+    "more drafts than slots": (row(NUM_ACCEPTED, -3), "row 0: more open tokens than slots"),
+}
+
+
+@pytest.mark.parametrize(("tamper", "message"), DRAFTED.values(), ids=DRAFTED.keys())
+def test_promise_17_check_notices_wrong_draft_states(tamper: Tamper, message: str) -> None:
+    """Looked at alone: references that do not add up would be noticed before."""
+    space = drafted_space()
+    tamper(space)
+    with pytest.raises(AssertionError, match=message):
+        audit.check_draft_states(space._state, space._state.draft_tables[0])

@@ -96,7 +96,10 @@ def test_guesses_that_cannot_be_are_refused(arguments: dict[str, int], error: ty
 
 def test_guesses_for_a_recurrent_state_are_refused() -> None:
     space = new_space(RecurrentState(4, pool="device"))
-    with unchanged(space), pytest.raises(TokenError, match="recurrent state: it cannot be rolled back"):
+    with (
+        unchanged(space),
+        pytest.raises(TokenError, match="recurrent state: allocate the certain tokens, then append the drafts"),
+    ):
         space.allocate(tokens(9), num_draft=1)
 
 

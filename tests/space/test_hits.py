@@ -270,6 +270,7 @@ QUESTIONS = {
     "epochs",
     "block_ids",
     "block_table",
+    "draft_block_ids",
     "num_blocks",
     "lengths",
     "ref_counts",

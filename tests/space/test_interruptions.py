@@ -16,7 +16,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import pagedkv
-from pagedkv import BlockSpace, FullAttention, RecurrentState, RequestKeys, SlidingWindow, SpaceConfig
+from pagedkv import BlockSpace, FullAttention, RecurrentState, RequestKeys, SlidingWindow, SpaceConfig, TenantLimits
 from pagedkv.errors import InterruptedSpaceError
 from tests.space.spaces import allocate, new_space, prefill, same_numbers, tokens
 
@@ -103,6 +103,38 @@ def test_an_interruption_while_content_is_leased_leaves_all_as_it_was_or_is_told
     assert outcomes["unchanged"] > 0
     assert outcomes["told"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
+
+
+def space_of_tenants() -> BlockSpace:
+    """Tenant a is at its cap, and b has what nobody uses; rows of both run, or are on the host; one is to grow."""
+    tenants = {"a": TenantLimits(cap=10), "b": TenantLimits(floor=4)}
+    space = new_space(num_blocks=40, num_host_blocks=40, events=True, tenants=tenants)
+    for first, tenant in ((0, "a"), (100, "b"), (200, "a")):
+        space.allocate(tokens(9, first=first), tenant=tenant)
+    space.acknowledge(space.plan_step().step_id)
+    space.free([0])
+    space.fork(2)
+    space.swap_out([1])
+    space.acknowledge(space.plan_step().step_id)
+    return space
+
+
+TENANT_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
+    "a hit of another's": lambda space: space.allocate(tokens(11), tenant="b"),
+    "a shortage": lambda space: space.allocate(tokens(90, first=500), tenant="a"),
+    "append with a copy": lambda space: space.append([0, 2], [5, 6]),
+    "swap in": lambda space: space.swap_in([1]),
+    "load": lambda space: space.load(tokens(13), 12, tenant="b"),
+    "fork at a prefix": lambda space: space.fork(2, at=7),
+}
+
+
+@pytest.mark.parametrize("name", TENANT_OPERATIONS)
+def test_an_interruption_while_tenants_share_a_pool_leaves_all_as_it_was_or_is_told(name: str) -> None:
+    outcomes = outcomes_of(TENANT_OPERATIONS[name], space_of_tenants())
+    assert outcomes["unchanged"] > 0
+    assert (outcomes["told"] > 0) == (name != "a shortage")
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE or name == "a shortage"
 
 
 EPOCH_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
@@ -219,6 +251,39 @@ STATE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 @pytest.mark.parametrize("name", STATE_OPERATIONS)
 def test_an_interruption_while_states_are_kept_leaves_all_as_it_was_or_is_told(name: str) -> None:
     outcomes = outcomes_of(STATE_OPERATIONS[name], space_with_states())
+    assert outcomes["unchanged"] > 0
+    assert outcomes["told"] > 0
+    assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
+
+
+def space_with_drafts_of_states() -> BlockSpace:
+    """Row 0 has two drafts that are computed, row 1 three unknown tokens behind a step in flight."""
+    groups, num_blocks = (FullAttention(4), RecurrentState(8, num_draft_states=5)), {"device": 31, "state": 31}
+    space = new_space(*groups, num_blocks=num_blocks, max_sequences=3, max_tokens=80, receipts=True)
+    for first in (0, 100):
+        prefill(space, tokens(6, first=first))
+    space.append([0], tokens(3), [3], num_draft=2)
+    space.append([1], None, [1])
+    space.acknowledge(space.plan_step().step_id)
+    space.append([1], None, [2])
+    space.plan_step()
+    return space
+
+
+DRAFT_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
+    "accept drafts, and append others": lambda space: space.append([0], tokens(4), [4], num_draft=3),
+    "accept one of two": lambda space: space.truncate([0], [8]),
+    "append more that is unknown": lambda space: space.append([1], None, [1]),
+    "fill in": lambda space: space.fill([1], [7], [1]),
+    "acknowledge": lambda space: space.acknowledge(space._ledger.in_flight[0].plan.step_id),
+    "abort": lambda space: space.abort(space._ledger.in_flight[0].plan.step_id),
+    "free": lambda space: space.free([0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", DRAFT_OPERATIONS)
+def test_an_interruption_while_states_are_drafted_leaves_all_as_it_was_or_is_told(name: str) -> None:
+    outcomes = outcomes_of(DRAFT_OPERATIONS[name], space_with_drafts_of_states())
     assert outcomes["unchanged"] > 0
     assert outcomes["told"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE

@@ -13,7 +13,7 @@ from pagedkv.plan import StepPlan
 from pagedkv.pool.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.pool.prefix_index import find
-from pagedkv.space import aborting, epochs
+from pagedkv.space import aborting, admission, branching, epochs, growing, loading, states, swapping, tenants
 from pagedkv.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
 from tests.plan_packing import Parts, parts_of, repacked
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
@@ -200,6 +200,21 @@ def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer
         replace_method(space, question, lambda _: lambda *_args, **_options: answer)
 
     require_noticed("full", sabotage)
+
+
+@pytest.mark.parametrize("name", ["charge_prefix", "let_pay", "keep_cap"])
+def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so are operations for which somebody else pays, and caps that hits exceed."""
+    monkeypatch.setattr(tenants, name, lambda *_: None)
+    for module in (admission, branching, loading, states, swapping):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, lambda *_: None)
+    require_noticed("full, tenants")
+
+
+def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "find_shortage", lambda *_: None)
+    require_noticed("full, tenants")
 
 
 TOLD = ("planned", "acknowledged")

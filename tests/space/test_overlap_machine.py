@@ -2,13 +2,14 @@
 
 import os
 from collections import Counter
+from types import ModuleType
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from pagedkv.errors import PagedKVError
-from pagedkv.space import aborting, filling
+from pagedkv.space import aborting, draft_states, filling
 from pagedkv.space.receipts import ReceiptBook
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
@@ -74,6 +75,22 @@ def test_refused_tokens_that_count_as_reached_are_noticed(monkeypatch: pytest.Mo
 def test_a_failed_step_that_leaves_its_unsampled_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aborting, "drop_unsampled", lambda *_: None)
     require_noticed("full")
+
+
+@pytest.mark.parametrize("module", [filling, draft_states], ids=lambda module: module.__name__)
+def test_accepted_states_that_do_not_become_current_are_noticed(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a step is over or filled in, and by the next append."""
+    monkeypatch.setattr(module, "accept_states", lambda *_: None)
+    require_noticed("drafts of states")
+
+
+def test_a_failed_step_that_advanced_a_state_in_place_and_loses_no_row_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aborting, "_has_state", lambda *_: True)
+    require_noticed("drafts of states")
 
 
 def test_tokens_that_are_accepted_before_they_are_computed_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

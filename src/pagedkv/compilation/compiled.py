@@ -1,12 +1,12 @@
 """How hot loops are compiled: one decorator, so that every loop is compiled in the same way.
 
 The loops are plain Python over NumPy arrays. With ``NUMBA_DISABLE_JIT=1`` they run interpreted, can be
-stepped through, and must give the same results (``make test`` runs both ways).
+stepped through, and must give the same results (``make test`` and ``make test-plain``).
 """
 
 from collections.abc import Callable, Hashable
 from functools import cache
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
@@ -14,10 +14,13 @@ from numba.core.dispatcher import Dispatcher
 
 from pagedkv.compilation.loop_cache import LoopCache
 
-__all__ = ["compiled", "inlined", "specialize", "unsigned"]
+__all__ = ["compiled", "compiled_sums", "inlined", "specialize", "unsigned"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+REORDERED: Final = frozenset({"reassoc", "contract", "nsz", "arcp"})
+"""What changes a sum's last bits alone: without ``nnan`` and ``ninf``, since a NaN that is read must be seen."""
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -30,6 +33,11 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return _compile(function, forceinline=False)
 
 
+def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a loop whose sums may be taken in any order, so that it uses vectors. It runs without Python's lock."""
+    return _compile(function, fastmath=set(REORDERED), nogil=True)
+
+
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a piece of a loop into every loop that calls it.
 
@@ -39,8 +47,8 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
     return _compile(function, forceinline=True)
 
 
-def _compile(function: Callable[P, R], *, forceinline: bool) -> Callable[P, R]:
-    options: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "forceinline": forceinline}
+def _compile(function: Callable[P, R], **given: object) -> Callable[P, R]:
+    options: dict[str, Any] = {"error_model": "numpy", "_nrt": False, **given}
     loop = cast("Any", numba.njit(**options)(function))
     if isinstance(loop, Dispatcher) and function.__closure__ is None:  # neither interpreted nor more than its source
         cast("Any", loop)._cache = LoopCache(function)  # noqa: SLF001  # what ``cache=True`` sets, to Numba's own

@@ -41,6 +41,8 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     PoolArrays,
 )
+from pagedkv.pool.bounding import first_unbounded
+from pagedkv.pool.charge_audit import check_charges
 from pagedkv.pool.free_queue import (
     blocks_of_list,
     deferred_sentinel,
@@ -134,12 +136,15 @@ def check_pool(pool: BlockPool) -> None:
     _require(pool, _deferred_fault(arrays))
     _require(pool, _places_fault(arrays))
     pool.policy.check(pool.name, arrays, cold, protected)
+    check_charges(pool, cold)
     _require(pool, _index_fault(arrays, np.zeros(pool.num_blocks, np.uint8)))
     _require(pool, *_identities_fault(arrays))
     _require(pool, _ghosts_fault(arrays))
     _require(pool, _chains_fault(arrays))
     unlinked = first_unlinked(arrays)
     assert unlinked == NULL_BLOCK, f"{pool.name}: block {unlinked} is not linked with its siblings"
+    unbounded = first_unbounded(arrays, np.zeros(len(arrays.bounds), np.uint8))
+    assert unbounded == NULL_BLOCK, f"{pool.name}: place {unbounded} is not where a bound on cached blocks has it"
 
 
 def _require(pool: BlockPool, fault: int, block: int = NULL_BLOCK) -> None:

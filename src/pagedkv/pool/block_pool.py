@@ -29,7 +29,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.errors import BlockError, ConfigurationError
 from pagedkv.events import CLEARED, GAP, CacheEvents
-from pagedkv.pool import free_queue
+from pagedkv.pool import bounding, free_queue
 from pagedkv.pool.blocks import (
     CLOCK_US,
     DEFERRED,
@@ -51,7 +51,6 @@ from pagedkv.pool.blocks import (
     NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
     NUM_EVENTS,
-    NUM_EVICTED,
     NUM_FREE,
     NUM_HIT_BLOCKS,
     NUM_LEASED,
@@ -69,6 +68,22 @@ from pagedkv.pool.blocks import (
     PoolFeatures,
     new_pool_arrays,
 )
+from pagedkv.pool.capping import lose_content, make_room
+from pagedkv.pool.charging import (
+    ANY,
+    IN_CACHED,
+    NOBODY,
+    PAYER,
+    accounts_of,
+    join,
+    leave,
+    new_accounts,
+    num_permitted,
+    rest,
+    resume,
+    take,
+    uncharge,
+)
 from pagedkv.pool.eviction import hooks
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, number_of
@@ -85,21 +100,19 @@ MICROSECONDS: Final = 1_000_000  # a second
 @inlined
 def acquire(pool: PoolArrays) -> int:
     """Hand out the next free block, evicting what it cached; the caller has checked that there is one."""
+    if len(pool.tenants):
+        make_room(pool)
     if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_FREE]:
-        give_largest_up(pool)
+        give_largest_up(pool, ANY)
     records = pool.records
     block = free_queue.first(records)
     if records[block, NAME] and not is_spare(pool, block):
         block = hooks.choose_victim(pool, block)
     free_queue.remove(records, pool.counts, block)
     if records[block, NAME]:
-        pool.counts[NUM_CACHED] -= 1
-        pool.counts[NUM_EVICTED] += 1
-        if is_spare(pool, block):
-            unname(pool, block, SHED)
-        else:
-            hooks.note_eviction(pool, block)
-            forget(pool, block, EVICTED)
+        lose_content(pool, block)
+    if len(pool.tenants):
+        take(pool, block)
     records[block, REF_COUNT] = 1
     records[block, LIFE] += 1
     records[block, HOLD_STEP] = 0
@@ -123,6 +136,10 @@ def claim(pool: PoolArrays, block: int) -> None:
             unlink_leased(pool, block)
         free_queue.remove(pool.records, pool.counts, block)
         pool.counts[NUM_CACHED] -= 1
+        if len(pool.bounds):
+            bounding.leave(pool, block)
+        if len(pool.tenants):
+            resume(pool, block)
         hooks.note_claim(pool, block)
     elif records[block, QUEUE] == DEFERRED:
         free_queue.unlink(pool.records, block)
@@ -174,6 +191,8 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
     """Put an unreferenced block where its content says: the front if it has none, else among its like."""
+    if len(pool.tenants):
+        rest(pool, block)
     if pool.records[block, NAME]:
         if is_leased(pool, block) and is_due(pool, block):
             pool.leases[block] = 0
@@ -183,9 +202,21 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
             enqueue_spare(pool, block)
         else:
             hooks.enqueue(pool, block)
+            if len(pool.tenants):
+                join(pool, block, IN_CACHED)
         pool.counts[NUM_CACHED] += 1
+        if len(pool.bounds):
+            _keep_bound(pool, block)
     else:
         free_queue.prepend(pool.records, pool.counts, block)
+
+
+@compiled
+def _keep_bound(pool: PoolArrays, block: int) -> None:
+    """A block has become cached: if its group has too many now, the least valuable loses its name."""
+    if bounding.stand(pool, block):
+        least = bounding.least_valuable(pool, block)
+        drop_name(pool, least, SHED if is_spare(pool, least) else EVICTED)
 
 
 @compiled
@@ -219,6 +250,8 @@ def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     ``cause``: why, for whoever asks later (:mod:`pagedkv.pool.ghosts`).
     """
     is_free = pool.records[block, QUEUE] == FREE
+    if is_free and len(pool.bounds):
+        bounding.leave(pool, block)
     if is_free and is_leased(pool, block):
         pool.counts[NUM_LEASED] -= 1
         unname(pool, block, cause)
@@ -227,6 +260,9 @@ def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     else:
         forget(pool, block, cause)
     if is_free:
+        if len(pool.tenants):
+            leave(pool, block)
+            uncharge(pool, block)
         free_queue.remove(pool.records, pool.counts, block)
         free_queue.prepend(pool.records, pool.counts, block)
         pool.counts[NUM_CACHED] -= 1
@@ -334,6 +370,8 @@ class BlockPool:
             eviction_runs=state.runs,
             eviction_rates=state.rates,
             ghosts=new_ghosts(features.ghosts if caching else 0),
+            bounds=bounding.new_bounds(num_blocks, dict(features.bounds)),
+            tenants=new_accounts(num_blocks, features.limits),
         )
         self.free_queue = free_queue.FreeBlockQueue(self.arrays)
         self.prefix_index = PrefixIndex(self.arrays)
@@ -342,6 +380,23 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that can be handed out now, cached ones included. O(1)."""
         return int(self.arrays.counts[NUM_FREE])
+
+    @property
+    def accounts(self) -> Int32Array:
+        """View what each tenant has (:mod:`pagedkv.pool.charging`): int32 ``[tenants, 4]``. O(1)."""
+        return accounts_of(self.arrays.tenants, self.num_blocks)
+
+    def num_permitted(self, tenant: int) -> int:
+        """Count the blocks that a tenant may take now, within its cap and beside what floors promise others. O(1).
+
+        All that are free, if there are no tenants.
+        """
+        tenants = self.arrays.tenants
+        return num_permitted(tenants, self.num_blocks, tenant, self.num_free) if len(tenants) else self.num_free
+
+    def let_pay(self, tenant: int) -> None:
+        """Charge what is taken from now on to a tenant. Nothing if there are none."""
+        self.arrays.tenants[:1, PAYER] = tenant
 
     @property
     def num_cached(self) -> int:
@@ -383,11 +438,15 @@ class BlockPool:
         )
 
     def acquire(self, n: int) -> list[int] | None:
-        """Take ``n`` blocks, evicting as needed, or None and nothing changed. Raises BlockError if n < 0. O(n)."""
+        """Take ``n`` blocks, evicting as needed, or None and nothing changed. Raises BlockError if n < 0. O(n).
+
+        They are charged to nobody; the floors of tenants stay free.
+        """
         if n < 0:
             raise BlockError(f"cannot take {n} blocks from pool {self.name!r}")
-        if n > self.num_free:
+        if n > self.num_permitted(NOBODY):
             return None
+        self.let_pay(NOBODY)
         return [acquire(self.arrays) for _ in range(n)]
 
     def release(self, block_ids: list[int]) -> None:

@@ -87,6 +87,7 @@ OLDEST: Final = 0
 NEWEST: Final = 1
 UNDATED: Final = 2**31 - 1  # in both: no plan has computed anything into it yet
 
+TENANT_FIELDS: Final = 4  # of ``tenants`` (pool/charging.py)
 DIGEST_WORDS: Final = 8
 EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
 
@@ -116,6 +117,10 @@ class PoolArrays(NamedTuple):
         leases: float64 ``[num_blocks]``, until when each block is kept (:mod:`pagedkv.pool.leasing`); ``[0]`` without
             leases.
         siblings: int32 ``[num_blocks, 2]``, links between the children of each block; ``[0, 2]`` if they are not kept.
+        bounds: int32 ``[num_blocks + names, 4]``, the cached blocks of groups that are to keep only so many
+            (:mod:`pagedkv.pool.bounding`); ``[0, 4]`` if there are none.
+        tenants: int32 ``[num_blocks + 4 * tenants, 4]``, whom each block is charged to, and what each tenant has
+            (:mod:`pagedkv.pool.charging`); ``[0, 4]`` without tenants.
     """
 
     records: Int32Array
@@ -134,6 +139,8 @@ class PoolArrays(NamedTuple):
     epochs: Int32Array
     leases: Float64Array
     siblings: Int32Array
+    bounds: Int32Array
+    tenants: Int32Array
 
 
 def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
@@ -152,12 +159,17 @@ class PoolFeatures(NamedTuple):
         epochs: which epochs of the weights contributed to each block, 8 bytes (:mod:`pagedkv.pool.epochs`).
         leases: until when content is to stay, 8 bytes a block (:mod:`pagedkv.pool.leasing`).
         siblings: links between the blocks that continue the same block, 8 bytes (:mod:`pagedkv.pool.siblings`).
+        bounds: by name, how many cached blocks are kept at most, 16 bytes a block (:mod:`pagedkv.pool.bounding`).
+        limits: cap and floor of each tenant, in blocks, the first one for whoever names none; 16 bytes a block and 64 a
+            tenant (:mod:`pagedkv.pool.charging`). Empty: blocks are charged to nobody.
     """
 
     ghosts: int = 0
     epochs: bool = False
     leases: bool = False
     siblings: bool = False
+    bounds: tuple[tuple[int, int], ...] = ()
+    limits: tuple[tuple[int, int], ...] = ()
 
 
 PLAIN: Final = PoolFeatures()
@@ -185,6 +197,8 @@ def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features
         epochs=np.zeros((num_blocks if features.epochs else 0, 2), np.int32),
         leases=np.zeros(num_blocks if features.leases else 0, np.float64),
         siblings=np.zeros((num_blocks if features.siblings else 0, 2), np.int32),
+        bounds=np.zeros((0, 4), np.int32),
+        tenants=np.zeros((0, TENANT_FIELDS), np.int32),
     )
     arrays.counts[NUM_FREE] = num_blocks - 1
     arrays.counts[OPEN_STEP] = 1

@@ -34,6 +34,7 @@ from pagedkv.pool.blocks import (
     QUEUE,
     PoolArrays,
 )
+from pagedkv.pool.charging import IN_CACHED, IN_LEASED, join, leave, may_go
 from pagedkv.pool.eviction import hooks
 
 __all__ = ["HIGH", "end_overdue", "enqueue_leased", "give_largest_up", "is_due", "is_leased", "lease", "unlink_leased"]
@@ -61,6 +62,8 @@ def enqueue_leased(pool: PoolArrays, block: int) -> None:
     pool.records[block, QUEUE] = FREE
     pool.counts[NUM_FREE] += 1
     pool.counts[NUM_LEASED] += 1
+    if len(pool.tenants):
+        join(pool, block, IN_LEASED)
 
 
 @inlined
@@ -77,6 +80,9 @@ def _end(pool: PoolArrays, block: int) -> None:
     free_queue.remove(pool.records, pool.counts, block)
     pool.leases[block] = 0
     hooks.enqueue(pool, block)
+    if len(pool.tenants):
+        leave(pool, block)
+        join(pool, block, IN_CACHED)
 
 
 @compiled
@@ -92,41 +98,55 @@ def _end_up_to(pool: PoolArrays, least: float, most: float) -> None:
 
 
 @compiled
-def give_largest_up(pool: PoolArrays) -> None:
+def give_largest_up(pool: PoolArrays, scope: int) -> None:
     """End the largest lease, since nothing else is left to be handed out; before, all that has high priority.
 
     What other leases share with it bears their end from now on; where that is all of it, the next one ends as well.
     O(leased blocks), once more for each lease that is all shared.
+
+    ``scope``: which blocks may go; one of them is leased. Where all of them are shared with as large a lease of blocks
+    that may not, the one goes all the same that was released first.
     """
     num_leased = pool.counts[NUM_LEASED]
     while pool.counts[NUM_LEASED] == num_leased:
-        _end_largest(pool)
+        largest = _largest(pool, scope)
+        _leave_to_others(pool, largest, scope)
+        _end_up_to(pool, -largest, -largest)
+        if scope and pool.counts[NUM_LEASED] == num_leased and _largest(pool, scope) == largest:
+            _end_first(pool, largest, scope)
 
 
 @compiled
-def _end_largest(pool: PoolArrays) -> None:
-    """End what no other lease shares of the largest one."""
+def _largest(pool: PoolArrays, scope: int) -> float:
+    """Tell when the largest lease ends of blocks that may go; high priority comes before all."""
     sentinel = free_queue.leased_sentinel(pool.records)
     block = pool.records[sentinel, NEXT]
-    largest = pool.leases[block]
+    largest = 0.0
     has_priority = False
     while block != sentinel:
-        largest = max(largest, pool.leases[block])
-        has_priority |= pool.leases[block] == HIGH
+        if may_go(pool, block, scope):
+            largest = max(largest, pool.leases[block])
+            has_priority |= pool.leases[block] == HIGH
         block = pool.records[block, NEXT]
-    if has_priority:
-        largest = HIGH
-    _leave_to_others(pool, largest)
-    _end_up_to(pool, -largest, -largest)
+    return HIGH if has_priority else largest
 
 
 @compiled
-def _leave_to_others(pool: PoolArrays, until: float) -> None:
+def _end_first(pool: PoolArrays, until: float, scope: int) -> None:
+    """End one lease of a block that may go: of those that end at one time, the one released first."""
+    block = pool.records[free_queue.leased_sentinel(pool.records), NEXT]
+    while pool.leases[block] != until or not may_go(pool, block, scope):
+        block = pool.records[block, NEXT]
+    _end(pool, block)
+
+
+@compiled
+def _leave_to_others(pool: PoolArrays, until: float, scope: int) -> None:
     """Give the free blocks of one lease to the largest others that continue them; negate the end of what is left."""
     sentinel = free_queue.leased_sentinel(pool.records)
     block = pool.records[sentinel, NEXT]
     while block != sentinel:
-        if pool.leases[block] == until:
+        if pool.leases[block] == until and may_go(pool, block, scope):
             pool.leases[block] = -until
         block = pool.records[block, NEXT]
     block = pool.records[sentinel, NEXT]
@@ -158,4 +178,6 @@ def lease(pool: PoolArrays, block: int, until: float) -> None:
     pool.leases[block] = max(pool.leases[block], until)
     if pool.records[block, QUEUE] == FREE and not was_leased:
         free_queue.remove(pool.records, pool.counts, block)
+        if len(pool.tenants):
+            leave(pool, block)
         enqueue_leased(pool, block)

@@ -14,6 +14,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool import free_queue
 from pagedkv.pool.blocks import FREE, KEPT, NAME, NUM_FREE, QUEUE, REF_COUNT, SPARE, PoolArrays
+from pagedkv.pool.charging import IN_CACHED, IN_SPARE, join, leave
 from pagedkv.pool.eviction import hooks
 from pagedkv.pool.leasing import is_leased
 
@@ -33,6 +34,8 @@ def enqueue_spare(pool: PoolArrays, block: int) -> None:
     free_queue.link_before(pool.records, free_queue.spare_sentinel(pool.records), block)
     pool.records[block, QUEUE] = FREE
     pool.counts[NUM_FREE] += 1
+    if len(pool.tenants):
+        join(pool, block, IN_SPARE)
 
 
 @compiled
@@ -43,6 +46,8 @@ def make_spare(pool: PoolArrays, block: int) -> None:
     pool.records[block, KEPT] = SPARE
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
+        if len(pool.tenants):
+            leave(pool, block)
         enqueue_spare(pool, block)
 
 
@@ -61,6 +66,9 @@ def make_cached(pool: PoolArrays, block: int) -> None:
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
         hooks.enqueue(pool, block)
+        if len(pool.tenants):
+            leave(pool, block)
+            join(pool, block, IN_CACHED)
 
 
 @compiled

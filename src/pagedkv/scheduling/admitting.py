@@ -6,6 +6,7 @@ from pagedkv.scheduling.growing import schedule_chunk
 from pagedkv.scheduling.promises import num_promised_slots, promise
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import SchedulerState
+from pagedkv.space import PrefixHit
 from pagedkv.spec import AllocStatus, FullAttention
 
 __all__ = ["fits_alone", "let_in"]
@@ -61,7 +62,8 @@ def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool
 def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int | None:
     """Admit the first who waits; return how many tokens of the budget that took, None if it has to wait."""
     request.load_tokens()
-    status = _admission_status(state, request)
+    match = state.space.match(request.known_token_ids, keys=request.keys, max_hit_tokens=request.max_hit_tokens)
+    status = _admission_status(state, request, match)
     if status is AllocStatus.LATER:
         return None
     state.waiting.pop()
@@ -69,29 +71,31 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
         request.drop()
         draft.rejected.append(request)
         return 0
-    return _allocate(state, draft, request, budget)
+    return _allocate(state, draft, request, budget, match)
 
 
-def _admission_status(state: SchedulerState, request: Request) -> AllocStatus:
+def _admission_status(state: SchedulerState, request: Request, match: PrefixHit) -> AllocStatus:
     """Tell whether a prompt fits, and beside it what was promised."""
     tokens, keys = request.known_token_ids, request.keys
-    status = state.space.can_allocate(tokens, keys=keys, num_sequences=request.num_sequences)
+    status = state.space.can_allocate(tokens, keys=keys, num_sequences=request.num_sequences, match=match)
     num_slots = num_promised_slots(state, request) if status is AllocStatus.OK else 0
     if not num_slots:
         return status
     if len(tokens) + num_slots > state.space.config.max_tokens:
         return AllocStatus.LATER
-    beside = state.space.can_allocate(tokens, keys=keys, num_lookahead=num_slots)  # the slots of all its sequences
+    beside = state.space.can_allocate(
+        tokens, keys=keys, num_lookahead=num_slots, match=match
+    )  # the slots of all its sequences
     return AllocStatus.OK if beside is AllocStatus.OK else AllocStatus.LATER
 
 
-def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int:
+def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget: int, match: PrefixHit) -> int:
     """Give a request its first blocks; return how many tokens of the budget that took."""
-    match = state.space.match(request.known_token_ids, keys=request.keys)
     num_hit_tokens = match.num_tokens
     request.checkpoint = match.checkpoint
     first_chunk = request.known_token_ids[: request.end_of_chunk(num_hit_tokens, budget)]
-    allocation = state.space.allocate(first_chunk, keys=request.keys, match=match)
+    continues = request.receipt if request.num_preemptions and state.space.config.receipts else None
+    allocation = state.space.allocate(first_chunk, keys=request.keys, match=match, continues=continues)
     assert not isinstance(allocation, Shortage), f"a prompt that was to fit finds too few blocks: {allocation}"
     request.rows = [allocation.row]
     promise(state, request)

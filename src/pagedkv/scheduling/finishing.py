@@ -1,6 +1,11 @@
-"""What sampled tokens change: prompts are forked, sequences end, finished requests give their blocks up."""
+"""What sampled tokens change: prompts are forked, sequences end, finished requests give their blocks up.
 
-from collections.abc import Mapping, Sequence
+Tokens of some requests may come later than the batch is finished: who samples them waits for somebody else. Such a
+request keeps its blocks and waits apart from those who decode, until it is supplied.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -13,43 +18,75 @@ from pagedkv.scheduling.decoding import Decoding
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import BY_KEY, SchedulerState
 
-__all__ = ["finish"]
+__all__ = ["Sampled", "finish", "supply"]
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
-def finish(
-    state: SchedulerState,
-    batch: Batch,
-    token_ids: Int32Array,
-    ended: Sequence[int],
-    parents: Mapping[Request, Sequence[int]],
-) -> Progress:
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What a batch sampled; see :meth:`Scheduler.finish <pagedkv.scheduling.Scheduler.finish>`."""
+
+    token_ids: Int32Array
+    ended: Sequence[int]
+    parents: Mapping[Request, Sequence[int]]
+    held: Collection[Request]
+
+
+def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
     """Take in what the oldest batch sampled; its step is acknowledged."""
+    token_ids, ended, held = sampled.token_ids, sampled.ended, sampled.held
+    if held and batch.decoding is not None and state.is_current(batch.decoding):
+        state.close_decoding()  # those who are held do not advance with the others
     goes_on = None
     if len(ended):
         goes_on = np.ones(len(token_ids), np.bool_)
         goes_on[ended] = False
-    decoded = [] if batch.decoding is None else _take_decoded(state, batch.decoding, token_ids, goes_on)
-    for request, beams in parents.items():
+    decoded = [] if batch.decoding is None else _take_decoded(state, batch.decoding, token_ids, goes_on, held)
+    for request, beams in sampled.parents.items():
         if not request.is_done:
             request.parents = beams
     first_tokens = []
     start = len(batch.decoded_token_ids)
     for chunk in batch.prefilling:
-        if chunk.request.awaited is chunk:
-            _take_first(state, chunk, token_ids[start:], goes_on if goes_on is None else goes_on[start:])
+        if chunk.request.awaited is chunk and chunk.request not in held:
+            stop = start + chunk.num_samples
+            _take_first(state, chunk.request, token_ids[start:stop], None if goes_on is None else goes_on[start:stop])
             first_tokens.append(chunk.request)
         start += chunk.num_samples
-    finished = sorted((request for request in decoded + first_tokens if request.has_all_tokens), key=BY_KEY)
+    return Progress(tuple(first_tokens), _drop_finished(state, decoded + first_tokens))
+
+
+def supply(state: SchedulerState, request: Request, token_ids: Int32Array, ended: Sequence[int]) -> Progress:
+    """Take in the tokens that a request was held for."""
+    goes_on = np.ones(len(token_ids), np.bool_)
+    goes_on[np.array(ended, np.int64)] = False
+    is_first = isinstance(request.awaited, Chunk)
+    if is_first:
+        _take_first(state, request, token_ids, goes_on)
+    else:
+        request.take(token_ids)
+        state.note_newcomer()
+        if not goes_on.all():
+            _end_sequences(state, request, goes_on)
+    return Progress((request,) if is_first else (), _drop_finished(state, [request]))
+
+
+def _drop_finished(state: SchedulerState, requests: list[Request]) -> tuple[Request, ...]:
+    """Let those give their blocks up that have all their tokens; return them in order of their keys."""
+    finished = sorted((request for request in requests if request.has_all_tokens), key=BY_KEY)
     for request in finished:
         state.free(request)
         request.drop()
-    return Progress(tuple(first_tokens), tuple(finished))
+    return tuple(finished)
 
 
 def _take_decoded(
-    state: SchedulerState, decoding: Decoding, token_ids: Int32Array, goes_on: BoolArray | None
+    state: SchedulerState,
+    decoding: Decoding,
+    token_ids: Int32Array,
+    goes_on: BoolArray | None,
+    held: Collection[Request],
 ) -> list[Request]:
     """Note a token of each sequence that has decoded; return the requests that may be finished by it."""
     if state.is_current(decoding):
@@ -60,7 +97,7 @@ def _take_decoded(
     else:
         requests = []
         for request, part in zip(decoding.requests, decoding.parts(token_ids), strict=True):
-            if request.awaited is decoding:
+            if request.awaited is decoding and request not in held:
                 request.take(part)
                 state.note_newcomer()
                 requests.append(request)
@@ -71,14 +108,13 @@ def _take_decoded(
     return requests
 
 
-def _take_first(state: SchedulerState, chunk: Chunk, token_ids: Int32Array, goes_on: BoolArray | None) -> None:
+def _take_first(state: SchedulerState, request: Request, token_ids: Int32Array, goes_on: BoolArray | None) -> None:
     """Note the token that follows a prompt, of each sequence, and fork the prompt."""
-    request = chunk.request
     request.awaited = None
-    if chunk.num_samples:
-        request.take(token_ids[: chunk.num_samples])
-    if goes_on is not None and not goes_on[: chunk.num_samples].all():
-        _end_sequences(state, request, goes_on[: chunk.num_samples])
+    if len(token_ids):
+        request.take(token_ids)
+    if goes_on is not None and not goes_on.all():
+        _end_sequences(state, request, goes_on)
     if request.num_sequences > 1 and not request.has_all_tokens:
         fork_sequences(state, request)
     state.note_newcomer()
@@ -94,6 +130,6 @@ def _end_sequences(state: SchedulerState, request: Request, goes_on: BoolArray) 
     request.next_token_ids = request.next_token_ids[goes_on]
     if len(request.rows) == len(goes_on) > 1:
         ended = [row for row, stays in zip(request.rows, goes_on, strict=True) if not stays]
-        state.space.free(ended, num_generated=[request.num_generated] * len(ended))
+        state.free_rows(request, ended)
         request.rows = [row for row, stays in zip(request.rows, goes_on, strict=True) if stays]
         state.num_changes += 1

@@ -11,7 +11,7 @@ Of the tokens that it generates only the last of each sequence is held here. Who
 asked for them when they are to be computed again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -19,12 +19,14 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.keys import NO_KEYS, RequestKeys
+from pagedkv.space import Receipt
 
 __all__ = ["NO_TOKENS", "CommonSteps", "Request", "RequestKey"]
 
 RequestKey: TypeAlias = tuple[int, int]
 """``(-priority, number)``: smaller goes first."""
 
+EMPTY_RECEIPT: Final = Receipt()
 NO_TOKENS: Final = np.zeros(0, np.int32)
 
 
@@ -43,7 +45,7 @@ class CommonSteps:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request under way. What follows ``keys`` is the scheduler's to change.
+    """One request under way. What follows ``max_hit_tokens`` is the scheduler's to change.
 
     Args:
         number: its place in the order of arrival; no two have the same.
@@ -55,6 +57,7 @@ class Request:
         num_sequences: samples or beams that still go on.
         priority: higher goes first.
         keys: extra keys of its blocks.
+        max_hit_tokens: leading tokens that may hit when it is admitted; None: all. Its engine may change it.
         rows: rows of its sequences while it has blocks; one until the prompt is computed.
         known_token_ids: int32, what is to be computed before it can decode.
         num_scheduled: tokens of these that are in the space.
@@ -62,6 +65,7 @@ class Request:
         next_token_ids: int32 ``[num_sequences]``, tokens that it appends next; while it decodes, ``decoding`` has them.
         num_preemptions: how often it had to give its blocks up.
         promised_tokens: length up to which blocks were kept for each of its sequences when somebody returned.
+        receipt: what its rows took that were given back: all of it when it is done, if the space keeps receipts.
         parents: which old beam each new one is to continue, until that is done.
         decoding: those that it decodes together with.
         awaited: what was scheduled and will sample its next tokens, besides ``decoding``.
@@ -77,6 +81,7 @@ class Request:
     num_sequences: int = 1
     priority: int = 0
     keys: RequestKeys = NO_KEYS
+    max_hit_tokens: int | None = None
     rows: list[int] = field(default_factory=list)
     known_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_scheduled: int = 0
@@ -84,6 +89,7 @@ class Request:
     next_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_preemptions: int = 0
     promised_tokens: int = 0
+    receipt: Receipt = EMPTY_RECEIPT
     parents: Sequence[int] | None = None
     decoding: CommonSteps | None = None
     awaited: object | None = None
@@ -163,6 +169,10 @@ class Request:
         self.known_token_ids = self.next_token_ids = NO_TOKENS
         self.num_scheduled = self.promised_tokens = self.checkpoint = 0
         self.parents = self.awaited = None
+
+    def note_receipts(self, receipts: Iterable[Receipt]) -> None:
+        """Add what rows took that it gave back."""
+        self.receipt = sum(receipts, self.receipt)
 
     def drop(self) -> None:
         """Be done, its blocks having been freed."""

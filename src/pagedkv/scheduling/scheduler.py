@@ -15,7 +15,7 @@ Several batches may be in flight; what one of them is to sample, the next one do
 modules beside it carry out: ``growing``, ``admitting``, ``preempting``, ``finishing``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -23,8 +23,9 @@ from pagedkv.arguments import as_token_array
 from pagedkv.errors import StepError, TokenError
 from pagedkv.scheduling.admitting import fits_alone, let_in
 from pagedkv.scheduling.batch import Batch, BatchDraft, Progress
+from pagedkv.scheduling.branching import branch_off
 from pagedkv.scheduling.config import SchedulingConfig
-from pagedkv.scheduling.finishing import finish
+from pagedkv.scheduling.finishing import Sampled, finish, supply
 from pagedkv.scheduling.growing import decode, prefill
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import SchedulerState
@@ -55,6 +56,31 @@ class Scheduler:
             request.drop()
         return not request.is_done
 
+    def fork(self, parent: Request, child: Request, *, sequence: int = 0) -> int | None:
+        """Add a request that begins with tokens of another one: on that one's blocks, where it runs and there is room.
+
+        Else the request waits as any other does, and hits what is cached.
+
+        Args:
+            parent: a request that was added, whatever has become of it; its rows have no unknown tokens.
+            child: begins with tokens of the parent's sequence, all of these or fewer, and at least one more that is to
+                be computed: the parent's next token, say.
+            sequence: which of the parent's sequences.
+
+        Returns:
+            How many tokens it shares from now on, 0 if it waits; or None if it could not be served alone.
+        """
+        if not fits_alone(self._state, child):
+            child.drop()
+            return None
+        num_shared = 0
+        if parent in self._state.running and not self._state.in_flight:
+            row = parent.rows[sequence if sequence < len(parent.rows) else 0]
+            num_shared = branch_off(self._state, row, child)
+        if not num_shared:
+            self._state.waiting.push(child)
+        return num_shared
+
     def abort(self, request: Request) -> bool:
         """Drop a request that was added, wherever it is; return whether it was not done yet.
 
@@ -67,7 +93,7 @@ class Scheduler:
             state.waiting.remove(request)
         elif request in state.swapped:
             state.swapped.remove(request)
-            state.space.free(request.rows, num_generated=[request.num_generated] * len(request.rows))
+            state.free_rows(request, request.rows)
         else:
             state.free(request)
         request.drop()
@@ -95,6 +121,7 @@ class Scheduler:
         *,
         ended: Sequence[int] = (),
         parents: Mapping[Request, Sequence[int]] = NO_PARENTS,
+        held: Collection[Request] = (),
     ) -> Progress:
         """Acknowledge the oldest batch in flight, and take in the tokens that it sampled.
 
@@ -104,6 +131,8 @@ class Scheduler:
             ended: places in ``token_ids`` of tokens that are the last of their sequence.
             parents: for requests that decode beams: which old beam each new one continues, one for each sequence;
                 ``token_ids`` are the new beams'. Old beams that are no parent are given up.
+            held: requests whose tokens are not known yet, whatever ``token_ids`` says: they keep their blocks, and go
+                on when :meth:`supply` brings them. Whoever is preempted or aborted meanwhile waits for nothing.
 
         Raises:
             StepError: another batch is the oldest in flight.
@@ -120,7 +149,25 @@ class Scheduler:
             raise TokenError(f"step {batch.plan.step_id} samples {batch.num_samples} tokens, got {len(tokens)}")
         state.space.acknowledge(batch.plan.step_id)
         state.in_flight.popleft()
-        return finish(state, batch, tokens, ended, parents)
+        return finish(state, batch, Sampled(tokens, ended, parents, held))
+
+    def supply(self, request: Request, token_ids: TokenIds, *, ended: Sequence[int] = ()) -> Progress:
+        """Bring the tokens that a request was held for.
+
+        Args:
+            request: a request that was held when its batch finished.
+            token_ids: int32 ``[request.num_sequences]``; ended: places of those that are the last of their sequence.
+
+        Raises:
+            StepError: the request is not held.
+            TokenError: not as many tokens as were to be sampled.
+        """
+        if request.awaited is None or self._state.is_in_flight(request.awaited):
+            raise StepError(f"request {request.number} is not held: it waits for no tokens that could be supplied")
+        tokens = as_token_array(token_ids)
+        if len(tokens) != request.num_sequences:
+            raise TokenError(f"request {request.number} samples {request.num_sequences} tokens, got {len(tokens)}")
+        return supply(self._state, request, tokens, ended)
 
     # Seeing
 

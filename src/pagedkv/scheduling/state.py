@@ -72,7 +72,11 @@ class SchedulerState:
     def free(self, request: Request) -> None:
         """Let a request run no more, and give its blocks up."""
         self.leave(request)
-        self.space.free(request.rows, num_generated=[request.num_generated] * len(request.rows))
+        self.free_rows(request, request.rows)
+
+    def free_rows(self, request: Request, rows: list[int]) -> None:
+        """Give rows of a request back, with their receipts."""
+        request.note_receipts(self.space.free(rows, num_generated=[request.num_generated] * len(rows)))
 
     def num_sequences_with(self, newcomer: Request) -> int:
         """Sequences of all who run and one more, those to be forked included."""
@@ -87,6 +91,10 @@ class SchedulerState:
     def is_coming(self, shortage: Shortage) -> bool:
         """Whether the blocks that are missing will be free when the steps under way are acknowledged."""
         return shortage.num_needed <= shortage.num_free + self.space.num_deferred_blocks(shortage.pool)
+
+    def is_in_flight(self, awaited: object) -> bool:
+        """Whether a batch that is not finished samples what somebody awaits."""
+        return any(awaited is batch.decoding or awaited in batch.prefilling for batch in self.in_flight)
 
     # Who decodes together
 

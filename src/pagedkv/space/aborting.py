@@ -7,7 +7,8 @@ Content that the aborted steps were to compute, on device or host, counts as nev
     a row that shares it           lost: it may have moved on, and nobody can say from which position it is wrong
     destinations of copies, swaps  undefined, with what the open plan moves on from there: their holders are lost
     what a ticket holds            its ticket is told: the blocks stay held, and computed again they have content again
-    a recurrent state in place     lost, if the aborted range read the block that it also writes
+    a recurrent state in place     lost, if the aborted range read the block that it also writes; what is not accepted
+                               has states of its own, where the group keeps such
 """
 
 import numpy as np
@@ -31,7 +32,9 @@ from pagedkv.tables.rows import (
     AT,
     LOST,
     LOST_ON_HOST,
+    NUM_ACCEPTED,
     NUM_BLOCKS,
+    NUM_DRAFT_STATES,
     NUM_PLANNED,
     NUM_TOKENS,
     RUNNING,
@@ -111,8 +114,18 @@ def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], a
         lost |= _holders(state, name, RUNNING, on_device) | _holders(state, name, SWAPPED, on_host)
     for group in state.groups:
         if isinstance(group.spec, RecurrentState):  # it reads its state from the block that it also writes
-            lost |= {row for row, start in _aborted_starts(state, aborted, group) if start % group.block_size}
+            lost |= {
+                row
+                for row, start in _aborted_starts(state, aborted, group)
+                if start % group.block_size and not _has_state(state, group, row, start)
+            }
     return lost
+
+
+def _has_state(state: SpaceState, group: Group, row: int, start: int) -> bool:
+    """Tell whether a row still has the state before a position: no step advances what is not accepted in place."""
+    keeps_states = group.arrays.parameters[NUM_DRAFT_STATES] > 0
+    return bool(keeps_states and start >= state.rows[row, NUM_ACCEPTED])
 
 
 def _drop_names(pool: BlockPool, block_ids: set[int]) -> None:
@@ -177,10 +190,12 @@ def _stranded(state: SpaceState, rewound: list[int]) -> set[int]:
 def _tell_tables_again(state: SpaceState, aborted: list[InFlightStep]) -> None:
     """Let the next plan carry the tables of running rows whose entries the aborted plans carried."""
     for writes in (writes for step in aborted for writes in step.plan.table_writes):
-        at = int(state.groups[writes.group].arrays.parameters[AT])
+        table = state.tables[writes.group].arrays
+        at, num_slots = int(table.parameters[AT]), int(table.parameters[NUM_DRAFT_STATES])
+        is_second = writes.group >= len(state.groups)
         for row in writes.rows.tolist():
             if state.rows[row, STATUS] == RUNNING:
-                note_change(state.rows, row, at, 0, int(state.rows[row, at + NUM_BLOCKS]))
+                note_change(state.rows, row, at, 0, num_slots if is_second else int(state.rows[row, at + NUM_BLOCKS]))
 
 
 def _declare_lost(state: SpaceState, lost: set[int]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.answers import Allocation, Shortage
+from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
@@ -19,18 +20,19 @@ from pagedkv.space.matching import digests_of_prefix, match_again
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
 from pagedkv.space.retaining import note_prompt
+from pagedkv.space.scarcity import find_shortage, fits_empty_pools, fits_now, spare_room
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.tenants import charge_prefix, keep_cap, let_pay
 from pagedkv.spec import AllocStatus, Row
-from pagedkv.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS
+from pagedkv.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS, TENANT
 
 __all__ = [
     "Admission",
     "admission_status",
     "allocate",
     "as_policy",
-    "find_shortage",
     "free_blocks_needed",
     "seat_prompt",
 ]
@@ -48,6 +50,7 @@ class Admission(NamedTuple):
         max_chunk: most tokens of it that one step computes.
         num_reached: leading tokens that an earlier life of the request had, as its receipt says.
         publishes: whether others may find what it computes; prompt_only: nothing of what is appended to it.
+        tenant: number of the tenant that pays for it.
         prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part; known with the hit.
     """
 
@@ -58,6 +61,7 @@ class Admission(NamedTuple):
     num_reached: int = 0
     publishes: bool = True
     prompt_only: bool = False
+    tenant: int = 0
     prompt_length: int = 0
 
 
@@ -122,26 +126,17 @@ def _taken_by_chunks(
     return taken
 
 
-def find_shortage(state: SpaceState, needed: dict[str, int]) -> Shortage | None:
-    """Tell the first pool with too few free blocks, if any."""
-    for name, count in needed.items():
-        if count > state.pools[name].num_free:
-            return Shortage(name, count, state.pools[name].num_free)
-    return None
-
-
 def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit | None) -> AllocStatus:
     """Tell whether a prompt, shared by so many sequences, fits now, later or never. Changes nothing.
 
     The watermark holds back admissions, so that running sequences can grow; it does not apply while a pool
     serves nobody, since a sequence that fits an empty pool must be admitted at some time.
     """
-    prompt, num_sequences = admission.prompt, admission.num_sequences
+    prompt, num_sequences, tenant = admission.prompt, admission.num_sequences, admission.tenant
     most = peak_free_blocks_needed(state, admission, None)
     if num_sequences > state.config.max_sequences:
         return AllocStatus.NEVER
-    fits_an_empty_pool = all(count <= state.pools[name].num_usable for name, count in most.items())
-    otherwise = AllocStatus.LATER if fits_an_empty_pool else AllocStatus.NEVER
+    otherwise = AllocStatus.LATER if fits_empty_pools(state, {tenant: most}) else AllocStatus.NEVER
     if num_sequences > len(state.vacant_rows):
         return otherwise
     hit = match_again(state, prompt, answer)
@@ -149,24 +144,14 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
         needed = peak_free_blocks_needed(state, admission, hit)
     else:
         needed = free_blocks_needed(state, admission, hit)
-    return AllocStatus.OK if _leaves_free(state, needed) else otherwise
+    return AllocStatus.OK if fits_now(state, {tenant: needed}) else otherwise
 
 
-def _leaves_free(state: SpaceState, needed: dict[str, int]) -> bool:
-    """Tell whether taking so many blocks leaves what the watermark keeps free."""
-    return all(count <= pool.num_free - kept_free(state, pool) for pool, count in _by_pool(state, needed))
-
-
-def _by_pool(state: SpaceState, counts: dict[str, int]) -> list[tuple[BlockPool, int]]:
-    return [(state.pools[name], count) for name, count in counts.items()]
-
-
-def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit) -> tuple[Tail, ...]:
+def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit, tenant: int) -> tuple[Tail, ...]:
     """Find the tails of a hit that nobody holds, in pools without room for a copy beside them."""
     counts = free_tails(state, hit.tails)
     is_tight = {
-        pool.name: count + counts[pool.name] > pool.num_free - kept_free(state, pool)
-        for pool, count in _by_pool(state, needed)
+        name: count + counts[name] > spare_room(state, state.pools[name], tenant) for name, count in needed.items()
     }
     return tuple(
         tail
@@ -180,23 +165,16 @@ def is_free(pool: BlockPool, block: int) -> bool:
     return bool(pool.arrays.records[block, QUEUE] == FREE)
 
 
-def kept_free(state: SpaceState, pool: BlockPool) -> int:
-    """Blocks that admissions leave free: the watermark, unless the pool serves nobody."""
-    if pool.num_free == pool.num_usable:
-        return 0
-    return int(state.config.watermark * pool.num_usable)
-
-
 def allocate(
     state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None
 ) -> Allocation | Shortage:
     """Give a prompt a row and its blocks, or return the shortage, that of its forks too, with nothing changed."""
     hit = match_again(state, admission.prompt, answer)
     needed = free_blocks_needed(state, admission, hit)
-    shortage = find_shortage(state, needed)
+    shortage = find_shortage(state, {admission.tenant: needed})
     if shortage is not None:
         return shortage
-    taken_over = _tails_to_take_over(state, needed, hit) if hit.tails else ()
+    taken_over = _tails_to_take_over(state, needed, hit, admission.tenant) if hit.tails else ()
     require_vacant_rows(state, admission.num_sequences)
     state.is_changing = True
     state.version += 1
@@ -216,9 +194,10 @@ def seat_prompt(
     """
     prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
     num_tokens = len(prompt.tokens)
-    batch = take_rows(state, 1)
+    batch = _take_row(state, admission.tenant)
     row = int(batch[0])
     note_admission(state, row, hit)  # before anything is evicted for it
+    charge_prefix(state, hits)
     for group, blocks in zip(state.groups, hits, strict=True):
         state.loops.reuse_all(group.pool.arrays, blocks)  # all hits before any new block, which might evict one
         note_reliance(state, ledger, group, batch, blocks)
@@ -230,6 +209,7 @@ def seat_prompt(
                 take_over(state, tail)
         state.loops.seat(*group.view, row, blocks, prompt.tokens, num_lookahead)
     resume_states(state, ledger, row, hit.tails)
+    keep_cap(state, admission.tenant)
     state.rows[row, NUM_TOKENS] = num_tokens
     state.rows[row, NUM_ACCEPTED] = num_tokens
     state.rows[row, NUM_PLANNED] = hit.num_tokens
@@ -249,6 +229,15 @@ def seat_prompt(
     if state.checkpoints is not None:
         state.checkpoints.wanted[row] = checkpoint_of(state, admission.prompt_length, hit.num_tokens)
     return Row(row)
+
+
+def _take_row(state: SpaceState, tenant: int) -> Int32Array:
+    """Take a vacant row for a tenant, who pays for what it takes from now on: int32 ``[1]``."""
+    batch = take_rows(state, 1)
+    if state.tenant_names:
+        state.rows[batch, TENANT] = tenant
+        let_pay(state, tenant)
+    return batch
 
 
 def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:

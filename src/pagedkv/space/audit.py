@@ -23,7 +23,7 @@ from pagedkv.pool.blocks import (
     UNDATED,
 )
 from pagedkv.pool.digests import digest_block
-from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.state import DraftTable, Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.rows import (
     AT,
@@ -38,6 +38,7 @@ from pagedkv.tables.rows import (
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
+    NUM_DRAFT_STATES,
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_SINK_BLOCKS,
@@ -47,12 +48,13 @@ from pagedkv.tables.rows import (
     SPAN,
     STATUS,
     SWAPPED,
+    TENANT,
     TOUCHED,
     VACANT,
 )
 from pagedkv.tables.rules import first_needed_token
 
-__all__ = ["check_space"]
+__all__ = ["check_draft_states", "check_space"]
 
 
 def check_space(state: SpaceState, ledger: StepLedger) -> None:
@@ -67,9 +69,16 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         _check_pending(state, group)
         _check_kept(group)
         _check_kept_states(state, group)
+    for drafts in state.draft_tables:
+        check_draft_states(state, drafts)
     _check_touched(state)
     if state.config.counts_epochs:
         _check_epochs(state)
+    if state.tenant_names:
+        tenants = state.rows[:, TENANT]
+        is_known = (tenants >= 0) & (tenants < len(state.tenant_names))
+        assert is_known.all(), f"row {is_known.argmin()} is of no tenant"
+        assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
     if state.receipts is not None:
         state.receipts.check(state.rows)
     if state.explanations is not None:
@@ -115,7 +124,7 @@ def _check_references(state: SpaceState) -> None:
         is_there = np.isin(statuses, statuses_there)
         for name, pool in pools.items():
             counted = np.zeros(pool.num_blocks, np.int64)
-            for group in state.groups:
+            for group in state.tables:
                 if group.pool.name == name:
                     entries = group.arrays.table[is_there]
                     assert ((entries >= 0) & (entries < pool.num_blocks)).all(), f"{name}: a table entry is foreign"
@@ -218,6 +227,26 @@ def _check_kept_states(state: SpaceState, group: Group) -> None:
             assert is_as_kept, f"group {group.index}, row {row}: block {block} is kept, but was written since"
 
 
+def check_draft_states(state: SpaceState, drafts: DraftTable) -> None:
+    """Every open token of a running row has a slot with a block of the row's own; rows elsewhere have none."""
+    at, num_slots = (int(drafts.arrays.parameters[column]) for column in (AT, NUM_DRAFT_STATES))
+    records, table = drafts.pool.arrays.records, drafts.arrays.table
+    assert not table[:, num_slots:].any(), f"table {drafts.index}: a slot that no position has"
+    assert (state.rows[:, at + NUM_BLOCKS] == (table != NULL_BLOCK).sum(axis=1)).all(), (
+        f"table {drafts.index}: slots with a block are miscounted"
+    )
+    blocks = table[table != NULL_BLOCK]
+    assert not records[blocks, NAME].any(), f"table {drafts.index}: a draft state can be found"
+    assert len(set(blocks.tolist())) == len(blocks), f"table {drafts.index}: a draft state has two slots"
+    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
+        where = f"table {drafts.index}, row {row}"
+        status, accepted, num_tokens = state.rows[row, [STATUS, NUM_ACCEPTED, NUM_TOKENS]].tolist()
+        assert 0 <= num_tokens - accepted <= num_slots or status == LOST, f"{where}: more open tokens than slots"
+        assert status in {RUNNING, LOST} or not table[row].any(), f"{where}: draft states, and not on the device"
+        is_missing = any(table[row, position % num_slots] == NULL_BLOCK for position in range(accepted, num_tokens))
+        assert not is_missing or status != RUNNING, f"{where}: an open token has no slot"
+
+
 def _check_touched(state: SpaceState) -> None:
     """The list of touched rows has each touched row once, and every running row that has something for the plan."""
     links = state.rows[:, TOUCHED]
@@ -227,7 +256,7 @@ def _check_touched(state: SpaceState) -> None:
     assert links[listed[-1]] == 1, "the list of touched rows has no end"
     assert sorted(listed) == sorted({0, *np.flatnonzero(links).tolist()}), "a touched row is not in the list"
     has_something = state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS]
-    for group in state.groups:
+    for group in state.tables:
         has_something |= state.rows[:, int(group.arrays.parameters[AT]) + DIRTY_TO] > 0
     waiting = set(np.flatnonzero(has_something & (state.rows[:, STATUS] == RUNNING)).tolist())
     assert waiting <= set(listed), f"rows {sorted(waiting - set(listed))} wait for a plan, untouched"

@@ -55,6 +55,7 @@ from pagedkv.space.hits import PrefixHit
 from pagedkv.space.leasing import as_intent
 from pagedkv.space.matching import prepare_prompt
 from pagedkv.space.receipts import Receipt
+from pagedkv.space.tenants import as_tenant
 from pagedkv.spec import AllocStatus, StepId, TokenIds
 from pagedkv.tables.rows import OCCUPIED, RUNNING, SWAPPED
 
@@ -82,13 +83,15 @@ class BlockSpace(ContentSpace):
         num_sequences: int = 1,
         max_chunk: int | None = None,
         match: PrefixHit | None = None,
+        tenant: str | None = None,
     ) -> AllocStatus:
         """Tell whether a prompt fits: now, later, or not even an empty pool. Changes nothing.
 
-        Counts vacant rows, free blocks, what hits would save, and the watermark.
+        Counts vacant rows, free blocks, what hits would save, and the watermark; of a tenant, what its cap and others'
+        floors leave to it: NEVER if they do not even in an empty pool.
 
         Args:
-            token_ids, keys, digests, num_lookahead, num_sequences, match: as in :meth:`allocate`.
+            token_ids, keys, digests, num_lookahead, num_sequences, match, tenant: as in :meth:`allocate`.
             max_chunk: most tokens of it that one step computes, where it is prefilled in chunks and each step is
                 acknowledged before the next chunk: windows give blocks back in between, so that the most blocks
                 held at any time are counted. None: the whole prompt in one step. A window outside prefix caching holds
@@ -102,7 +105,7 @@ class BlockSpace(ContentSpace):
         prompt = prepare_prompt(self._state, token_ids, keys, digests, reserve)
         num_rows = as_count(num_sequences, "num_sequences", least=1)
         chunk = len(prompt.tokens) if max_chunk is None else as_count(max_chunk, "max_chunk", least=1)
-        question = admission.Admission(prompt, reserve, num_rows, chunk)
+        question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=as_tenant(self._state, tenant))
         return admission.admission_status(self._state, question, match)
 
     def allocate(  # noqa: PLR0913 - one prompt, and all that may be said of it, by keywords
@@ -118,6 +121,7 @@ class BlockSpace(ContentSpace):
         match: PrefixHit | None = None,
         continues: Receipt | None = None,
         publish: bool | Literal["prompt"] = True,
+        tenant: str | None = None,
     ) -> Allocation | Shortage:
         """Give a new sequence a row and blocks for its tokens, sharing what is cached.
 
@@ -144,11 +148,15 @@ class BlockSpace(ContentSpace):
             publish: False keeps what this sequence, and forks of it, compute from being found: content that is private,
                 or that nobody will ask for again. It hits what is cached all the same. "prompt" publishes whole blocks
                 of the prompt, that of ``match`` or else these tokens, and nothing of what is appended to it.
+            tenant: one of ``SpaceConfig.tenants``, whom all is charged to that this sequence, and forks of it, take of
+                the free blocks, hits among it, until the content is given up, or others hit what nobody uses any more.
+                At its cap it gives up what it has cached itself, and others' floors stay: a Shortage tells its share.
+                None: nobody, who has neither cap nor floor.
 
         Raises:
             TokenError, ConfigurationError: see :func:`~pagedkv.space.matching.prepare_prompt`; ``match`` is the answer
                 for another prompt, other keys or another space, or the tokens were overwritten since; ``continues`` is
-                no receipt, or the space keeps none.
+                no receipt, or the space keeps none; there is no such tenant.
             TooManySequencesError: fewer than ``num_sequences`` rows are vacant.
 
         Cost: O(blocks); about 0.1 us a new block, and 0.08 us where its digest is computed.
@@ -161,7 +169,13 @@ class BlockSpace(ContentSpace):
             tokens, drafts = drafting.split_drafts(self._state, tokens, num_draft, num_rows)
         prompt = prepare_prompt(self._state, tokens, keys, digests, reserve + len(drafts))
         wanted = admission.Admission(
-            prompt, reserve + len(drafts), num_rows, len(tokens), num_reached, *admission.as_policy(publish)
+            prompt,
+            reserve + len(drafts),
+            num_rows,
+            len(tokens),
+            num_reached,
+            *admission.as_policy(publish),
+            tenant=as_tenant(self._state, tenant),
         )
         if as_count(num_external_tokens, "num_external_tokens"):
             if len(drafts):
@@ -174,9 +188,24 @@ class BlockSpace(ContentSpace):
 
     # Growth
 
-    def can_append(self, rows: Rows, counts: npt.ArrayLike | None = None, *, num_lookahead: int = 0) -> bool:
-        """Tell exactly whether :meth:`append` would find enough blocks. Changes nothing."""
-        growth = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, 0)
+    def can_append(
+        self,
+        rows: Rows,
+        counts: npt.ArrayLike | None = None,
+        *,
+        num_lookahead: int = 0,
+        num_draft: int = 0,
+        unknown: bool = False,
+    ) -> bool:
+        """Tell exactly whether :meth:`append` would find enough blocks. Changes nothing.
+
+        Args:
+            rows, counts, num_lookahead, num_draft: as in :meth:`append`.
+            unknown: the tokens would be unknown ones. Like ``num_draft`` it matters only where a recurrent state keeps
+                states of drafts.
+        """
+        growth = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, num_draft)
+        growth = growth._replace(is_unknown=bool(unknown))
         growing.require_growth(self._state, growth)
         return growing.growth_shortage(self._state, growth) is None
 

@@ -10,11 +10,12 @@ import numpy as np
 from pagedkv.answers import PrefixGone, Shortage
 from pagedkv.arrays import Int32Array
 from pagedkv.pool.blocks import PENDING_STEP
-from pagedkv.space.admission import find_shortage
 from pagedkv.space.forking import fork, inherit, require_vacant_rows, take_rows
 from pagedkv.space.pending import note_reliance
+from pagedkv.space.scarcity import find_shortage
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.tenants import let_pay, tenant_of
 from pagedkv.space.truncating import rewind_chains_of
 from pagedkv.tables.branching import branch_row, longest_prefix
 from pagedkv.tables.pending import dependency_start, lower_start
@@ -48,10 +49,12 @@ def branch(
     needed = dict.fromkeys(state.pools, 0)
     for group in state.groups:
         needed[group.pool.name] += length % group.block_size > 0
-    shortage = find_shortage(state, needed)
+    tenant = tenant_of(state, parent)
+    shortage = find_shortage(state, {tenant: needed})
     if shortage is not None:
         return shortage
     state.is_changing = True
+    let_pay(state, tenant)
     children = take_rows(state, 1)
     _branch_off(state, ledger, parent, children, length)
     if num_children > 1:
@@ -65,6 +68,8 @@ def _longest_prefix(state: SpaceState, row: int, most: int) -> int:
     inside, outside = _uncomputed_from(state, row)
     if state.is_recurrent:  # nobody could inherit the computation of a state, nor does it exist before
         most = min(most, inside, outside)
+    if state.draft_tables and state.rows[row, NUM_PLANNED] > state.rows[row, NUM_ACCEPTED]:
+        most = min(most, int(state.rows[row, NUM_ACCEPTED]))  # the states behind are the row's own
     while True:
         longest = outside if outside < most <= inside else most  # as for rolling back: HIT_UNCOMPUTED
         for group in state.groups:

@@ -17,6 +17,7 @@ from pagedkv.space.hits import PrefixHit
 from pagedkv.space.leasing import as_end, lease_hit
 from pagedkv.space.matching import match_prompt, prepare_prompt
 from pagedkv.space.space_view import SpaceView
+from pagedkv.space.tenants import as_tenant
 from pagedkv.spec import TokenIds
 
 __all__ = ["ContentSpace"]
@@ -163,7 +164,8 @@ class ContentSpace(SpaceView):
         """Make a prompt, and all that continues it, unfindable: it is not to be asked for again, or must not be.
 
         On the device and on the host. Rows that hold any of it run on, and publish nothing any more; but not rows that
-        hold it as drafts, or as tokens filled in for a step in flight: those publish it once it is accepted.
+        hold it as drafts, or as tokens filled in for a step in flight: those publish it once it is accepted. Content is
+        found by its name: where an engine brought digests that were not the prompt's, it keeps that other name.
 
         Args:
             token_ids, keys: the prompt; ``start``: first position to be forgotten. A block that reaches beyond it is
@@ -187,6 +189,7 @@ class ContentSpace(SpaceView):
         *,
         keys: RequestKeys = NO_KEYS,
         epochs: tuple[int, int] | None = None,
+        tenant: str | None = None,
     ) -> Load | Shortage | None:
         """Reserve blocks for a prefix that is brought from elsewhere: another tier, another machine.
 
@@ -199,12 +202,13 @@ class ContentSpace(SpaceView):
             keys: its extra keys.
             epochs: the oldest and the newest epoch of the weights that contributed to what is brought, where epochs are
                 counted; None: those in force.
+            tenant: whom its blocks are charged to (:meth:`allocate`).
 
         Returns the load; a shortage, with nothing changed; or None where nothing is to be brought.
 
         Raises:
             ConfigurationError: the space has no prefix caching; ``epochs`` that have not begun, or lie too far back to
-                be hit.
+                be hit; no such tenant.
             TokenError: the prompt has fewer tokens; see also :meth:`allocate`.
 
         Cost: O(blocks), 0.1 us each and 0.08 us for its digest.
@@ -212,8 +216,9 @@ class ContentSpace(SpaceView):
         prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
         most = as_count(num_tokens, "num_tokens")
         brought = as_epochs(self._state, epochs)
+        payer = as_tenant(self._state, tenant)
         self._state.version += 1
-        return loading.load(self._state, self._ledger, prompt, most, brought)
+        return loading.load(self._state, self._ledger, prompt, most, brought, payer)
 
     def finish_load(self, load: Load, num_tokens: int | None = None) -> None:
         """End a load, in any order: what it brought can be hit, and is cached until somebody does.

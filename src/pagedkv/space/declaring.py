@@ -13,6 +13,7 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import StepError
 from pagedkv.pool.blocks import NULL_BLOCK
+from pagedkv.space.draft_states import require_computed_states
 from pagedkv.space.epochs import date_declared
 from pagedkv.space.publishing import publish
 from pagedkv.space.retaining import slide_group
@@ -30,6 +31,7 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
     Raises:
         StepError: see the module's text; nothing was changed.
     """
+    require_computed_states(state, batch)
     _require_no_moves(state, ledger, batch)
     _require_no_other_computes(state, ledger, batch)
     state.is_changing = True

@@ -32,7 +32,10 @@ def split_drafts(
         ConfigurationError: several sequences share the prompt.
     """
     if state.is_recurrent:
-        raise TokenError("drafts cannot be allocated where a group is a recurrent state: it cannot be rolled back")
+        raise TokenError(
+            "drafts cannot be allocated where a group is a recurrent state: allocate the certain tokens, then append "
+            "the drafts, for which it needs num_draft_states"
+        )
     if num_draft >= len(tokens):
         raise TokenError(f"num_draft = {num_draft} leaves none of {len(tokens)} tokens certain: one at least must be")
     if num_sequences > 1:

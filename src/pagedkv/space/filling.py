@@ -16,6 +16,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.errors import SharedPrefixError, TokenError
 from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.space import growing
+from pagedkv.space.draft_states import accept_states, require_slots
 from pagedkv.space.epochs import date_moved
 from pagedkv.space.growing import Growth
 from pagedkv.space.publishing import publish
@@ -54,6 +55,7 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
         )
     growing.require_growth(state, growth)
     _require_no_rollback(state, growth)
+    growth = growth._replace(is_unknown=True)
     batch, rows, accepted = growth.batch, state.rows, state.accepted_scratch
     if state.loops.note_accepted(rows, state.num_known, batch, accepted):
         _require_judged_drafts(state, ledger, growth)
@@ -69,8 +71,10 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
 
 
 def _require_no_rollback(state: SpaceState, growth: Growth) -> None:
-    """A recurrent state takes one unknown token at a time, which its step cannot refuse."""
-    if not state.is_recurrent:
+    """A recurrent state takes one unknown token at a time, which its step cannot refuse, or as many as it keeps."""
+    if state.num_draft_states:
+        require_slots(state, growth.batch, growth.counts)
+    if not state.is_recurrent or state.num_draft_states:
         return
     planned, num_tokens = (state.rows[growth.batch, column] for column in (NUM_PLANNED, NUM_TOKENS))
     unfit = (growth.counts > 1) | ((growth.counts > 0) & (planned < num_tokens))
@@ -79,7 +83,7 @@ def _require_no_rollback(state: SpaceState, growth: Growth) -> None:
         raise TokenError(
             f"row {growth.batch[place]} cannot take {growth.counts[place]} unknown tokens behind {num_tokens[place]}, "
             f"of which {planned[place]} are planned: a group is a recurrent state, which cannot be rolled back; append "
-            "one a step, once what is before it is planned"
+            "one a step, once what is before it is planned, or give it num_draft_states"
         )
 
 
@@ -164,6 +168,7 @@ def fill(
     for group in state.cached_groups if state.config.prefix_caching else ():
         state.loops.write_known(group.pool.arrays, group.arrays, state.num_known, batch, numbers, tokens)
     refused = np.zeros(len(state.rows), np.int32)
+    before = state.rows[batch, NUM_ACCEPTED] if state.draft_tables else None
     num_refused, any_accepted = state.loops.advance(
         state.groups[0].pool.arrays, state.rows, state.num_known, batch, numbers, limits, state.planned_scratch, refused
     )
@@ -172,6 +177,8 @@ def fill(
         if state.receipts is not None:
             state.receipts.refused(refused, limits)
     if any_accepted:
+        if before is not None:
+            accept_states(state, batch, before, state.rows[batch, NUM_ACCEPTED])
         publish(state, ledger, batch)
     ledger.forget_filled(lambda step: _is_unfilled(state, step))
     state.is_changing = False
@@ -236,9 +243,12 @@ def _is_unfilled(state: SpaceState, step: InFlightStep) -> bool:
 def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     """A step is over: what it computed of known tokens is accepted, and full blocks of it are published."""
     full_rows = state.row_scratch
+    before = state.rows[step.rows, NUM_ACCEPTED] if state.draft_tables else None
     num_full, num_unfilled = state.loops.accept_computed(
         state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns, full_rows
     )
+    if before is not None:
+        accept_states(state, step.rows, before, state.rows[step.rows, NUM_ACCEPTED])
     if num_unfilled:
         ledger.over.append(step)
     if num_full:

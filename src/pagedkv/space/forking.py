@@ -4,11 +4,12 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import SequenceError, TooManySequencesError
+from pagedkv.space.draft_states import require_accepted
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.forking import fork_row
-from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, blocks_for
+from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, TENANT, blocks_for
 
 __all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
 
@@ -37,6 +38,8 @@ def inherit(state: SpaceState, parent: int, child: int) -> None:
         rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
     state.relies_on[child] = state.relies_on[parent]
     state.publish_limits[child] = state.publish_limits[parent]
+    if state.tenant_names:
+        rows[child, TENANT] = rows[parent, TENANT]
     if state.config.counts_epochs:
         state.oldest_epochs[child] = state.oldest_epochs[parent]
     if parent in state.media_keys:
@@ -51,7 +54,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
 
     Raises:
         TooManySequencesError: there are fewer vacant rows.
-        SequenceError: a recurrent state would have to be advanced for several sequences at once.
+        SequenceError: a recurrent state would have to be advanced for several sequences at once, or be rolled back.
     """
     rows = state.rows
     if state.is_recurrent and rows[parent, NUM_PLANNED] < rows[parent, NUM_TOKENS]:
@@ -59,6 +62,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
             f"row {parent} has tokens {rows[parent, NUM_PLANNED]} to {rows[parent, NUM_TOKENS]} not planned yet: "
             "its recurrent state can be forked only after plan_step"
         )
+    require_accepted(state, parent)
     require_vacant_rows(state, num_children)
     state.is_changing = True
     children = take_rows(state, num_children)

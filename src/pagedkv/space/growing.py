@@ -10,15 +10,18 @@ from pagedkv.arguments import as_count, as_counts
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import TokenError
 from pagedkv.pool.blocks import NUM_FREE
-from pagedkv.space.admission import find_shortage
+from pagedkv.pool.charging import NOBODY
 from pagedkv.space.batches import require_known, require_status
+from pagedkv.space.draft_states import count_draft_blocks, require_drafts, take_states
 from pagedkv.space.pending import leave_shared_blocks
 from pagedkv.space.publishing import publish, tag_blocks
-from pagedkv.space.state import SpaceState
+from pagedkv.space.scarcity import Needs, find_shortage
+from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import give_way
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.tenants import batches_by_tenant
 from pagedkv.tables.growing import count_copies
-from pagedkv.tables.rows import NUM_TOKENS, RUNNING
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_DRAFT_STATES, NUM_TOKENS, RUNNING
 
 __all__ = ["Growth", "append", "as_growth", "extend", "grow", "growth_shortage", "require_growth"]
 
@@ -33,6 +36,7 @@ class Growth(NamedTuple):
         num_tokens: their sum; most: the largest of them.
         num_lookahead: slots reserved beyond the tokens of every row.
         num_draft: trailing tokens of every row that are guesses.
+        is_unknown: nobody knows any of the tokens yet.
     """
 
     batch: Int32Array
@@ -42,6 +46,7 @@ class Growth(NamedTuple):
     most: int
     num_lookahead: int
     num_draft: int
+    is_unknown: bool = False
 
 
 def as_growth(
@@ -57,8 +62,8 @@ def as_growth(
         num_lookahead = as_count(num_lookahead, "num_lookahead")
     if type(num_draft) is not int or num_draft:
         num_draft = as_count(num_draft, "num_draft")
-    if num_draft and state.is_recurrent:
-        raise TokenError("drafts cannot be appended where a group is a recurrent state: it cannot be rolled back")
+    if num_draft:
+        require_drafts(state, num_draft)
     starts = state.start_scratch[: len(batch)]
     if counts is None:
         return Growth(batch, starts, state.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
@@ -102,12 +107,36 @@ def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
 
 def _is_ample(state: SpaceState, growth: Growth) -> bool:
     """Tell whether there is, in every group, a block for every slot and a copy on write: a generous bound."""
+    if state.tenant_names:
+        return False
     bound = len(growth.batch) * (growth.most + growth.num_lookahead + 1) * len(state.groups)
+    if state.draft_tables:
+        bound += len(growth.batch) * sum(
+            int(drafts.arrays.parameters[NUM_DRAFT_STATES]) for drafts in state.draft_tables
+        )
     return all(bound <= counts[NUM_FREE] for counts in state.pool_counts)
 
 
-def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[dict[str, int], dict[str, int]]:
-    """Count, by pool, the blocks that growing must have, and with the copies that keep states."""
+def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
+    """Count, by tenant and pool, the blocks that growing must have, and with the copies that keep states.
+
+    Rows of different tenants share no partly filled block: forks have their parent's.
+    """
+    if not state.tenant_names:
+        needed, keeping = _needed_blocks_of_one(state, growth)
+        return {NOBODY: needed}, {NOBODY: keeping}
+    counted = {
+        tenant: _needed_blocks_of_one(state, growth._replace(batch=growth.batch[places], counts=growth.counts[places]))
+        for tenant, places in batches_by_tenant(state, growth.batch)
+    }
+    return (
+        {tenant: needed for tenant, (needed, _) in counted.items()},
+        {tenant: keeping for tenant, (_, keeping) in counted.items()},
+    )
+
+
+def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, int], dict[str, int]]:
+    """Count, by pool, the blocks of rows of one tenant."""
     needed = dict.fromkeys(state.pools, 0)
     keeping = dict.fromkeys(state.pools, 0)
     for group in state.groups:
@@ -115,10 +144,28 @@ def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[dict[str, int], d
         num_new, num_writers = state.loops.count_growth(
             *group.view, growth.batch, growth.counts, growth.num_lookahead, shared
         )
+        if num_writers and group.arrays.parameters[NUM_DRAFT_STATES] and not growth.is_unknown:
+            num_writers = _count_writers(state, group, growth, shared)
         num_copies, num_kept = count_copies(group.pool.arrays, shared[:num_writers])
         needed[group.pool.name] += num_new + num_copies
         keeping[group.pool.name] += num_new + num_copies + num_kept
+    if state.draft_tables:
+        for pool, count in count_draft_blocks(
+            state, growth.batch, growth.counts, growth.num_draft, is_unknown=growth.is_unknown
+        ).items():
+            needed[pool] += count
+            keeping[pool] += count
     return needed, keeping
+
+
+def _count_writers(state: SpaceState, group: Group, growth: Growth, shared: Int32Array) -> int:
+    """Count the rows that copy their state on write: not those that accept one which nobody else has."""
+    rows = state.rows[growth.batch]
+    copies = rows[:, group.planned] <= rows[:, NUM_ACCEPTED]
+    _, num_writers = state.loops.count_growth(
+        *group.view, growth.batch[copies], growth.counts[copies], growth.num_lookahead, shared
+    )
+    return int(num_writers)
 
 
 def append(
@@ -164,6 +211,8 @@ def grow(
             give_way(state, growth.batch[growth.counts > 0])
     if ledger.shares_pending:
         leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
+    if state.draft_tables:
+        take_states(state, growth.batch, growth.counts, growth.num_draft, is_unknown=growth.is_unknown)
     scratch = state.copy_scratch
     first_copies: list[tuple[int, int]] = []
     any_full = 0

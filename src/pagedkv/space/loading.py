@@ -21,7 +21,7 @@ from pagedkv.errors import BlockError, ConfigurationError, TokenError
 from pagedkv.pool.block_keys import keys_of_blocks
 from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP
 from pagedkv.pool.holding import claim_all
-from pagedkv.space.admission import Admission, allocate, find_shortage, free_blocks_needed, seat_prompt
+from pagedkv.space.admission import Admission, allocate, free_blocks_needed, seat_prompt
 from pagedkv.space.declaring import declare
 from pagedkv.space.epochs import date_load
 from pagedkv.space.forking import require_vacant_rows
@@ -30,9 +30,11 @@ from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.holding import give_back, take_ticket
 from pagedkv.space.matching import digests_of_prefix, match_again, match_prompt
 from pagedkv.space.publishing import tag
+from pagedkv.space.scarcity import find_shortage
 from pagedkv.space.state import Loading, SpaceState
 from pagedkv.space.states import checkpoint_of
 from pagedkv.space.steps import StepLedger, read_only
+from pagedkv.space.tenants import charge_prefix, keep_cap, let_pay
 from pagedkv.tables.loading import count_to_load, publish_loaded, take_to_load, unname_unfilled
 from pagedkv.tables.rows import HIT_ALIGNMENT
 
@@ -41,8 +43,8 @@ __all__ = ["allocate_loaded", "finish_load", "freeze_loads", "load", "load_that_
 NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
-def load(
-    state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int]
+def load(  # noqa: PLR0913, PLR0917 - what is loaded, as the front door has checked it
+    state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int], tenant: int
 ) -> Load | Shortage | None:
     """Reserve blocks for the first ``num_tokens`` tokens of a prompt; None if no block of them is to be loaded.
 
@@ -61,13 +63,16 @@ def load(
     hit = match_settled(state, prompt, num_whole)
     if hit.num_tokens >= num_whole:
         return None
-    shortage = find_shortage(state, _num_needed(state, hit, num_whole))
+    shortage = find_shortage(state, {tenant: _num_needed(state, hit, num_whole)})
     if shortage is not None:
         return shortage
     state.is_changing = True
+    let_pay(state, tenant)
+    charge_prefix(state, hit.block_ids)
     for group, blocks in zip(state.groups, hit.block_ids, strict=True):
         claim_all(group.pool.arrays, blocks[blocks != NULL_BLOCK])
     answer = _take(state, ledger, prompt._replace(tokens=prompt.tokens[:num_whole].copy()), hit)
+    keep_cap(state, tenant)
     if state.config.counts_epochs:
         date_load(state, answer, hit, epochs)
     state.is_changing = False
@@ -212,7 +217,7 @@ def allocate_loaded(
         return allocate(state, ledger, admission, hit)
     # A group outside prefix caching has nothing of a hit: there all is brought.
     hit = match_settled(state, prompt, 0 if state.outsiders else min(num_external, hit.max_hit_tokens))
-    shortage = find_shortage(state, free_blocks_needed(state, admission, hit))
+    shortage = find_shortage(state, {admission.tenant: free_blocks_needed(state, admission, hit)})
     if shortage is not None:
         return shortage
     require_vacant_rows(state, admission.num_sequences)

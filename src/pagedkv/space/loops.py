@@ -12,6 +12,7 @@ from pagedkv.pool.block_pool import reuse_all, settle
 from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.tables.digesting import digest_new_blocks
+from pagedkv.tables.drafting import count_slots, give_slots_back, make_current, take_slots
 from pagedkv.tables.explaining import record_miss
 from pagedkv.tables.filling import (
     accept_computed,
@@ -35,14 +36,21 @@ from pagedkv.tables.matching import (
     missing_block,
 )
 from pagedkv.tables.pending import last_pending_step
-from pagedkv.tables.planning import collect_new, collect_ranges, collect_touched, collect_unknown, collect_writes
+from pagedkv.tables.planning import (
+    collect_firsts,
+    collect_new,
+    collect_ranges,
+    collect_touched,
+    collect_unknown,
+    collect_writes,
+)
 from pagedkv.tables.publishing import count_unpublished, publish_new_blocks
 from pagedkv.tables.releasing import release_rows
 from pagedkv.tables.rows import GroupArrays, clear_rows, first_unfit_row
 from pagedkv.tables.seating import seat
 from pagedkv.tables.truncating import accept, first_unfit_length, shrink
 
-__all__ = ["SpaceLoops"]
+__all__ = ["DraftLoops", "SpaceLoops"]
 
 
 class SpaceLoops:
@@ -93,3 +101,17 @@ class SpaceLoops:
         self.collect_writes = specialize(collect_writes, group, rows, ids, ids, 0, 0, 0)
         self.collect_ranges = specialize(collect_ranges, rows, ids, ids, 0, 0, 0, ids)
         self.collect_new = specialize(collect_new, pool, ids, 0, 0)
+
+
+class DraftLoops:
+    """The same of loops over draft states, for spaces that keep any."""
+
+    def __init__(self, pool: PoolArrays, group: GroupArrays, rows: Int32Array) -> None:
+        """Compile the loops, or load them from disk."""
+        ids = np.zeros(0, np.int32)
+        is_so = False
+        self.count_slots = specialize(count_slots, pool, group, group, rows, ids, ids, 0, is_so)
+        self.take_slots = specialize(take_slots, pool, group, rows, ids, ids, 0, is_so)
+        self.make_current = specialize(make_current, pool, group, group, rows, ids, ids, ids)
+        self.give_slots_back = specialize(give_slots_back, pool, group, rows, ids, is_so)
+        self.collect_firsts = specialize(collect_firsts, rows, ids, 0, 0, 0)

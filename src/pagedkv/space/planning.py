@@ -9,6 +9,7 @@ from pagedkv.plan import StepPlan
 from pagedkv.plan_buffer import (
     COMPUTE,
     COPIES,
+    DRAFT_STATES,
     ENTRIES,
     NEW_BLOCKS,
     NUM_WORDS,
@@ -24,7 +25,7 @@ from pagedkv.plan_buffer import (
 from pagedkv.pool.block_pool import lower_hold
 from pagedkv.space.epochs import date_step
 from pagedkv.space.filling import oldest_samplers
-from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.state import DraftTable, Group, SpaceState
 from pagedkv.space.states import keep_states
 from pagedkv.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.tables.aborting import renew_new
@@ -43,15 +44,14 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     if not ascends:
         touched.sort()
     moves = _open_moves(ledger, layout)
-    num_words = (3 + len(state.outsiders)) * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
+    num_parts = 3 + len(state.outsiders) + 2 * state.is_overlapped + bool(state.draft_tables)  # as long as the ranges
+    num_words = num_parts * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
     writes = []
-    for group, (num_runs, num_entries) in zip(state.groups, state.write_counts.tolist(), strict=True):
+    for group, (num_runs, num_entries) in zip(state.tables, state.write_counts.tolist(), strict=True):
         if num_entries:
             writes.append((group, num_runs, num_entries))
             num_words += 3 * padded(num_runs) + 2 * padded(num_entries)  # an entry may be a new block as well
     step_id = state.open_step_id
-    if state.is_overlapped:
-        num_words += 2 * padded(num_ranges)
     buffer = layout.new_buffer(step_id, num_words)
     for line, pairs in moves:
         add_moves(buffer, line, pairs)
@@ -68,8 +68,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
         loops.collect_unknown(
             rows, state.num_known, samplers.steps, buffer, line, offset, num_ranges, state.open_step, state.settled_step
         )
-    for group in state.outsiders:
-        collect_starts(group.arrays, rows, buffer, layout.lines[STARTS, group.index], offset, num_ranges)
+    _collect_beginnings(state, buffer, offset, num_ranges)
     words = read_only(buffer[: int(buffer[NUM_WORDS])])
     plan = StepPlan(step_id, words, layout.pool_names)
     computing = words[offset : offset + num_ranges]
@@ -84,6 +83,15 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     return plan
 
 
+def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_ranges: int) -> None:
+    """Add where groups outside prefix caching begin each range, and where positions have states of their own."""
+    lines = state.plan_layout.lines
+    for group in state.outsiders:
+        collect_starts(group.arrays, state.rows, buffer, lines[STARTS, group.index], ranges, num_ranges)
+    if state.draft_tables:
+        state.draft_tables[0].loops.collect_firsts(state.rows, buffer, lines[DRAFT_STATES, 0], ranges, num_ranges)
+
+
 def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     ledger.close(step)
     if state.receipts is not None:
@@ -91,7 +99,7 @@ def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     state.advance_open_step()
 
 
-def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group]) -> None:
+def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group | DraftTable]) -> None:
     """Add each pool's part: the new blocks among the entries of the groups whose tables have changed."""
     lines = state.plan_layout.lines
     for index, pool in enumerate(state.pools.values()):

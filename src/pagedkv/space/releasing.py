@@ -7,6 +7,7 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.pool.ghosts import EPOCH, RESET
 from pagedkv.pool.sparing import make_unheld_spare
+from pagedkv.space.draft_states import give_states_back
 from pagedkv.space.leasing import lease_rows
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
@@ -48,6 +49,7 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> t
     if leaving.keep_until_s is not None:
         lease_rows(state, batch, leaving.keep_until_s)
     left = [(group, np.unique(group.arrays.table[batch[~on_host]])) for group in state.groups if leaving.goes_first]
+    give_states_back(state, batch, is_leaving=True)
     for group in state.groups:
         state.loops.release_rows(*group.view, batch[~on_host], outputs)
         if group.host_pool is not None and on_host.any():

@@ -31,7 +31,17 @@ from pagedkv.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.space.steps import StepLedger, read_only
 from pagedkv.space.stored import StoredBlock, StoredBlocks
 from pagedkv.spec import SpaceConfig
-from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_TOKENS, OCCUPIED, RUNNING, STATUS, VACANT
+from pagedkv.tables.rows import (
+    AT,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DRAFT_STATES,
+    NUM_TOKENS,
+    OCCUPIED,
+    RUNNING,
+    STATUS,
+    VACANT,
+)
 
 __all__ = ["SpaceView"]
 
@@ -94,6 +104,18 @@ class SpaceView:
     def block_ids(self, row: int, group: int = 0) -> list[int]:
         """Physical blocks of a sequence in one group, reserved ones included; 0 where a window has moved on."""
         return cast("list[int]", self._entries(self._occupied(row), group).tolist())
+
+    def draft_block_ids(self, row: int, group: int = 0) -> list[int]:
+        """Physical blocks of a sequence's draft states in one group, by slot: 0 where it has none; none if no row has.
+
+        The state of position p is in slot ``p % num_draft_states`` (:class:`~pagedkv.plan.DraftStates`).
+        """
+        known, owner = self._occupied(row), self._group(group)
+        drafts = next((drafts for drafts in self._state.draft_tables if drafts.group is owner), None)
+        if drafts is None:
+            return []
+        num_slots = int(drafts.arrays.parameters[NUM_DRAFT_STATES])
+        return cast("list[int]", drafts.arrays.table[known, :num_slots].tolist())
 
     def block_table(self, group: int = 0) -> Int32Array:
         """View the block table of one group: read-only int32 ``[max_sequences, at least width]``, by row. O(1).
@@ -195,12 +217,16 @@ class SpaceView:
     def computed_block_ids(self, row: int, group: int = 0) -> list[int]:
         """Leading full blocks of a sequence whose tokens are all computed (acknowledged).
 
-        Right after a swap-in the open plan still brings their content, ahead of its forward pass.
+        Right after a swap-in the open plan still brings their content, ahead of its forward pass. The states of tokens
+        that are not accepted are elsewhere (:meth:`draft_block_ids`), where a group has them.
         """
         known = as_row(row)
         require_status(self._state, as_batch(known), RUNNING)
         owner = self._group(group)
-        entries = self._entries(known, group)[: int(self._state.rows[known, owner.planned]) // owner.block_size]
+        num_computed = int(self._state.rows[known, owner.planned])
+        if owner.arrays.parameters[NUM_DRAFT_STATES]:
+            num_computed = min(num_computed, int(self._state.rows[known, NUM_ACCEPTED]))
+        entries = self._entries(known, group)[: num_computed // owner.block_size]
         pending = owner.pool.arrays.records[entries, PENDING_STEP] > self._state.settled_step
         return cast("list[int]", entries[: int(np.argmax(pending)) if pending.any() else len(entries)].tolist())
 

@@ -29,7 +29,7 @@ from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.space.checkpoints import Checkpoints
 from pagedkv.space.explanations import ExplanationBook
-from pagedkv.space.loops import SpaceLoops
+from pagedkv.space.loops import DraftLoops, SpaceLoops
 from pagedkv.space.receipts import ReceiptBook
 from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig, StepId
 from pagedkv.tables.retaining import NUM_ENDS
@@ -45,12 +45,13 @@ from pagedkv.tables.rows import (
     SPAN,
     GroupArrays,
     GroupView,
+    new_draft_arrays,
     new_group_arrays,
     new_rows,
 )
 from pagedkv.tables.rules import first_needed_token
 
-__all__ = ["Group", "SpaceState"]
+__all__ = ["DraftTable", "Group", "SpaceState"]
 
 NO_LANE: Final = -1
 STEPS_BEFORE_RENUMBERING: Final = 2**30
@@ -130,6 +131,28 @@ class Group:
         return -(-(num_tokens + num_lookahead) // self.block_size) - num_tokens // self.block_size
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTable:
+    """The second table of a group: the blocks of its draft states (:mod:`pagedkv.tables.drafting`).
+
+    Args:
+        index: as what plans number it: behind the groups.
+        group: the group.
+        arrays: table and parameters.
+        loops: what is done with it, compiled.
+    """
+
+    index: int
+    group: Group
+    arrays: GroupArrays
+    loops: DraftLoops
+
+    @property
+    def pool(self) -> BlockPool:
+        """Where its blocks live: the group's pool."""
+        return self.group.pool
+
+
 class SpaceState:
     """All arrays of one block space.
 
@@ -141,6 +164,8 @@ class SpaceState:
             (all, if the space has none); outsiders: those; planned_columns: those of the rows that say how far any
             group is planned. lanes: the groups of each digest chain. shedding_groups: those whose windows leave
             cached only what later prompts can hit. state_groups: those that keep states, for prefixes to hit.
+        draft_tables: the second tables of groups that keep states of open tokens; tables: those of the groups, and
+            these. num_draft_states: most tokens of a row that may be open where a group is a recurrent state.
         checkpoints: which states are kept inside intervals, or None where there are no such groups.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
@@ -168,6 +193,8 @@ class SpaceState:
         version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
         now_s: the caller's clock, in seconds, as last told.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
+        tenant_names: names of the tenants by their numbers, the first one of nobody: None; empty where there are none.
+        limits: cap and floor of each of them, by pool.
         receipts: what each row has taken, if the configuration asks for it.
         explanations: why each row's hit ended, if the configuration asks for it.
     """
@@ -177,13 +204,18 @@ class SpaceState:
         self.config = config
         self.is_changing = False
         self.version, self.now_s = 0, 0.0
+        self.tenant_names, self.limits = _tenants_of(config), config.limits_by_pool()
         self.pools = self._new_pools(config.blocks_by_pool())
         self.host_pools = self._new_pools(config.host_blocks_by_pool(), is_host=True)
         if config.events:
             for pool in self.pools.values():
                 pool.record_events(config.max_events)
         self.pool_counts = [pool.arrays.counts for pool in self.pools.values()]
-        self.rows = new_rows(config.max_sequences, len(config.groups))
+        self.rows = new_rows(
+            config.max_sequences,
+            len(config.groups) + _num_draft_tables(config),
+            has_tenants=bool(config.tenants),
+        )
         self.vacant_rows = list(range(config.max_sequences))[::-1]
         self.held: dict[Ticket, Int32Array] = {}
         self.loads: dict[Load, Loading] = {}
@@ -193,9 +225,13 @@ class SpaceState:
         self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
         self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
         self.oldest_epochs = np.full(config.max_sequences if config.counts_epochs else 0, UNDATED, np.int32)
-        self.now_s = 0.0
         self.limits_publishing = self.is_overlapped = False
         self.groups = self._new_groups()
+        self.draft_tables = self._new_draft_tables()
+        self.tables: tuple[Group | DraftTable, ...] = (*self.groups, *self.draft_tables)
+        self.num_draft_states = min(
+            (spec.num_draft_states for spec in config.groups if isinstance(spec, RecurrentState)), default=0
+        )
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
         self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
@@ -217,16 +253,26 @@ class SpaceState:
         self.lane_columns = np.array(
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
         )
+        self._make_scratch()
+        self.plan_layout = PlanLayout(
+            tuple(self.pools),
+            len(self.tables),
+            [group.index for group in self.outsiders],
+            has_draft_states=bool(self.draft_tables),
+        )
+        self.num_steps_before = self.num_batches = 0
+        # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
+        self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
+
+    def _make_scratch(self) -> None:
+        """Make what operations write down while they work, and what is always the same."""
+        config = self.config
         self.planned_scratch = np.array(self.planned_columns, np.int32)
+        self.write_counts = np.zeros((len(self.tables), 2), np.int32)
         self.ones = np.ones(config.max_sequences, np.int32)
         self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
         scratch = np.empty((4, config.max_sequences), np.int32)
         self.start_scratch, self.row_scratch, self.accepted_scratch, self.touched_scratch = scratch
-        self.plan_layout = PlanLayout(tuple(self.pools), len(self.groups), [group.index for group in self.outsiders])
-        self.write_counts = np.zeros((len(self.groups), 2), np.int32)
-        self.num_steps_before = self.num_batches = 0
-        # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
-        self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
 
     def _new_pools(self, num_blocks: dict[str, int], *, is_host: bool = False) -> dict[str, BlockPool]:
         """Build pools of so many blocks; those of the host keep nothing special but epochs."""
@@ -244,20 +290,27 @@ class SpaceState:
                 caching=config.prefix_caching,
                 policy=policy,
                 in_order=config.in_order,
-                features=self._features(0 if is_host else count),
+                features=self._features(name, 0 if is_host else count),
             )
             pools[name].arrays.epochs[:1] = 0 if isinstance(config.weights_epoch, str) else config.weights_epoch
         return pools
 
-    def _features(self, num_blocks: int) -> PoolFeatures:
+    def _features(self, name: str, num_blocks: int) -> PoolFeatures:
         """Tell what a device pool of so many blocks keeps; 0 stands for a host pool."""
         config = self.config
         is_device = num_blocks > 0
+        bounds = tuple(
+            (index, spec.max_checkpoints)
+            for index, spec in enumerate(config.groups, 1)
+            if isinstance(spec, RecurrentState) and spec.pool == name and spec.max_checkpoints is not None
+        )
         return PoolFeatures(
             ghosts=config.ghosts_per_block * num_blocks if config.explain else 0,
             epochs=config.counts_epochs,
             leases=config.leases and is_device,
             siblings=config.prefix_caching and config.min_partial_hit > 0 and is_device,
+            bounds=bounds if config.prefix_caching and is_device else (),
+            limits=self.limits[name] if self.tenant_names and is_device else (),
         )
 
     def _new_groups(self) -> tuple[Group, ...]:
@@ -275,8 +328,18 @@ class SpaceState:
             groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view, ends))
         return tuple(groups)
 
+    def _new_draft_tables(self) -> tuple[DraftTable, ...]:
+        drafting = [group for group in self.groups if _num_draft_states(group.spec)]
+        if not drafting:
+            return ()
+        loops = DraftLoops(*drafting[0].view)
+        return tuple(
+            DraftTable(index, group, new_draft_arrays(index, self.config, _num_draft_states(group.spec)), loops)
+            for index, group in enumerate(drafting, len(self.groups))
+        )
+
     def _new_receipts(self) -> ReceiptBook:
-        groups = [(group.pool.name, group.arrays) for group in self.groups]
+        groups = [(table.pool.name, table.arrays) for table in self.tables]
         return ReceiptBook(self.config.max_sequences, groups, tuple(self.pools), tuple(self.host_pools))
 
     def _lanes(self) -> tuple[tuple[Group, ...], ...]:
@@ -356,6 +419,19 @@ class SpaceState:
         """Make a number that no batch of rows was marked with before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
+
+
+def _num_draft_tables(config: SpaceConfig) -> int:
+    return sum(_num_draft_states(spec) > 0 for spec in config.groups)
+
+
+def _num_draft_states(spec: GroupSpec) -> int:
+    return spec.num_draft_states if isinstance(spec, RecurrentState) else 0
+
+
+def _tenants_of(config: SpaceConfig) -> tuple[str | None, ...]:
+    """Name the tenants by their numbers, nobody first; nothing if nobody is told apart."""
+    return (None, *config.tenants) if config.tenants else ()
 
 
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from pagedkv.answers import TenantShare
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import NUM_ACQUIRED, NUM_CACHED, NUM_DEFERRED, NUM_EVICTED, NUM_FREE, NUM_HIT_BLOCKS, NUM_NAMED
 from pagedkv.space.holding import num_held
 from pagedkv.space.receipts import Receipt
 from pagedkv.space.state import SpaceState
+from pagedkv.space.tenants import list_shares
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
 
 __all__ = ["PoolStatistics", "SpaceStatistics", "take_statistics"]
@@ -56,6 +58,8 @@ class SpaceStatistics:
         num_steps_in_flight: planned steps that are not acknowledged.
         receipts: what all sequences have taken since the space was built, the freed ones among them: the sum of all
             receipts. None unless ``SpaceConfig.receipts``.
+        tenants: what each tenant has of each device pool, whoever names none first; empty unless
+            ``SpaceConfig.tenants``.
     """
 
     pools: tuple[PoolStatistics, ...]
@@ -65,6 +69,7 @@ class SpaceStatistics:
     num_tokens: int
     num_steps_in_flight: int
     receipts: Receipt | None
+    tenants: tuple[TenantShare, ...]
 
 
 def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatistics:
@@ -78,6 +83,7 @@ def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatist
         num_tokens=int(state.rows[running, NUM_TOKENS].sum()),
         num_steps_in_flight=num_steps_in_flight,
         receipts=None if state.receipts is None else state.receipts.sum,
+        tenants=list_shares(state),
     )
 
 

@@ -17,16 +17,20 @@ from pagedkv.arrays import Int32Array
 from pagedkv.errors import NoHostPoolError, SequenceError, TokenError
 from pagedkv.plan import BlockMoves
 from pagedkv.pool.block_pool import BlockPool
-from pagedkv.space.admission import kept_free
+from pagedkv.pool.blocks import FREE, QUEUE
+from pagedkv.pool.charging import NOBODY
+from pagedkv.space.draft_states import give_states_back, has_open_states
 from pagedkv.space.pending import hand_over, stop_relying
 from pagedkv.space.publishing import publish
 from pagedkv.space.retaining import note_ends
+from pagedkv.space.scarcity import find_shortage, fits_empty_pools, fits_now
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.space.tenants import batches_by_tenant, charge_hits, keep_cap, let_pay, tenant_of
 from pagedkv.spec import AllocStatus, RecurrentState
 from pagedkv.tables.retaining import shed_unkept
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED, blocks_for
-from pagedkv.tables.swapping import arrive, claim_twins, move_rows, name_moved, survey
+from pagedkv.tables.swapping import NEW_PLACE, arrive, claim_twins, move_rows, name_moved, survey
 
 __all__ = ["as_next_counts", "swap_in", "swap_in_status", "swap_out", "swap_out_status"]
 
@@ -97,7 +101,7 @@ def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
     found = _survey(state, batch, _device_pool, _host_pool)
     if any(count > state.host_pools[name].num_usable for name, count in found.num_distinct.items()):
         return AllocStatus.NEVER
-    if _is_written(state, ledger, batch):
+    if _is_written(state, ledger, batch) or has_open_states(state, batch):
         return AllocStatus.LATER
     fits = all(count <= state.host_pools[name].num_free for name, count in found.num_taken.items())
     return AllocStatus.OK if fits else AllocStatus.LATER
@@ -110,6 +114,11 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
     if _is_written(state, ledger, batch):
         raise SequenceError(
             f"rows {batch.tolist()} hold blocks that the open plan copies or swaps in: plan the step first"
+        )
+    if has_open_states(state, batch):
+        raise SequenceError(
+            f"rows {batch.tolist()} have tokens that are not accepted, and a state for each: accept them, or roll the "
+            "rows back, and acknowledge their steps first"
         )
     found = _survey(state, batch, _device_pool, _host_pool)
     for name, count in found.num_taken.items():
@@ -135,6 +144,7 @@ def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[
     """Move all groups' blocks to the host as surveyed; of windows, what stays cached is what later prompts can hit."""
     left = [(group, np.unique(group.arrays.table[batch])) for group in state.shedding_groups]
     note_ends(state, batch)
+    give_states_back(state, batch, is_leaving=True)
     moves = _move(state, batch, found, _device_pool, _host_pool)
     for group, blocks in left:
         shed_unkept(group.pool.arrays, group.arrays, blocks)
@@ -166,16 +176,69 @@ def swap_in_status(state: SpaceState, batch: Int32Array, counts: Int32Array, num
 
     Changes nothing.
     """
-    found = _survey(state, batch, _host_pool, _device_pool)
-    growth = dict.fromkeys(state.pools, 0)
-    for group in state.groups:
-        growth[group.pool.name] += _num_grown(state, group, batch, counts, num_lookahead)
-    if any(count + growth[name] > state.pools[name].num_usable for name, count in found.num_distinct.items()):
+    arrival = _survey_arrival(state, batch)
+    for tenant, places in _by_tenant(state, batch):
+        for group in state.groups:
+            num_grown = _num_grown(state, group, batch[places], counts[places], num_lookahead)
+            arrival.num_taken[tenant][group.pool.name] += num_grown
+            arrival.num_distinct[tenant][group.pool.name] += num_grown
+    if not fits_empty_pools(state, arrival.num_distinct):
         return AllocStatus.NEVER
-    for name, count in found.num_taken.items():
-        if count + growth[name] > state.pools[name].num_free - kept_free(state, state.pools[name]):
-            return AllocStatus.LATER
-    return AllocStatus.OK
+    return AllocStatus.OK if fits_now(state, arrival.num_taken) else AllocStatus.LATER
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """What swapping a batch in takes, by tenant and pool.
+
+    Args:
+        found: the same by pool.
+        num_taken: free blocks; num_distinct: blocks that would be taken if nothing were there.
+        twins: cached blocks that are shared instead of copied, by tenant and pool: int32 ``[any]``.
+    """
+
+    found: _Survey
+    num_taken: dict[int, dict[str, int]]
+    num_distinct: dict[int, dict[str, int]]
+    twins: dict[int, dict[str, Int32Array]]
+
+
+def _by_tenant(state: SpaceState, batch: Int32Array) -> list[tuple[int, Int32Array]]:
+    """Give each tenant with rows in a batch, and the places of these."""
+    if not state.tenant_names:
+        return [(NOBODY, np.arange(len(batch), dtype=np.int32))]
+    return list(batches_by_tenant(state, batch))
+
+
+def _survey_arrival(state: SpaceState, batch: Int32Array) -> _Arrival:
+    """Find out what swapping rows in takes; what rows share is for the tenant of the first."""
+    found = _survey(state, batch, _host_pool, _device_pool)
+    if not state.tenant_names:
+        return _Arrival(found, {NOBODY: found.num_taken}, {NOBODY: found.num_distinct}, {})
+    tenants = [tenant for tenant, _ in batches_by_tenant(state, batch)]
+    arrival = _Arrival(found, {it: {} for it in tenants}, {it: {} for it in tenants}, {it: {} for it in tenants})
+    for name, pool in state.pools.items():
+        moved_to, payers = found.moved_to[name], _payers(state, batch, name)
+        was_counted = np.zeros(pool.num_blocks, np.bool_)
+        for tenant in tenants:
+            places = moved_to[(payers == tenant) & (moved_to != 0)]
+            twins = np.unique(-places[places != NEW_PLACE])
+            own = twins[(pool.arrays.records[twins, QUEUE] == FREE) & ~was_counted[twins]].astype(np.int32)
+            was_counted[own] = True
+            arrival.twins[tenant][name] = own
+            arrival.num_taken[tenant][name] = int((places == NEW_PLACE).sum()) + len(own)
+            arrival.num_distinct[tenant][name] = len(places)
+    return arrival
+
+
+def _payers(state: SpaceState, batch: Int32Array, pool: str) -> Int32Array:
+    """Tell for each block of a host pool the tenant of the first row of a batch that holds it: int32 ``[blocks]``."""
+    payers = np.zeros(state.host_pools[pool].num_blocks, np.int32)
+    for group in state.groups:
+        for row in batch[::-1].tolist() if group.pool.name == pool else ():
+            num_blocks = blocks_for(int(state.rows[row, NUM_TOKENS]), group.block_size)
+            payers[group.arrays.table[row, :num_blocks]] = tenant_of(state, row)
+    return payers
 
 
 def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> int:
@@ -200,12 +263,18 @@ def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32
 
 def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[BlockMoves, ...] | Shortage:
     """Move swapped-out rows back; their host blocks go back when the plan is acknowledged."""
-    found = _survey(state, batch, _host_pool, _device_pool)
-    for name, count in found.num_taken.items():
-        if count > state.pools[name].num_free:
-            return Shortage(name, count, state.pools[name].num_free)
+    arrival = _survey_arrival(state, batch)
+    shortage = find_shortage(state, arrival.num_taken)
+    if shortage is not None:
+        return shortage
     state.is_changing = True
-    moves = _move(state, batch, found, _host_pool, _device_pool)
+    for tenant, twins in arrival.twins.items():
+        let_pay(state, tenant)
+        for name, blocks in twins.items():
+            charge_hits(state, state.pools[name], blocks)
+    moves = _move(state, batch, arrival.found, _host_pool, _device_pool)
+    for tenant in arrival.twins:
+        keep_cap(state, tenant)
     state.rows[batch, STATUS] = RUNNING
     for group in state.groups:
         arrive(*group.view, batch)

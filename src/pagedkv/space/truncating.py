@@ -6,6 +6,7 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.errors import SharedPrefixError, TruncationError
+from pagedkv.space.draft_states import accept_states, give_states_back
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
@@ -33,6 +34,9 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     state.loops.accept(state.rows, batch, lengths)
     if state.is_overlapped:
         _stay_overlapped(state, batch, accepted)
+    if state.draft_tables:
+        accept_states(state, batch, accepted, state.rows[batch, NUM_ACCEPTED])
+        give_states_back(state, batch, is_leaving=False)
     if ledger.unfilled:
         ledger.lower_ends(state.rows[:, NUM_TOKENS])
     if any_full:

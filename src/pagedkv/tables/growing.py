@@ -35,6 +35,7 @@ from pagedkv.tables.rows import (
     GroupArrays,
     blocks_for,
     is_ascending,
+    let_row_pay,
     note_change,
     touch,
 )
@@ -212,6 +213,7 @@ def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
     at = group.parameters[AT]
     held = rows[row, at + NUM_BLOCKS]
     wanted = blocks_for(num_slots, group.parameters[BLOCK_SIZE])
+    let_row_pay(pool, rows, row)
     for index in range(held, wanted):
         group.table[row, index] = acquire(pool)
     rows[row, at + NUM_BLOCKS] = wanted
@@ -240,6 +242,7 @@ def copy_on_write(
     """Replace a row's reference to a shared, partly filled block by a copy, and return it."""
     index = int(entry)
     shared = group.table[row, index]
+    let_row_pay(pool, rows, row)
     own = copy_block(pool, shared)
     release(pool, shared, rows[row, LAST_STEP])
     group.table[row, index] = own

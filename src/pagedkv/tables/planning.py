@@ -13,6 +13,7 @@ from pagedkv.tables.rows import (
     DIRTY_FROM,
     DIRTY_TO,
     LAST_STEP,
+    NUM_ACCEPTED,
     NUM_COMMON,
     NUM_PER_GROUP,
     NUM_PLANNED,
@@ -24,7 +25,15 @@ from pagedkv.tables.rows import (
     GroupArrays,
 )
 
-__all__ = ["collect_new", "collect_ranges", "collect_starts", "collect_touched", "collect_unknown", "collect_writes"]
+__all__ = [
+    "collect_firsts",
+    "collect_new",
+    "collect_ranges",
+    "collect_starts",
+    "collect_touched",
+    "collect_unknown",
+    "collect_writes",
+]
 
 
 @inlined
@@ -165,6 +174,23 @@ def collect_unknown(
             lags[place] = step - samplers[row]
         elif num_known[row] <= buffer[ranges + stride + place]:
             lags[place] = step - settled
+
+
+@compiled
+def collect_firsts(rows: Int32Array, buffer: Int32Array, line: int, ranges: int, num_ranges: int) -> None:
+    """Write from which position on the row of each range has states of their own; nothing where no range has any.
+
+    ``ranges`` is where :func:`collect_ranges` has put the rows.
+    """
+    num_open = 0
+    for place in range(num_ranges):
+        row = buffer[ranges + place]
+        num_open += rows[row, NUM_TOKENS] - rows[row, NUM_ACCEPTED]
+    if num_open == 0:
+        return
+    offset = place_part(buffer, line, 1, num_ranges)
+    for place in range(num_ranges):
+        buffer[offset + place] = rows[buffer[ranges + place], NUM_ACCEPTED]
 
 
 @compiled

@@ -24,7 +24,8 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool.blocks import PoolArrays, aligned_zeros
+from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays, aligned_zeros
+from pagedkv.pool.charging import PAYER
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "clear_rows",
     "first_unfit_row",
     "is_ascending",
+    "let_row_pay",
+    "new_draft_arrays",
     "new_group_arrays",
     "new_rows",
     "note_change",
@@ -63,6 +66,8 @@ DIRTY_FROM: Final = 6  # table entries changed since the last plan
 DIRTY_TO: Final = 7
 NUM_PER_GROUP: Final = 8
 
+TENANT: Final = -1  # the last column of all, which rows have only where there are tenants: who pays for new blocks
+
 # Values of STATUS; OCCUPIED asks for any but VACANT.
 OCCUPIED: Final = -1
 VACANT: Final = 0
@@ -85,7 +90,8 @@ PLANNED: Final = 9  # the column that says how far the group is planned: NUM_PLA
 SHEDS: Final = 10  # what leaves the window is kept for a reason only (tables/retaining.py)
 HIT_ALIGNMENT: Final = 11  # hits of whole blocks end at multiples of so many tokens, whatever group they are in
 HITS_INSIDE: Final = 12  # hits may end inside a block (tables/partial_hits.py)
-NUM_PARAMETERS: Final = 13
+NUM_DRAFT_STATES: Final = 13  # slots of a row's draft states (tables/drafting.py); 0 if it has none
+NUM_PARAMETERS: Final = 14
 
 # Values of KIND.
 FULL: Final = 0
@@ -116,9 +122,9 @@ class GroupView(NamedTuple):
     rows: Int32Array
 
 
-def new_rows(max_sequences: int, num_groups: int) -> Int32Array:
-    """Make vacant rows."""
-    rows = aligned_zeros(max_sequences, NUM_COMMON + num_groups * NUM_PER_GROUP)
+def new_rows(max_sequences: int, num_tables: int, *, has_tenants: bool = False) -> Int32Array:
+    """Make vacant rows, with room for so many tables: those of the groups, and of their draft states."""
+    rows = aligned_zeros(max_sequences, NUM_COMMON + num_tables * NUM_PER_GROUP + has_tenants)
     rows[0, TOUCHED] = 1
     return rows
 
@@ -130,6 +136,13 @@ def touch(rows: Int32Array, row: int) -> None:
         rows[row, TOUCHED] = rows[0, TOUCHED]
         rows[0, TOUCHED] = row
         rows[0, TOUCHED] += 1  # apart: Numba adds signed to unsigned as floats
+
+
+@inlined
+def let_row_pay(pool: PoolArrays, rows: Int32Array, row: int) -> None:
+    """Charge what is taken from now on to a row's tenant, where there are tenants."""
+    if len(pool.tenants):
+        pool.tenants[NULL_BLOCK, PAYER] = rows[row, TENANT]
 
 
 def rule_of(spec: GroupSpec) -> tuple[int, int]:
@@ -169,13 +182,25 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     has_chains = any(isinstance(other, FullAttention) for other in others)
     parameters[SHEDS] = caching and config.shed_windows and has_chains and kind != FULL
     parameters[HIT_ALIGNMENT] = math.lcm(*(other.block_size for other in others)) if caching else 0
+    parameters[NUM_DRAFT_STATES] = spec.num_draft_states if isinstance(spec, RecurrentState) else 0
     parameters[HITS_INSIDE] = caching and kind != RECURRENT and config.min_partial_hit > 0
     if config.prefix_caching and not caching:
         parameters[PLANNED] = parameters[AT] + PLANNED_HERE
-    width = -(-max_tokens // block_size)
+    return GroupArrays(_new_table(config.max_sequences, -(-max_tokens // block_size)), parameters)
+
+
+def new_draft_arrays(index: int, config: SpaceConfig, num_slots: int) -> GroupArrays:
+    """Make the empty table ``index`` of a configuration, that of a group's draft states: so many slots a row."""
+    parameters = np.zeros(NUM_PARAMETERS, np.int32)
+    parameters[AT] = NUM_COMMON + index * NUM_PER_GROUP
+    parameters[NUM_DRAFT_STATES] = num_slots
+    return GroupArrays(_new_table(config.max_sequences, num_slots), parameters)
+
+
+def _new_table(max_sequences: int, width: int) -> Int32Array:
     # One spare cache line a row: with a stride of a power of two all rows would share a few cache sets.
     stride = -(-width // CACHE_LINE_ENTRIES) * CACHE_LINE_ENTRIES + CACHE_LINE_ENTRIES
-    return GroupArrays(np.zeros((config.max_sequences, stride), np.int32), parameters)
+    return np.zeros((max_sequences, stride), np.int32)
 
 
 @compiled

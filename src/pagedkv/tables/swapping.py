@@ -53,10 +53,11 @@ from pagedkv.tables.rows import (
     TAIL_LIFE,
     GroupArrays,
     blocks_for,
+    let_row_pay,
     note_change,
 )
 
-__all__ = ["arrive", "claim_twins", "move_rows", "name_moved", "survey"]
+__all__ = ["NEW_PLACE", "arrive", "claim_twins", "move_rows", "name_moved", "survey"]
 
 NEW_PLACE: Final = -(2**31)  # in ``moved_to``: seen, and no twin. Other negative numbers: a twin, not referenced yet
 
@@ -174,6 +175,7 @@ def move_rows(
     at = group.parameters[AT]
     for row in batch:
         num_blocks = blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE])
+        let_row_pay(destination, rows, row)
         for index in range(num_blocks):
             block = group.table[row, index]
             if block == NULL_BLOCK:

@@ -24,6 +24,7 @@ from pagedkv.tables.rows import (
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
+    NUM_DRAFT_STATES,
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_TOKENS,
@@ -99,7 +100,8 @@ def missing_content(group: GroupArrays, rows: Int32Array, row: int, length: int)
         if group.table[row, index] == NULL_BLOCK:  # else it is a sink's
             return CONTENT_GONE
     if group.parameters[KIND] == RECURRENT and length < planned and length % block_size != 0:
-        return STATE_ADVANCED
+        has_state = group.parameters[NUM_DRAFT_STATES] > 0 and length >= record[NUM_ACCEPTED]
+        return 0 if has_state else STATE_ADVANCED
     return 0
 
 
