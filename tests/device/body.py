@@ -109,7 +109,8 @@ class Body:
             table = inputs.block_tables[group.index].cpu()
             for place, (row, start, end) in enumerate(step.ranges_in(group)):
                 prefixes = step.views[row].prefixes
-                positions = group.kept(end) if group.is_state else group.read(start, end)
+                first = step.first_open(row) if group.num_draft_states else end
+                positions = group.kept(min(first, end)) if group.is_state else group.read(start, end)
                 for position in positions if start < end else ():
                     index, offset = group.slot(position)
                     self.require(group, int(table[place, index]), offset, prefixes[position])
@@ -173,26 +174,32 @@ class Body:
             self.executor.transfers.reshape_and_cache(group.index, layer, content, content, once)
 
     def _write_states(self, group: GroupRule, step: Step, inputs: StepInputs) -> None:
-        table = inputs.block_tables[group.index].cpu()
-        read, written = (blocks.tolist() for blocks in self.tables.state_blocks(group.index, inputs.num_rows))
+        """Read each row's state where the inputs say it is, then write one behind every position that is to keep it."""
+        read, last = (blocks.tolist() for blocks in inputs.state_blocks(group.index))
+        written = inputs.state_writes(group.index)
+        offsets = inputs.query_start_loc[group.index].tolist()
+        kept, codes = [], []
         for place, (row, start, end) in enumerate(step.ranges_in(group)):
             if start >= end:
                 continue
             prefixes = step.views[row].prefixes
             if start:
                 self.require(group, read[place], 0, prefixes[start - 1])
-            assert written[place] == int(table[place, group.slot(end - 1)[0]])
-            for position in group.written(start, end):
-                block = torch.tensor([int(table[place, group.slot(position)[0]])], dtype=torch.int32)
-                self._scatter(group, block.to(self.storage.device), code(group, prefixes[position]))
+            in_table, in_slots = group.written_by(start, end, step.first_open(row))
+            kept += [offsets[place] + position - start for position in (*in_table, *in_slots)]
+            codes += [code(group, prefixes[position]) for position in (*in_table, *in_slots)]
+            assert last[place] == int(written[offsets[place + 1] - 1])
+        assert written.nonzero().flatten().tolist() == sorted(kept), "other positions keep their states"
+        assert len(set(written[kept].tolist())) == len(kept), "two states go to one block"
+        self._scatter(group, written[kept], codes)
 
-    def _scatter(self, group: GroupRule, block: torch.Tensor, number: float) -> None:
+    def _scatter(self, group: GroupRule, blocks: torch.Tensor, numbers: list[float]) -> None:
         for layer in range(NUM_LAYERS):
-            states = {
-                name: torch.full((1, *state.shape[1:]), number, device=state.device)
-                for name, state in self.storage.states(group.index, layer).items()
-            }
-            self.executor.transfers.scatter_states(group.index, layer, block, states)
+            states = {}
+            for name, state in self.storage.states(group.index, layer).items():
+                content = torch.tensor(numbers, device=state.device).view(-1, *[1] * (state.ndim - 1))
+                states[name] = content.expand(-1, *state.shape[1:])
+            self.executor.transfers.scatter_states(group.index, layer, blocks, states)
 
 
 def code(group: GroupRule, prefix: int) -> float:

@@ -1,4 +1,18 @@
-"""What bad input gets: an error of ours before any kernel is launched, and nothing written."""
+"""What bad input gets: an error of ours before any kernel is launched, and nothing written.
+
+slot out of range                  test_keys_that_do_not_fit_are_refused; what does not exist is never written
+table overflow                     test_numbers_beyond_the_tables_are_refused, by a plan;
+                                   test_calls_that_do_not_fit_the_tables_are_refused, by calls;
+                                   test_slots_of_drafts_beyond_their_table_are_refused
+mismatched dtype, device or shape  test_keys_that_do_not_fit_are_refused, test_states_that_do_not_fit_are_refused,
+                                   test_refusals_that_do_not_fit_are_refused
+an unpinned buffer                 test_packets_that_are_not_pinned_are_refused, test_host_blocks_that_are_not_...
+freeing with copies in flight      test_memory_in_use_is_not_given_back
+a row twice in one batch           test_a_row_twice_in_one_batch_is_refused; by a plan: "row 0 follows row 0"
+Triton where there is none         test_triton_on_a_cpu_is_refused, test_a_gpu_without_triton_is_refused
+a plan twice, or out of order      test_a_plan_that_is_carried_out_twice_is_refused, test_a_plan_out_of_order_is_...
+a buffer of another version        test_a_buffer_of_another_version_is_refused, test_a_plan_of_another_space_is_...
+"""
 
 import subprocess
 import sys
@@ -108,7 +122,7 @@ def test_a_plan_out_of_order_is_refused(setting: Setting) -> None:
 def test_a_buffer_of_another_version_is_refused(setting: Setting) -> None:
     octets = bytearray(setting.plan.buffer.tobytes())
     octets[4] += 1
-    with pytest.raises(PlanError, match="version 3 of the layout"):
+    with pytest.raises(PlanError, match="version 4 of the layout"):
         StepPlan.from_buffer(octets)
 
 
@@ -164,6 +178,35 @@ def test_a_long_row_beside_a_new_one_is_no_overflow(device: torch.device) -> Non
     inputs = tables.step(space.plan_step())
     told = [inputs.padded_block_table(0)[place].tolist() for place in range(2)]
     assert told == [space.block_ids(row), space.block_ids(other) + [0] * 5]
+
+
+def test_slots_of_drafts_beyond_their_table_are_refused(device: torch.device) -> None:
+    """And plans of spaces that keep another number of draft states, or none."""
+    config = SpaceConfig((RecurrentState(4, num_draft_states=3),), num_blocks=12, max_sequences=4, max_tokens=40)
+    space, tables = BlockSpace(config), BlockTables(config, max_batched_tokens=16, device=device)
+    row = space.allocate([1, 2, 3]).row  # type: ignore[union-attr]
+    tables.step(space.plan_step())
+    space.append(row, [4, 5], num_draft=2)
+    plan = space.plan_step()
+    parts = parts_of(plan)
+    *first, slots = parts.table_writes
+    assert slots.group == 1
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
+        (
+            {"starts": slots.starts + np.int32(2)},
+            "the draft states of group 0 would have .* entries, but its table has",
+        ),
+        ({"block_ids": slots.block_ids + np.int32(12)}, "in the draft states of group 0, but its pool has 12"),
+        ({"rows": slots.rows + np.int32(4)}, "writes row 4 of the draft states of group 0"),
+    )
+    for change, told in changes:
+        wrong = repacked(replace(parts, table_writes=(*first, replace(slots, **change))), plan)
+        with pytest.raises(PlanError, match=told):
+            tables.step(wrong)
+    tables.step(plan)
+    without = BlockTables(replace(config, groups=(RecurrentState(4),)), device=device)
+    with pytest.raises(PlanError, match="of another space"):
+        without.step(plan)
 
 
 def test_moves_beyond_a_pool_are_refused(setting: Setting) -> None:
@@ -225,6 +268,36 @@ def test_keys_that_do_not_fit_are_refused(
         transfers.reshape_and_cache(0, 0, key, key, slots, check_slots=True)
 
 
+def test_states_that_do_not_fit_are_refused(device: torch.device) -> None:
+    storage = KVStorage(SpaceConfig((RecurrentState(4),), 9), [StateShape(1, (StateTensor("scan", (4,)),))], device)
+    transfers = Transfers(storage)
+    before = storage.pools["state"].device_bytes.clone()
+    blocks = torch.tensor([1, 2], dtype=torch.int32, device=device)
+    states = torch.ones(2, 4, device=device)
+    for index, given, told in (
+        (blocks.float(), {"scan": states}, "must be of"),
+        (blocks, {"scan": states[:1]}, r"scan must have the shape \[2, 4\], got \[1, 4\]"),
+        (blocks, {"scan": states.double()}, "scan must be of torch.float32"),
+        (blocks, {"scan": states.to("meta")}, "scan must be on"),
+        (blocks, {"conv": states}, r"has the tensors \['scan'\], got \['conv'\]"),
+    ):
+        with pytest.raises(TensorError, match=told):
+            transfers.scatter_states(0, 0, index, given)
+    assert same_bytes(storage.pools["state"].device_bytes, before)
+
+
+def test_refusals_that_do_not_fit_are_refused(setting: Setting) -> None:
+    where = setting.tables.device
+    rows = torch.tensor([0, 1], dtype=torch.int32, device=where)
+    for counts, told in (
+        (rows[:1], r"counts must have the shape \[2\], got \[1\]"),
+        (rows.float(), "counts must be of torch.int32 or"),
+        (rows.to("meta"), "counts must be on"),
+    ):
+        with pytest.raises(TensorError, match=told):
+            setting.tables.record_refused(1, rows, counts)
+
+
 def test_wrong_groups_layers_and_kinds_are_refused(setting: Setting) -> None:
     storage = setting.storage
     for ask, told in (
@@ -234,6 +307,8 @@ def test_wrong_groups_layers_and_kinds_are_refused(setting: Setting) -> None:
         (lambda: storage.states(0, 0), "group 0 has no states"),
         (lambda: storage.scales(0), "group 0 has no scales"),
         (lambda: storage.pages(0, 0, 3), "blocks of 4 tokens are not made of pages of 3"),
+        (lambda: setting.tables.state_blocks(0, 1), "group 0 has no states"),
+        (lambda: setting.tables.state_writes(0, 1), "group 0 has no states"),
     ):
         with pytest.raises(ConfigurationError, match=told):
             ask()

@@ -1,26 +1,40 @@
 """Block tables by calls, as other systems drive them: append, overwrite, gather, slots, padding, several groups.
 
-What vLLM's tests of its own tables ask for (tests/v1/worker), and where it is asked here::
+What vLLM's tests of its own tables ask for (tests/v1/worker), test by test, and where it is asked here. The CPU table,
+``test_block_table.py``, asks in thirty tests for one thing, null blocks behind every row: its last lines.
 
-    writes of several groups at once, of one group        test_writes_of_several_groups_are_applied_at_once
-    appended behind what a row has, nothing appended      test_blocks_are_appended_behind_a_rows_blocks
-    nothing staged stays behind once it is applied        test_applying_nothing_changes_nothing
-    fresh tables are null blocks                          test_fresh_tables_are_null_blocks
-    a row is begun anew, nothing is left of a longer one  test_a_row_that_is_used_again_shows_nothing_of_before
-    gathered in any order                                 test_rows_are_gathered_in_any_order
-    padded places, dummy tables, their address            test_dummies_and_padded_places_are_null_blocks
-    slots by hand, of several rows                        test_slots_are_those_written_down_by_hand
-    slots on block bounds, ragged, behind a prefix        test_slots_of_ragged_batches_are_padded
-    padding beyond a tile                                 the same
-    groups without slots                                  test_states_have_no_slots
-    dummy rows have no slots                              test_a_dummys_positions_and_those_beyond_a_table_...
-    large blocks                                          test_slots_beyond_32_bits
-    moved, cleared, swapped rows; the others stay         test_rows_are_moved_swapped_and_cleared
-    a move onto a longer row                              test_a_row_that_is_used_again_shows_nothing_of_before
-    a row filled to the end, arrays as block ids          test_a_row_may_be_filled_to_its_end
-    kernels' blocks a part of the manager's               test_kernels_of_smaller_blocks_find_every_token
+    test_gpu_block_table.py
+    apply_staged_writes_fuses_kv_groups           test_writes_of_several_groups_are_applied_at_once
+        and appends behind what a row has         test_blocks_are_appended_behind_a_rows_blocks
+        and leaves nothing staged                 test_applying_nothing_changes_nothing
+    apply_staged_writes_single_group              test_overwriting_begins_anew
+    skip_custom_slot_mapping_groups               test_states_have_no_slots, test_slots_beyond_32_bits
+    dcp_slot_mapping_only_shards_sharded_groups   not met: slots interleaved over context-parallel ranks
+    v1_block_table_move_row_clears_vacated_row    test_rows_are_moved_swapped_and_cleared
+    get_dummy_block_tables_returns_zeroed_rows    test_dummies_and_padded_places_are_null_blocks
+    dummy_request_slot_mapping_is_pad             test_a_dummys_positions_and_those_beyond_a_table_have_no_slots
 
-Not met: slots interleaved over context-parallel ranks (decision 26 leaves them out).
+    test_block_table_kernels.py
+    fused_gather_and_slots_matches_separate       kernels/test_tables.py: plans and calls, against plain torch
+    fused_with_shuffled_idx_mapping               test_rows_are_gathered_in_any_order
+
+    test_block_table_slot_mapping.py
+    matches_hand_computed_slots                   test_slots_are_those_written_down_by_hand
+    covers_block_boundaries_and_ragged_batches    test_slots_of_ragged_batches_are_padded
+    pads_beyond_a_triton_tile                     the same, with 1,545 positions
+    partitions_tokens_across_dcp_ranks            not met, as above
+    dcp_matches_hand_computed_slots               not met, as above
+    with_hybrid_kernel_blocks                     test_kernels_of_smaller_blocks_find_every_token
+    hybrid_matches_hand_computed_slots            test_blocks_of_two_pages_have_the_slots_of_their_pages
+    mode_none_leaves_buffer_untouched             test_states_have_no_slots: here -1, so that nothing stale is left
+
+    test_block_table.py
+    fresh tables                                  test_fresh_tables_are_null_blocks
+    appended, added anew, used again              test_a_row_that_is_used_again_shows_nothing_of_before
+    moved, cleared; other rows                    test_rows_are_moved_swapped_and_cleared, test_other_rows_stay_as_...
+    filled to the end, arrays, large ids          test_a_row_may_be_filled_to_its_end
+
+Decision 26 leaves context parallelism out.
 """
 
 import numpy as np
@@ -29,6 +43,7 @@ import torch
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig
 from pagedkv.device import BlockTables, KeyValueShape, KVStorage
+from pagedkv.device.paging import number_pages
 from pagedkv.spec import GroupSpec
 
 
@@ -299,3 +314,59 @@ def test_a_step_reads_and_writes_states_by_block(device: torch.device) -> None:
     tables.step(space.plan_step())
     read, written = tables.state_blocks(1, 1)
     assert (read.tolist(), written.tolist()) == ([space.block_ids(row, 1)[1]] * 1, [space.block_ids(row, 1)[1]])
+
+
+def test_states_of_open_positions_are_in_slots(device: torch.device) -> None:
+    """Before the first open position states are in the table, from it on in slot ``p % n``; also once a range moved."""
+    config = SpaceConfig((RecurrentState(4, num_draft_states=6),), num_blocks=20, max_sequences=3, max_tokens=64)
+    space, tables = BlockSpace(config), BlockTables(config, max_batched_tokens=12, device=device)
+    other = space.allocate([9]).row  # type: ignore[union-attr]
+    row = space.allocate(range(6)).row  # type: ignore[union-attr]
+    first = tables.step(space.plan_step())
+    mine, states = space.block_ids(row, 0), first.state_writes(0).tolist()
+    assert states == [*space.block_ids(other, 0), 0, 0, 0, mine[0], 0, mine[1], 0, 0, 0, 0, 0]
+    space.append(row, [6, 7, 8], num_draft=2)
+    drafted = space.plan_step()
+    inputs = tables.step(drafted)
+    mine, slots = space.block_ids(row, 0), space.draft_block_ids(row, 0)
+    assert [blocks.tolist() for blocks in inputs.state_blocks(0)] == [[mine[1]], [slots[8 % 6]]]
+    assert inputs.state_writes(0).tolist() == [mine[1], slots[7 % 6], slots[8 % 6], *[0] * 9]
+    refused = torch.tensor([1], dtype=torch.int32, device=device)
+    tables.record_refused(drafted.step_id, torch.tensor([row], dtype=torch.int32, device=device), refused)
+    space.append(row, None, [1])
+    later = space.plan_step()
+    inputs = tables.step(later)
+    assert (inputs.starts.tolist(), inputs.seq_lens.tolist()) == ([[8]], [[9]]), "planned as position 9"
+    assert [blocks.tolist() for blocks in inputs.state_blocks(0)] == [[slots[7 % 6]], [slots[8 % 6]]]
+    assert inputs.state_writes(0).tolist() == [slots[8 % 6], *[0] * 11]
+    assert [blocks.tolist() for blocks in tables.state_blocks(0, 3)] == [
+        [slots[7 % 6], 0, 0],
+        [slots[8 % 6], 0, 0],
+    ], "places behind the batch, as graphs have them, read and write nothing"
+
+
+def test_blocks_of_two_pages_have_the_slots_of_their_pages(device: torch.device) -> None:
+    """A slot is the same number in blocks of 32 and in pages of 16, where a block's pages follow each other."""
+    tables = tables_of(device, 32)
+    tables.append_block_ids(0, ([6, 3],), overwrite=True)
+    tables.apply_staged_writes()
+    positions = [0, 15, 16, 31, 32, 47, 48]
+    numbers = number_pages(32, 16, block_stride=32, token_stride=1)
+    tables.gather_block_tables(on(device, [0]))
+    pages = tables.page_tables(0, numbers, 1)[0, :4].tolist()
+    assert pages == [12, 13, 6, 7]
+    by_pages = [pages[position // 16] * 16 + position % 16 for position in positions]
+    assert slots_of(tables, [0], [positions])[0].tolist() == by_pages == [192, 207, 208, 223, 96, 111, 112]
+
+
+def test_other_rows_stay_as_they_are(device: torch.device) -> None:
+    tables = tables_of(device, 16)
+    for row, ids in ((0, [1, 2, 3]), (1, [4]), (2, [40, 41]), (3, [99, 88])):
+        tables.append_block_ids(row, (ids,), overwrite=True)
+    tables.move_row(3, 1)
+    tables.clear_row(0)
+    tables.append_block_ids(0, ([5],), overwrite=False)
+    tables.apply_staged_writes()
+    (batch,) = tables.gather_block_tables(on(device, [0, 1, 2]))
+    assert batch[:, :3].tolist() == [[5, 0, 0], [99, 88, 0], [40, 41, 0]]
+    assert [tables.num_blocks(0, row) for row in range(4)] == [1, 2, 2, 0]

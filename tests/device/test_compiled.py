@@ -17,20 +17,19 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 HOPPER, AMPERE = 90, 80
 WIDE = ("clock", "geometry", "run_stamps", "place_stamps", "changed", "held_stamps", "sample_steps", "slots", "pieces")
 SIZES: dict[str, int] = {
-    "num_groups": 4, "num_buffers": 4, "buffer_words": 65_536, "max_rows": 1024, "max_tokens": 8192, "depth": 8,
-    "ROW_TILE": 1024, "COPY_PROGRAMS": 24, "EAGER_PROGRAMS": 4,
-    "COPY_TILE": 1024, "ENTRY_PROGRAMS": 8, "PLACE_PROGRAMS": 256,
+    "num_tables": 4, "num_buffers": 4, "buffer_words": 65_536, "max_rows": 1024, "max_tokens": 8192, "depth": 8,
+    "directory_words": 112, "draft_line": 108, "DIRECTORY_TILE": 128, "RUN_TILE": 256, "RANGE_TILE": 4096,
+    "ROW_TILE": 1024, "COPY_PROGRAMS": 24, "COPY_TILE": 1024, "ENTRY_PROGRAMS": 8, "PLACE_PROGRAMS": 256,
     "TOKEN_PROGRAMS": 16, "ENTRY_TILE": 512, "PLACES": 4, "PLACE_TILE": 512, "TOKEN_TILE": 512,
     "WRITES_ONLY": 0, "TILE": 512, "UNIT": 16, "CHUNK": 32_768, "num_heads": 8, "block_size": 16, "scale_step": 0,
     "NUM_SIDES": 2,
     "IS_SCALED": 0, "HEAD_TILE": 8, "DIM_TILE": 128,
 }  # fmt: skip
-NUMBERS = {"compute_line", "unknown_line", "num_rows", "num_positions", "num_slots", "dim", "other_dim"}
+NUMBERS = {"compute_line", "unknown_line", "num_rows", "num_tokens", "num_positions", "num_slots", "dim", "other_dim"}
 STRIDES = ("token_", "block_b", "block_n", "block_h", "block_c", "other_n", "other_h", "other_c", "other_block_")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton 3.6 may convert as the GPU does that is there")
 TABLE_KERNELS = (
     packets._pull_kernel,
-    packets._index_kernel,
     tables._step_kernel,
     calls._gather_kernel,
     calls._slots_kernel,
@@ -46,6 +45,7 @@ def _fusion_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(kernel: Any, capability: int, types: dict[str, str], **constants: Any) -> str:  # noqa: ANN401 - Triton's
     """Compile a kernel; return its assembly."""
     constants = {name: SIZES.get(name) for name in kernel.arg_names if name in SIZES} | constants
+    constants |= {name: capability >= HOPPER for name in kernel.arg_names if name == "OVERLAPS"}
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in constants.items()})
     ptx: str = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]

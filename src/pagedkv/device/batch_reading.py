@@ -3,11 +3,41 @@
 Plain tensor operations, a handful a group: none of them asks the device for a number.
 """
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 
 from pagedkv.device.paging import PageNumbers
 
-__all__ = ["page_list", "page_table", "state_blocks"]
+__all__ = ["StateRanges", "StateTable", "page_list", "page_table", "state_blocks", "state_writes"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateTable:
+    """Where a recurrent group's states are: by place of the batch.
+
+    Args:
+        blocks: int32 ``[places, width]``; block_size: tokens of an entry.
+        slots: int32 ``[places, num_draft_states]``: the second table; None where every state is advanced in place.
+    """
+
+    blocks: torch.Tensor
+    block_size: int
+    slots: torch.Tensor | None
+
+    def block_behind(self, places: torch.Tensor, positions: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
+        """Tell the blocks of the states behind some positions, which must not be negative.
+
+        Args:
+            places: int64 ``[n]``; positions: int64 ``[n]``.
+            firsts: int32 ``[n]``: from which position on the state is in a slot, at each of these places.
+        """
+        index = (positions // self.block_size).clamp(max=self.blocks.shape[1] - 1)
+        block = self.blocks[places, index]
+        if self.slots is None:
+            return block
+        return torch.where(positions < firsts, block, self.slots[places, positions % self.slots.shape[1]])
 
 
 def page_table(blocks: torch.Tensor, numbers: PageNumbers) -> torch.Tensor:
@@ -49,17 +79,48 @@ def page_list(
     return indptr, indices, torch.where(lengths > 0, (lengths - 1) % size + 1, 0).to(torch.int32)
 
 
-def state_blocks(
-    table: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, block_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tell the block that each place reads its state from, and the one that holds it at the end of its range.
+class StateRanges(NamedTuple):
+    """What a step computes of a recurrent group: int32 ``[places]`` each.
 
     Args:
-        table: int32 ``[places, width]``; starts, ends: int32 ``[places]``; block_size: tokens of an entry.
+        starts, ends: the range of each place.
+        firsts: from which position on its states are in slots.
+    """
+
+    starts: torch.Tensor
+    ends: torch.Tensor
+    firsts: torch.Tensor
+
+
+def state_blocks(table: StateTable, ranges: StateRanges) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tell the block that each place reads its state from, and the one that holds it at the end of its range.
 
     Returns:
         int32 ``[places]`` each; the null block to read where a sequence begins.
     """
-    read = table.gather(1, ((starts.long() - 1).clamp(min=0) // block_size)[:, None])[:, 0]
-    written = table.gather(1, ((ends.long() - 1).clamp(min=0) // block_size)[:, None])[:, 0]
+    starts, ends, firsts = ranges
+    places = torch.arange(len(starts), device=starts.device)
+    read, written = (table.block_behind(places, (at.long() - 1).clamp(min=0), firsts) for at in (starts, ends))
     return torch.where(starts > 0, read, 0), torch.where(ends > 0, written, 0)
+
+
+def state_writes(table: StateTable, ranges: StateRanges, offsets: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Tell for each position of the batch which block the state behind it goes to.
+
+    Args:
+        offsets: int32 ``[places + 1]``, positions before each place; num_tokens: positions wanted.
+
+    Returns:
+        int32 ``[num_tokens]``; the null block where no state is kept, and behind the positions.
+    """
+    starts, ends, firsts = ranges
+    flat = torch.arange(num_tokens, device=starts.device)
+    if len(starts) == 0:
+        return flat.int() * 0
+    place = torch.searchsorted(offsets[1:], flat, right=True, out_int32=False).clamp(max=len(starts) - 1)
+    position = starts[place] + flat - offsets[place]
+    first, end = firsts[place], ends[place]
+    is_boundary = (position + 1) % table.block_size == 0
+    is_kept = (position >= first) | is_boundary | (position + 1 == torch.minimum(first, end))
+    block = table.block_behind(place, position.clamp(min=0), first)
+    return torch.where(is_kept & (flat < offsets[-1]), block, 0)

@@ -15,7 +15,7 @@ import torch
 from pagedkv.arrays import Int64Array
 from pagedkv.errors import DeviceUnavailableError
 
-__all__ = ["copy_batch", "is_batched"]
+__all__ = ["copy_batch"]
 
 LIBRARY: Final = "libcuda.so.1"
 IN_STREAM_ORDER: Final = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -35,11 +35,6 @@ class _Attributes(ctypes.Structure):
         ("dst_location", _Location),
         ("flags", ctypes.c_uint),
     )
-
-
-def is_batched() -> bool:
-    """Tell whether the driver takes many copies at once."""
-    return _entry_point() is not None
 
 
 def copy_batch(destinations: Int64Array, sources: Int64Array, sizes: Int64Array, stream: torch.cuda.Stream) -> None:

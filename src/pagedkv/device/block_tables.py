@@ -8,7 +8,6 @@ Knows no memory that blocks name, and no plan's moves. Batch order of a plan is 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final, final
 
 import numpy as np
@@ -16,20 +15,20 @@ import torch
 
 from pagedkv.arguments import as_count
 from pagedkv.arrays import Int32Array
-from pagedkv.device.batch_reading import page_list, page_table, state_blocks
+from pagedkv.device.batch_reading import StateTable, page_list, page_table
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
-from pagedkv.device.large_plans import buffer_words, runs_of, without_writes
+from pagedkv.device.large_plans import runs_of, without_writes
 from pagedkv.device.packet_ring import PacketRing
 from pagedkv.device.paging import PageNumbers
 from pagedkv.device.plan_checks import PlanChecks
+from pagedkv.device.space_tables import SpaceTables
 from pagedkv.device.staged_writes import Run, StagedWrites
 from pagedkv.device.step_graph import StepGraph
 from pagedkv.device.step_inputs import StepInputs
-from pagedkv.device.table_arrays import BASE, TableGeometry, make_arrays
+from pagedkv.device.table_arrays import BASE, NUM_TOKENS, PADDED_TO, make_arrays
 from pagedkv.device.tensors import as_device, require_tensor
 from pagedkv.errors import PlanError, StepError, TensorError
 from pagedkv.plan import StepPlan
-from pagedkv.plan_buffer import PlanLayout
 from pagedkv.spec import RecurrentState, SpaceConfig, StepId
 
 __all__ = ["BlockTables"]
@@ -73,35 +72,28 @@ class BlockTables:
         self.device = as_device(device)
         self.max_rows = config.max_sequences
         self.max_batched_tokens = as_count(max_batched_tokens, "max_batched_tokens", least=1)
-        self.num_groups = len(config.groups)
         self._kernels = kernels_for(self.device, kernels)
-        block_sizes = tuple(_entry_tokens(config, group) for group in range(self.num_groups))
-        self.block_sizes = block_sizes
-        self.widths = tuple(-(-config.max_tokens // size) for size in block_sizes)
-        outsiders = [
-            index for index, group in enumerate(config.groups) if config.prefix_caching and not group.prefix_caching
-        ]
-        layout = PlanLayout(config.pool_names, self.num_groups, outsiders)
-        sizes = TableGeometry(
-            widths=self.widths,
-            block_sizes=block_sizes,
-            has_slots=tuple(not isinstance(group, RecurrentState) for group in config.groups),
-            max_rows=self.max_rows,
+        tables = SpaceTables.of(config)
+        self.num_groups, self.block_sizes, self.widths = tables.num_groups, tables.block_sizes, tables.widths
+        self._sizes = tables.geometry(
+            config,
             max_tokens=self.max_batched_tokens,
             num_buffers=NUM_BUFFERS,
-            buffer_words=0,
             depth=DEPTH,
-            layout=layout,
+            packet_entries=as_count(packet_entries, "packet_entries", least=LEAST_ENTRIES),
         )
-        entries = as_count(packet_entries, "packet_entries", least=LEAST_ENTRIES)
-        self._sizes = replace(sizes, buffer_words=buffer_words(layout, sizes, entries))
-        by_pool = config.blocks_by_pool()
-        self._num_blocks_of_pool = [by_pool[group.pool] for group in config.groups]
-        self._checks = PlanChecks(self._sizes, self._num_blocks_of_pool)
+        self._num_blocks_of_pool = tables.num_blocks
+        self._checks = PlanChecks(self._sizes, tables.num_blocks, tables.names)
         self.arrays = make_arrays(self._sizes, self.device)
         self._ring = PacketRing(self.arrays.ring, self.device)
-        self._tables, self._batch_tables = self._views_of_arena()
-        self._staged = StagedWrites(layout, self.num_groups)
+        self._tables, batch_tables = self._views_of_arena()
+        self._batch_tables = batch_tables[: self.num_groups]
+        self._state_tables = {
+            group: StateTable(batch_tables[group], self.block_sizes[group], _slots_of(tables, group, batch_tables))
+            for group, spec in enumerate(config.groups)
+            if isinstance(spec, RecurrentState)
+        }
+        self._staged = StagedWrites(tables.layout, self._sizes.num_tables)
         self._num_blocks: Int32Array = np.zeros((self.num_groups, self.max_rows), np.int32)
         self._last_step = StepId(0)
         self._is_called = False
@@ -145,7 +137,7 @@ class BlockTables:
             words = self._without_entries(plan)
         self._ring.stage(words)
         self._last_step = plan.step_id
-        return StepInputs(plan.step_id, num_rows, num_tokens, self.arrays, self._batch_tables)
+        return self._inputs(plan.step_id, num_rows, num_tokens)
 
     def require_next(self, plan: StepPlan) -> None:
         """Refuse what is no plan, or not behind the last one. Raises PlanError or StepError."""
@@ -171,9 +163,9 @@ class BlockTables:
             raise StepError("nothing is staged: stage a plan before each launch")
         self._graph.replay()
 
-    def fence(self) -> None:
-        """Say that the launch, or the graph that holds it, stands in the current stream. Raises StepError."""
-        self._ring.fence()
+    def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
+        """Say that the launch, or the graph that holds it, stands in a stream; None: the current. Raises StepError."""
+        self._ring.fence(stream)
 
     def record_refused(self, step_id: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
         """Tell how many tokens a step has refused in some rows, so that later ranges move down by as many.
@@ -306,7 +298,7 @@ class BlockTables:
         refused = torch.zeros_like(rows) if num_refused is None else num_refused
         require_tensor(refused, "num_refused", dtype=torch.int32, shape=(len(rows),), **where)
         self._kernels.map_slots(self.arrays, rows, query_start_loc, positions, refused)
-        return self.arrays.slots[:, :wanted]
+        return self.arrays.slots[: self.num_groups, :wanted]
 
     def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
         """Give tables of null blocks, for runs without requests: the tensors of real steps. Raises TensorError."""
@@ -318,7 +310,7 @@ class BlockTables:
         if not 0 <= num_tokens <= self.max_batched_tokens:
             raise TensorError(f"there are slots for {self.max_batched_tokens} tokens, not for {num_tokens}")
         self.arrays.slots.fill_(-1)
-        return self.arrays.slots[:, :num_tokens]
+        return self.arrays.slots[: self.num_groups, :num_tokens]
 
     def move_row(self, source: int, destination: int) -> None:
         """Let a row stand elsewhere; what is left behind is null blocks. Raises TensorError or StepError."""
@@ -375,18 +367,16 @@ class BlockTables:
         return page_list(self._batch_tables[index], lengths, max_pages, numbers)
 
     def state_blocks(self, group: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tell, for a recurrent group, which block each place's step reads its state from, and writes it to at its end.
-
-        Returns:
-            int32 ``[num_rows]`` each; the null block to read where a sequence begins.
+        """As :meth:`StepInputs.state_blocks`, of the last step and as many places as a graph is captured for.
 
         Raises:
-            TensorError: more places than there are. ConfigurationError: no such group.
+            TensorError: more places than there are. ConfigurationError: the group keeps no states.
         """
-        index = as_count(group, "group", most=self.num_groups - 1)
-        places = self._num_places(num_rows)
-        starts, ends = self.arrays.starts[index, :places], self.arrays.seq_lens[index, :places]
-        return state_blocks(self._batch_tables[index][:places], starts, ends, self.block_sizes[index])
+        return self._inputs(StepId(0), self._num_places(num_rows), 0).state_blocks(group)
+
+    def state_writes(self, group: int, num_rows: int) -> torch.Tensor:
+        """As :meth:`StepInputs.state_writes`, for as many places. Raises as :meth:`state_blocks`."""
+        return self._inputs(StepId(0), self._num_places(num_rows), 0).state_writes(group)
 
     def table(self, group: int) -> torch.Tensor:
         """View a group's table by row: int32 ``[max_rows, width]``. Raises ConfigurationError."""
@@ -398,9 +388,12 @@ class BlockTables:
 
     # Inside
 
+    def _inputs(self, step_id: StepId, num_rows: int, num_tokens: int) -> StepInputs:
+        return StepInputs(step_id, num_rows, num_tokens, self.arrays, self._batch_tables, self._state_tables)
+
     def _views_of_arena(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         bases = self.arrays.geometry[:, BASE].tolist()
-        shapes = list(zip(bases, self.widths, strict=True))
+        shapes = list(zip(bases, self._sizes.widths, strict=True))
         tables, batch_tables = (
             tuple(arena[base : base + self.max_rows * width].view(self.max_rows, width) for base, width in shapes)
             for arena in (self.arrays.tables, self.arrays.batch_tables)
@@ -420,6 +413,8 @@ class BlockTables:
             self._ring.stage(words)
             self._kernels.pull_packet(self.arrays)
             self._kernels.step_tables(self.arrays, writes_only=True)
+            # No slot was written: those of the step before still wait to be padded.
+            self.arrays.heads[:, NUM_TOKENS] = self.arrays.heads[:, PADDED_TO]
             self._ring.fence()
 
     def _exchange(self, rows: Sequence[int], to: Sequence[int], of: Sequence[int]) -> None:
@@ -461,9 +456,6 @@ class BlockTables:
         return as_count(num_rows, "places of the batch", most=self.max_rows, error=TensorError)
 
 
-def _entry_tokens(config: SpaceConfig, group: int) -> int:
-    """Tokens that an entry of a table stands for; a state without checkpoints stands for the whole sequence."""
-    spec = config.groups[group]
-    if isinstance(spec, RecurrentState) and not (config.prefix_caching and spec.prefix_caching):
-        return config.max_tokens
-    return spec.block_size
+def _slots_of(tables: SpaceTables, group: int, views: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """View the second table of a group that keeps draft states."""
+    return views[tables.slots_of[group][0]] if group in tables.slots_of else None

@@ -26,6 +26,7 @@ import torch
 from pagedkv.answers import AbortedSteps
 from pagedkv.device.block_tables import BlockTables
 from pagedkv.device.host_tables import HostTables
+from pagedkv.device.space_tables import SpaceTables
 from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.transfers import CopyTicket, Transfers, block_array, require_pairs
@@ -111,7 +112,7 @@ class PlanExecutor:
         self._stream: torch.cuda.Stream | None = None
         self._last_event: torch.cuda.Event | None = None
         self._reading: list[_Reading] = []
-        self._host_tables = HostTables(tables.widths, tables.block_sizes, tables.max_rows)
+        self._host_tables = HostTables(SpaceTables.of(storage.config), tables.max_rows)
         self._swaps = any(storage.config.host_blocks_by_pool().values())
 
     # Steps
@@ -134,14 +135,15 @@ class PlanExecutor:
         executor: :meth:`abort`.
         """
         self._require_running()
-        self._require_next(plan)
+        stream = self._current_stream()
+        self._require_next(plan, stream)
         self.storage.require_awake()
         self._require_moves(plan)
         try:
-            inputs = self._stage(plan)
+            inputs = self._stage(plan, stream)
             self._state = _State.FAILED  # until everything is launched
             self._next_step = plan.step_id
-            result = self._carry_out(plan, inputs, forward)
+            result = self._carry_out(plan, inputs, forward, stream)
         except Exception as problem:
             self._end_if_lost(problem)
             raise
@@ -232,7 +234,7 @@ class PlanExecutor:
         if self._state is _State.FAILED:
             raise StepError(f"step {self._next_step} failed: abort it in the space, and tell this executor")
 
-    def _require_next(self, plan: StepPlan) -> None:
+    def _require_next(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
         if not isinstance(plan, StepPlan):
             raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
         if plan.step_id in self._aborted or self._next_step not in {None, plan.step_id}:
@@ -240,8 +242,7 @@ class PlanExecutor:
                 f"step {plan.step_id} cannot be carried out: step {self._next_step} comes next, each once, in order, "
                 "and none that was aborted"
             )
-        if self.in_order and self.storage.device.type == "cuda":
-            stream = torch.cuda.current_stream(self.storage.device)
+        if self.in_order and stream is not None:
             if self._stream is not None and stream != self._stream:
                 raise StepError(
                     "this space's steps run in order, on one stream: launch them on the stream of the first one, or "
@@ -273,30 +274,41 @@ class PlanExecutor:
 
     # Carrying out
 
-    def _stage(self, plan: StepPlan) -> StepInputs:
-        if self._last_event is not None and not self.in_order:
-            torch.cuda.current_stream(self.storage.device).wait_event(self._last_event)
+    def _current_stream(self) -> "torch.cuda.Stream | None":
+        """The stream that a step is launched in: looked up once, since that takes the host four microseconds."""
+        device = self.storage.device
+        return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def _stage(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> StepInputs:
+        if stream is not None and self._last_event is not None and not self.in_order:
+            stream.wait_event(self._last_event)
         return self.tables.stage(plan)
 
-    def _carry_out(self, plan: StepPlan, inputs: StepInputs, forward: Callable[[StepInputs], Result]) -> Result:
+    def _carry_out(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        forward: Callable[[StepInputs], Result],
+        stream: "torch.cuda.Stream | None",
+    ) -> Result:
         if self._swaps:
             self._host_tables.note(plan)
         tickets = self._swap(plan)
         self.tables.launch()
-        self.tables.fence()
+        self.tables.fence(stream)
         if self.zero_new_blocks:
             for new in plan.new_blocks:
                 self.transfers.zero(new.pool, new.block_ids)
         for ticket in tickets[len(plan.swaps_out) :]:
-            self._wait_on_device(ticket)
+            _wait_on_device(ticket, stream)
         for moves in plan.copies:
             self.transfers.copy(moves.pool, moves.src_ids, moves.dst_ids)
-        self._wait_for_readers(plan)
+        self._wait_for_readers(plan, stream)
         result = forward(inputs)
         event = None
-        if self.storage.device.type == "cuda":
+        if stream is not None:
             event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self.storage.device))
+            event.record(stream)
         self._last_event = event
         launched = _Launched(plan.step_id, event, tuple(tickets))
         self._launched.append(launched)
@@ -312,7 +324,7 @@ class PlanExecutor:
             tickets.append(ticket)
         return [*tickets, *(self.transfers.swap_in(each.pool, each.src_ids, each.dst_ids) for each in plan.swaps_in)]
 
-    def _wait_for_readers(self, plan: StepPlan) -> None:
+    def _wait_for_readers(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
         """Let the forward pass wait for swaps that still read a block which it writes."""
         if not self._reading:
             return
@@ -322,11 +334,7 @@ class PlanExecutor:
                 if group.pool == reading.pool:
                     written = self._host_tables.written_by(plan, index)
                     if not reading.block_ids.isdisjoint(np.unique(written).tolist()):
-                        self._wait_on_device(reading.ticket)
-
-    def _wait_on_device(self, ticket: CopyTicket) -> None:
-        if ticket.event is not None:
-            torch.cuda.current_stream(self.storage.device).wait_event(ticket.event)
+                        _wait_on_device(reading.ticket, stream)
 
     # Losing the device
 
@@ -342,6 +350,11 @@ class PlanExecutor:
         if self._next_step is not None and self._next_step not in lost and self._next_step > self._last_done:
             lost.append(StepId(self._next_step))
         return DeviceLostError(over or ((self._last_done,) if self._last_done else ()), tuple(lost), reason)
+
+
+def _wait_on_device(ticket: CopyTicket, stream: "torch.cuda.Stream | None") -> None:
+    if stream is not None and ticket.event is not None:
+        stream.wait_event(ticket.event)
 
 
 DEVICE_FAILURES: Final = ("CUDA error", "CUDA driver error", "an illegal memory access", "device-side assert")

@@ -9,6 +9,7 @@ from typing import Final, final
 import numpy as np
 
 from pagedkv.arrays import Int32Array
+from pagedkv.device.space_tables import SpaceTables
 from pagedkv.plan import StepPlan
 
 __all__ = ["HostTables"]
@@ -18,15 +19,17 @@ MOST_WAITING: Final = 256
 
 @final
 class HostTables:
-    """Tables of all groups, by row.
+    """All tables, by row.
 
     Args:
-        widths: entries of a row of each group; block_sizes: tokens of an entry; max_rows: rows.
+        tables: which there are; max_rows: rows.
     """
 
-    def __init__(self, widths: tuple[int, ...], block_sizes: tuple[int, ...], max_rows: int) -> None:
+    def __init__(self, tables: SpaceTables, max_rows: int) -> None:
+        widths = (*tables.widths, *(num_slots for _, num_slots in tables.slots_of.values()))
         self._tables: list[Int32Array] = [np.zeros((max_rows, width), np.int32) for width in widths]
-        self._block_sizes = block_sizes
+        self._block_sizes = tables.block_sizes
+        self._slots_of = {group: table for group, (table, _) in tables.slots_of.items()}
         self._waiting: list[StepPlan] = []
 
     def note(self, plan: StepPlan) -> None:
@@ -48,6 +51,8 @@ class HostTables:
         rows = np.repeat(ranges.rows, counts)
         index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
         written: Int32Array = self._tables[group][rows, index]
+        if group in self._slots_of and plan.draft_states is not None:
+            written = np.concatenate([written, self._tables[self._slots_of[group]][ranges.rows].ravel()])
         return written
 
     def _apply(self) -> None:

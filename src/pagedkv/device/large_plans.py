@@ -11,6 +11,7 @@ from pagedkv.plan import TableWrites
 from pagedkv.plan_buffer import (
     ARRAYS_OF_KIND,
     COMPUTE,
+    DRAFT_STATES,
     HEADER_WORDS,
     KIND,
     LENGTH,
@@ -28,7 +29,7 @@ from pagedkv.plan_buffer import (
 
 __all__ = ["buffer_words", "runs_of", "without_writes"]
 
-SAID_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS)
+SAID_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES)
 
 
 def buffer_words(layout: PlanLayout, sizes: TableGeometry, num_entries: int) -> int:
@@ -51,7 +52,7 @@ def runs_of(writes: TableWrites) -> list[Run]:
 def without_writes(words: Int32Array, layout: PlanLayout) -> Int32Array:
     """Copy a plan, but for its table writes, moves and new blocks: what is said of its rows is left."""
     lines = read_directory(words)
-    kept = [line for line in lines if line[KIND] in {COMPUTE, UNKNOWN, STARTS}]
+    kept = [line for line in lines if line[KIND] in {COMPUTE, UNKNOWN, STARTS, DRAFT_STATES}]
     num_words = sum(ARRAYS_OF_KIND[kind] * padded(length) for kind, _, _, length in kept)
     reduced = layout.new_buffer(read_step_id(words), num_words)
     end = len(layout.template)

@@ -65,8 +65,8 @@ class PacketRing:
         np.copyto(self._views[place][: len(words)], words)
         self._num_staged += 1
 
-    def fence(self) -> None:
-        """Say that the launch of the staged packet stands in the current stream.
+    def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
+        """Say that the launch of the staged packet stands in a stream; None: in the current one.
 
         Raises:
             StepError: nothing is staged.
@@ -76,6 +76,6 @@ class PacketRing:
         if self._stream_of is not None:
             place = self._num_fenced % len(self._views)
             event = self._events[place] or torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self._stream_of))
+            event.record(stream or torch.cuda.current_stream(self._stream_of))
             self._events[place] = event
         self._num_fenced += 1

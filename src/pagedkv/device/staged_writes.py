@@ -31,16 +31,16 @@ class Run(NamedTuple):
 
 @final
 class StagedWrites:
-    """Runs that wait, by group; a row has at most one in each packet.
+    """Runs that wait, by table; a row has at most one in each packet.
 
     Args:
         layout: of the plans of the space.
-        num_groups: groups of the model.
+        num_tables: tables in all.
     """
 
-    def __init__(self, layout: PlanLayout, num_groups: int) -> None:
+    def __init__(self, layout: PlanLayout, num_tables: int) -> None:
         self._layout = layout
-        self._runs: list[dict[int, Run]] = [{} for _ in range(num_groups)]
+        self._runs: list[dict[int, Run]] = [{} for _ in range(num_tables)]
 
     @property
     def is_empty(self) -> bool:

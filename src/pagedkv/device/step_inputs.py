@@ -1,10 +1,13 @@
 """What a step's attention kernels take: views of arrays that stay where they are, and change with each step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from pagedkv.device.batch_reading import StateRanges, StateTable, state_blocks, state_writes
 from pagedkv.device.table_arrays import BLOCK_SIZE, TableArrays
+from pagedkv.errors import ConfigurationError
 from pagedkv.spec import StepId
 
 __all__ = ["StepInputs"]
@@ -26,6 +29,7 @@ class StepInputs:
     num_tokens: int
     _arrays: TableArrays
     _batch_tables: tuple[torch.Tensor, ...]
+    _state_tables: Mapping[int, StateTable]
 
     @property
     def block_tables(self) -> tuple[torch.Tensor, ...]:
@@ -49,19 +53,54 @@ class StepInputs:
     @property
     def slot_mappings(self) -> torch.Tensor:
         """Slot of each position in the flat order, then -1: int64 ``[groups, max_batched_tokens]``."""
-        return self._arrays.slots
+        return self._arrays.slots[: len(self._batch_tables)]
 
     @property
     def starts(self) -> torch.Tensor:
         """Where each place's positions begin: int32 ``[groups, num_rows]``."""
-        return self._arrays.starts[:, : self.num_rows]
+        return self._arrays.starts[: len(self._batch_tables), : self.num_rows]
 
     @property
     def seq_lens(self) -> torch.Tensor:
         """Where each place's positions end, which is its length: int32 ``[groups, num_rows]``."""
-        return self._arrays.seq_lens[:, : self.num_rows]
+        return self._arrays.seq_lens[: len(self._batch_tables), : self.num_rows]
 
     @property
     def query_start_loc(self) -> torch.Tensor:
         """Positions before each place in the flat order: int32 ``[groups, num_rows + 1]``."""
-        return self._arrays.offsets[:, : self.num_rows + 1]
+        return self._arrays.offsets[: len(self._batch_tables), : self.num_rows + 1]
+
+    def state_blocks(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tell which block each place reads a recurrent group's state from, and which holds it at the end of its range.
+
+        Draft states are followed, and what was refused by then is taken into account, on the device.
+
+        Returns:
+            int32 ``[num_rows]`` each; the null block to read where a sequence begins.
+
+        Raises:
+            ConfigurationError: the group keeps no states.
+        """
+        table, ranges = self._states(group)
+        return state_blocks(table, ranges)
+
+    def state_writes(self, group: int) -> torch.Tensor:
+        """Tell for each position, in the flat order, which block the state behind it is to be written to.
+
+        That of every draft, of every checkpoint, and of the last position that is none: one kernel may write them all.
+
+        Returns:
+            int32 ``[max_batched_tokens]``; the null block, where nothing is written, for other positions and behind
+            them.
+
+        Raises:
+            ConfigurationError: the group keeps no states.
+        """
+        table, ranges = self._states(group)
+        return state_writes(table, ranges, self.query_start_loc[group], self._arrays.slots.shape[1])
+
+    def _states(self, group: int) -> tuple[StateTable, StateRanges]:
+        if group not in self._state_tables:
+            raise ConfigurationError(f"group {group} has no states: {sorted(self._state_tables)} have")
+        firsts = self._arrays.firsts[: self.num_rows]
+        return self._state_tables[group], StateRanges(self.starts[group], self.seq_lens[group], firsts)

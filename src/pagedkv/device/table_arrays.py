@@ -18,6 +18,7 @@ import torch
 
 from pagedkv.plan_buffer import (
     COMPUTE,
+    DRAFT_STATES,
     ENTRIES,
     HEADER_WORDS,
     LINE_WORDS,
@@ -42,6 +43,9 @@ NUM_COLUMNS: Final = 8
 # Words of ``clock``.
 PULLED: Final = 0  # packets carried out: the next one is in buffer PULLED % num_buffers of the ring
 NOW: Final = 1  # number of the packet that was pulled last, from 1 on
+LAST_WORDS: Final = 2  # words of the packet that was carried out last: the next one may have as many
+RANGES_AT: Final = 3  # word at which the ranges of that packet began
+NUM_CLOCKS: Final = 4
 
 # Columns of ``run_of_row``.
 RUN_START: Final = 0  # logical block of its first entry
@@ -62,15 +66,18 @@ ARE_SINGLE: Final = 8  # 1 where each run has one entry: the entry's number is t
 ARE_DECODES: Final = 9  # 1 where each range has one position: the token's number is the place's
 NUM_HEADS: Final = 12
 
+NO_FIRST: Final = 2**31 - 1
+"""First position with a state of its own, where there is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableGeometry:
-    """Sizes of the tables.
+    """Sizes of the tables: those of the groups, and behind them the second ones of groups that keep draft states.
 
     Args:
-        widths: entries of a row, for each group.
+        widths: entries of a row, for each table.
         block_sizes: tokens of an entry.
-        has_slots: whether the group's blocks are tokens in slots, rather than states.
+        has_slots: whether the table's blocks are tokens in slots, rather than states.
         max_rows: rows, and places of a batch.
         max_tokens: tokens of a step: the slots are padded with -1 up to this.
         num_buffers, buffer_words: of the ring.
@@ -89,8 +96,8 @@ class TableGeometry:
     layout: PlanLayout
 
     @property
-    def num_groups(self) -> int:
-        """Groups of the model."""
+    def num_tables(self) -> int:
+        """Tables in all."""
         return len(self.widths)
 
     def line(self, kind: int, owner: int = 0) -> int:
@@ -101,14 +108,16 @@ class TableGeometry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableArrays:
-    """What a step's kernels work on; G groups, R rows, which is also the most places of a batch, T tokens.
+    """What a step's kernels work on; G tables, R rows, which is also the most places of a batch, T tokens.
 
     Args:
         ring: int32 ``[num_buffers, buffer_words]``, pinned host memory: packets on their way.
         packet: int32 ``[buffer_words]``: the one that was pulled last.
-        clock: int64 ``[2]``: PULLED, NOW.
-        geometry: int64 ``[G, NUM_COLUMNS]``; compute_line, unknown_line: words of the directory's lines.
-        tables: int32, all groups behind one another, each ``[R, width]``: block ids by row.
+        clock: int64 ``[4]``: PULLED, NOW, LAST_WORDS, RANGES_AT.
+        geometry: int64 ``[G, NUM_COLUMNS]``; compute_line, unknown_line, draft_line: words of the directory's lines; 0
+            where plans have no such part.
+        directory_words: of a packet, up to where its directory ends.
+        tables: int32, all tables behind one another, each ``[R, width]``: block ids by row.
         batch_tables: the same shape, by place in the batch.
         run_of_row: int32 ``[G, R, 4]``: what the packet writes into a row; run_stamps: int64 ``[G, R]``: in which
             packet that was.
@@ -120,7 +129,9 @@ class TableArrays:
             ``batch_tables``, how many entries, and up to which packet it is right. -1: none.
         starts, seq_lens: int32 ``[G, R]``: range of each place, moved down by what was refused; 0 behind the batch.
         offsets: int32 ``[G, R + 1]``: tokens before each place, in the flat order.
-        heads: int32 ``[G, NUM_HEADS]``: sizes and places of what the packet has for a group.
+        heads: int32 ``[G, NUM_HEADS]``: sizes and places of what the packet has for a table.
+        firsts: int32 ``[R]``: from which position on the states of each place are in slots of the second tables;
+            NO_FIRST where none is.
         sample_steps: int64 ``[R, depth]``, sample_refused: int32 ``[R, depth]``, sample_counts: int32 ``[R]``: the last
             steps that computed a row, what they refused, and how many there were.
         slots: int64 ``[G, T]``: slot of each token; -1 behind them, and for groups of states.
@@ -132,6 +143,8 @@ class TableArrays:
     geometry: torch.Tensor
     compute_line: int
     unknown_line: int
+    draft_line: int
+    directory_words: int
     tables: torch.Tensor
     batch_tables: torch.Tensor
     run_of_row: torch.Tensor
@@ -148,14 +161,15 @@ class TableArrays:
     seq_lens: torch.Tensor
     offsets: torch.Tensor
     heads: torch.Tensor
+    firsts: torch.Tensor
     sample_steps: torch.Tensor
     sample_refused: torch.Tensor
     sample_counts: torch.Tensor
     slots: torch.Tensor
 
     @property
-    def num_groups(self) -> int:
-        """Groups of the model."""
+    def num_tables(self) -> int:
+        """Tables in all."""
         return self.geometry.shape[0]
 
     @property
@@ -166,7 +180,7 @@ class TableArrays:
 
 def make_arrays(sizes: TableGeometry, device: torch.device) -> TableArrays:
     """Allocate empty tables: every entry the null block, every slot -1."""
-    groups, rows = sizes.num_groups, sizes.max_rows
+    count, rows = sizes.num_tables, sizes.max_rows
     bases, arena = [], 0
     for width in sizes.widths:
         bases.append(arena)
@@ -182,30 +196,33 @@ def make_arrays(sizes: TableGeometry, device: torch.device) -> TableArrays:
     return TableArrays(
         ring=ring,
         packet=zeros(sizes.buffer_words),
-        clock=zeros(2, dtype=torch.int64),
+        clock=zeros(NUM_CLOCKS, dtype=torch.int64),
         geometry=torch.tensor(_geometry_rows(sizes, bases), dtype=torch.int64, device=device),
         compute_line=sizes.line(COMPUTE),
         unknown_line=sizes.line(UNKNOWN),
+        draft_line=sizes.line(DRAFT_STATES),
+        directory_words=HEADER_WORDS + LINE_WORDS * len(sizes.layout.lines),
         tables=zeros(arena),
         batch_tables=zeros(arena),
-        run_of_row=zeros(groups, rows, NUM_RUN_COLUMNS),
-        run_stamps=zeros(groups, rows, dtype=torch.int64),
-        run_firsts=zeros(groups, rows + 1),
+        run_of_row=zeros(count, rows, NUM_RUN_COLUMNS),
+        run_stamps=zeros(count, rows, dtype=torch.int64),
+        run_firsts=zeros(count, rows + 1),
         places=zeros(rows),
         place_stamps=zeros(rows, dtype=torch.int64),
-        extents=zeros(groups, rows),
-        changed=zeros(groups, rows, dtype=torch.int64),
-        held_rows=nothing(groups, rows),
-        held_extents=zeros(groups, rows),
-        held_stamps=zeros(groups, rows, dtype=torch.int64),
-        starts=zeros(groups, rows),
-        seq_lens=zeros(groups, rows),
-        offsets=zeros(groups, rows + 1),
-        heads=zeros(groups, NUM_HEADS),
+        extents=zeros(count, rows),
+        changed=zeros(count, rows, dtype=torch.int64),
+        held_rows=nothing(count, rows),
+        held_extents=zeros(count, rows),
+        held_stamps=zeros(count, rows, dtype=torch.int64),
+        starts=zeros(count, rows),
+        seq_lens=zeros(count, rows),
+        offsets=zeros(count, rows + 1),
+        heads=zeros(count, NUM_HEADS),
+        firsts=torch.full((rows,), NO_FIRST, dtype=torch.int32, device=device),
         sample_steps=nothing(rows, sizes.depth, dtype=torch.int64),
         sample_refused=zeros(rows, sizes.depth),
         sample_counts=zeros(rows),
-        slots=nothing(groups, sizes.max_tokens, dtype=torch.int64),
+        slots=nothing(count, sizes.max_tokens, dtype=torch.int64),
     )
 
 
@@ -221,5 +238,5 @@ def _geometry_rows(sizes: TableGeometry, bases: Sequence[int]) -> list[list[int]
             sizes.line(STARTS, group),
             0,
         ]
-        for group in range(sizes.num_groups)
+        for group in range(sizes.num_tables)
     ]

@@ -18,7 +18,7 @@ from pagedkv import (
 )
 from pagedkv.device.block_tables import BlockTables
 from pagedkv.device.step_inputs import StepInputs
-from pagedkv.device.table_arrays import NUM_TOKENS, TableArrays
+from pagedkv.device.table_arrays import NUM_TOKENS, WIDTH, TableArrays
 from tests.device.kernels.suite import KERNEL_DEVICE, byte_poison, needs_kernels
 
 pytestmark = needs_kernels
@@ -29,9 +29,10 @@ CONFIG = SpaceConfig(
         SlidingWindow(8, 2, num_sink_tokens=1),
         FullAttention(4, prefix_caching=False),
         ChunkedLocal(8, 4),
-        RecurrentState(4),
+        RecurrentState(4, num_draft_states=5),
+        RecurrentState(4, num_draft_states=3, pool="other", prefix_caching=False),
     ),
-    num_blocks={"device": 900, "state": 60},
+    num_blocks={"device": 900, "state": 90, "other": 40},
     max_sequences=7,
     max_tokens=60,
 )
@@ -51,8 +52,7 @@ def poison(tables: BlockTables) -> None:
         array.copy_(byte_poison(*array.shape, dtype=array.dtype, seed=seed))
     arrays.heads[:, NUM_TOKENS] = arrays.slots.shape[1]
     arrays.held_rows.fill_(NOBODY)
-    for group, width in enumerate(tables.widths):
-        arrays.held_extents[group] = width
+    arrays.held_extents[:] = arrays.geometry[:, WIDTH, None].int()
 
 
 def both(config: SpaceConfig, *, packet_entries: int = 64) -> tuple[BlockTables, BlockTables]:
@@ -82,7 +82,7 @@ def change(space: BlockSpace, rows: list[int], rng: random.Random) -> None:
         elif what == "append" and rows:
             row = rng.choice(rows)
             if space.num_tokens(row) < 50:
-                space.append(row, [1, 0, 1], [3])
+                space.append(row, [1, 0, 1], [3], num_draft=rng.randint(0, 3))
         elif what == "free" and rows:
             space.free(rows.pop(rng.randrange(len(rows))))
 
@@ -148,7 +148,7 @@ def test_rows_are_gathered_and_positions_mapped_alike(num_places: int) -> None:
     plain, fast = both(CONFIG)
     for tables in (plain, fast):
         for row in range(CONFIG.max_sequences):
-            tables.append_block_ids(row, [list(range(row, 2 * row + 1))] * 5, overwrite=True)
+            tables.append_block_ids(row, [list(range(row, 2 * row + 1))] * 5 + [[row]], overwrite=True)
         tables.apply_staged_writes()
         where = tables.device
         rows = torch.tensor([6, -1, 2], dtype=torch.int32, device=where)

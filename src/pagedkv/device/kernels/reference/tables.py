@@ -10,6 +10,8 @@ from pagedkv.device.table_arrays import (
     ENTRIES_AT,
     ENTRIES_LINE,
     HAS_SLOTS,
+    LAST_WORDS,
+    NO_FIRST,
     NOW,
     NUM_ENTRIES,
     NUM_ROWS,
@@ -17,6 +19,7 @@ from pagedkv.device.table_arrays import (
     NUM_TOKENS,
     PADDED_TO,
     PULLED,
+    RANGES_AT,
     ROWS_AT,
     RUN_COUNT,
     RUN_FIRST,
@@ -41,9 +44,11 @@ def pull_packet(arrays: TableArrays) -> None:
     num_words = int(buffer[NUM_WORDS])
     arrays.packet[:num_words] = buffer[:num_words]
     arrays.clock[NOW] = arrays.clock[PULLED] + 1
-    for group in range(arrays.num_groups):
+    for group in range(arrays.num_tables):
         _index_runs(arrays, group)
         _index_ranges(arrays, group)
+    if arrays.draft_line:
+        _note_draft_states(arrays)
 
 
 def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
@@ -54,7 +59,7 @@ def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
 
     Cost: O(entries + tokens + rows), and the whole table of each row that is new at its place in the batch.
     """
-    for group in range(arrays.num_groups):
+    for group in range(arrays.num_tables):
         _write_entries(arrays, group, writes_only=writes_only)
         if not writes_only:
             _refresh_batch(arrays, group)
@@ -62,6 +67,8 @@ def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
     if not writes_only:
         _push_samples(arrays)
     arrays.clock[PULLED] = arrays.clock[NOW]
+    arrays.clock[LAST_WORDS] = arrays.packet[NUM_WORDS]
+    arrays.clock[RANGES_AT] = arrays.heads[0, ROWS_AT]
 
 
 def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> None:
@@ -72,7 +79,7 @@ def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> Non
     """
     index = rows.long()
     is_row = (index >= 0)[:, None]
-    for group in range(arrays.num_groups):
+    for group in range(arrays.num_tables):
         tables, batch_tables = _tables_of(arrays, group)
         column = torch.arange(tables.shape[1], device=tables.device)
         is_there = is_row & (column < arrays.extents[group][index][:, None])
@@ -94,7 +101,7 @@ def map_slots(
     """
     flat = torch.arange(len(positions), device=positions.device)
     place = torch.searchsorted(offsets[1:].long(), flat, right=True).clamp(max=max(0, len(rows) - 1))
-    for group in range(arrays.num_groups):
+    for group in range(arrays.num_tables):
         slots = arrays.slots[group]
         slots.fill_(-1)
         if not len(rows) or not len(positions) or not arrays.geometry[group, HAS_SLOTS]:
@@ -170,6 +177,13 @@ def _index_ranges(arrays: TableArrays, group: int) -> None:
     if group == 0:
         arrays.places[rows.long()] = torch.arange(num_rows, dtype=torch.int32, device=rows.device)
         arrays.place_stamps[rows.long()] = arrays.clock[NOW]
+
+
+def _note_draft_states(arrays: TableArrays) -> None:
+    """Note from which position on each place's states are in slots: these do not move with what is refused."""
+    firsts = _part(arrays, arrays.draft_line)
+    arrays.firsts[: len(firsts)] = firsts
+    arrays.firsts[len(firsts) :] = NO_FIRST
 
 
 def _step_id(arrays: TableArrays) -> torch.Tensor:

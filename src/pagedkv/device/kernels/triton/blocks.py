@@ -15,7 +15,6 @@ CHUNK_NBYTES: Final = 32 * 1024
 """Bytes that a program copies. 16 blocks of 2 MiB are then 1,024 programs."""
 VECTOR_NBYTES: Final = 16
 """Bytes that a thread loads at once, where everything is a multiple of it."""
-SPLIT_NBYTES: Final = 64
 
 
 def copy_blocks(

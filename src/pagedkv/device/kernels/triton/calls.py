@@ -24,7 +24,7 @@ def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> Non
     """As :func:`pagedkv.device.kernels.reference.tables.gather_rows`."""
     if num_places == 0:
         return
-    _gather_kernel[(num_places, arrays.num_groups)](
+    _gather_kernel[(num_places, arrays.num_tables)](
         rows,
         arrays.geometry,
         arrays.tables,
@@ -43,7 +43,7 @@ def map_slots(
 ) -> None:
     """As :func:`pagedkv.device.kernels.reference.tables.map_slots`."""
     max_tokens = arrays.slots.shape[1]
-    _slots_kernel[(triton.cdiv(max_tokens, TOKEN_TILE), arrays.num_groups)](
+    _slots_kernel[(triton.cdiv(max_tokens, TOKEN_TILE), arrays.num_tables)](
         rows,
         offsets,
         positions,

@@ -1,20 +1,24 @@
 """Packets on a GPU: pulled out of pinned memory, and indexed, so that the step's kernel needs no order.
 
-The first kernel copies the packet over the bus, the second notes for each row which entries are new and at which place
-of the batch it stands. (As one kernel, which reads everything over the bus twice or waits for itself, they took one to
-four microseconds longer.) Sizes are read from the packet, so that a CUDA graph holds both.
+One kernel does both. Most of its programs copy; the others note for each row which entries are new and at which place
+of the batch it stands, and fetch the words that they need over the bus themselves, so that nobody waits for anybody.
+Sizes are read from the packet, so that a CUDA graph holds it all.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
+from pagedkv.device.kernels.triton.overlapping import may_overlap
 from pagedkv.device.kernels.triton.words import (
     ALIGNMENT,
     ARE_DECODES,
     ARE_SINGLE,
     ENTRIES_AT,
     ENTRIES_LINE,
+    LAST_WORDS,
     LENGTH,
+    NO_FIRST,
     NOW,
     NUM_COLUMNS,
     NUM_ENTRIES,
@@ -27,6 +31,7 @@ from pagedkv.device.kernels.triton.words import (
     OFFSET,
     PADDED_TO,
     PULLED,
+    RANGES_AT,
     ROWS_AT,
     RUN_COUNT,
     RUN_FIRST,
@@ -41,27 +46,19 @@ from pagedkv.device.table_arrays import TableArrays
 
 __all__ = ["pull_packet", "step_of"]
 
-ROW_TILE = 1024
 COPY_PROGRAMS = 24
-EAGER_PROGRAMS = 8
-"""Programs that copy their words before anybody knows how many there are: a step of 1,024 decodes fills four."""
 COPY_TILE = 1024
+ROW_TILE = 1024
+ROWS_A_BLOCK = 16
+"""Of so many rows that compute a token, one begins a block."""
+MOST_GUESSED = 8192
+"""Words that a program fetches on a guess."""
 
 
 def pull_packet(arrays: TableArrays) -> None:
     """As :func:`pagedkv.device.kernels.reference.tables.pull_packet`."""
-    _pull_kernel[(COPY_PROGRAMS,)](
+    _pull_kernel[(2 * arrays.num_tables + 1 + COPY_PROGRAMS,)](
         arrays.ring,
-        arrays.packet,
-        arrays.clock,
-        num_buffers=arrays.ring.shape[0],
-        buffer_words=arrays.ring.shape[1],
-        COPY_PROGRAMS=COPY_PROGRAMS,
-        EAGER_PROGRAMS=EAGER_PROGRAMS,
-        COPY_TILE=COPY_TILE,
-        num_warps=8,
-    )
-    _index_kernel[(2 * arrays.num_groups + 1,)](
         arrays.packet,
         arrays.clock,
         arrays.geometry,
@@ -79,10 +76,21 @@ def pull_packet(arrays: TableArrays) -> None:
         arrays.sample_refused,
         arrays.compute_line,
         arrays.unknown_line,
-        num_groups=arrays.num_groups,
+        arrays.firsts,
+        num_tables=arrays.num_tables,
         max_rows=arrays.max_rows,
         depth=arrays.sample_steps.shape[1],
+        num_buffers=arrays.ring.shape[0],
+        buffer_words=arrays.ring.shape[1],
+        directory_words=arrays.directory_words,
+        draft_line=arrays.draft_line,
         ROW_TILE=min(ROW_TILE, triton.next_power_of_2(arrays.max_rows)),
+        DIRECTORY_TILE=triton.next_power_of_2(arrays.directory_words),
+        RUN_TILE=triton.next_power_of_2(3 * max(8, arrays.max_rows // ROWS_A_BLOCK)),
+        RANGE_TILE=min(MOST_GUESSED, triton.next_power_of_2(3 * arrays.max_rows)),
+        COPY_PROGRAMS=COPY_PROGRAMS,
+        COPY_TILE=COPY_TILE,
+        OVERLAPS=may_overlap(arrays.packet.device),
         num_warps=8,
     )
 
@@ -102,31 +110,90 @@ def step_of(buffer):
 
 
 @triton.jit
-def _pull_kernel(
-    ring,
+def _copy_words(
+    buffer,
     packet,
-    clock,
-    num_buffers: tl.constexpr,
+    num_expected,
+    program,
+    begin: tl.constexpr,
     buffer_words: tl.constexpr,
     COPY_PROGRAMS: tl.constexpr,
-    EAGER_PROGRAMS: tl.constexpr,
     COPY_TILE: tl.constexpr,
 ):
-    """Copy the packet. Each way over the bus takes a microsecond, so the first words do not wait for their number."""
-    program = tl.program_id(0)
-    buffer = ring + (tl.load(clock + PULLED) % num_buffers) * buffer_words
-    at = program * COPY_TILE + tl.arange(0, COPY_TILE)
-    if program < EAGER_PROGRAMS:
-        tl.store(packet + at, tl.load(buffer + at, mask=at < buffer_words, other=0), mask=at < buffer_words)
-    else:
-        num_words = tl.load(buffer + NUM_WORDS)
-        for first in range(program * COPY_TILE, num_words, (COPY_PROGRAMS - EAGER_PROGRAMS) * COPY_TILE):
-            at = first + tl.arange(0, COPY_TILE)
-            tl.store(packet + at, tl.load(buffer + at, mask=at < num_words, other=0), mask=at < num_words)
+    """Copy the words from ``begin`` on.
+
+    Each way over the bus takes a microsecond, so as many words as the packet before had do not wait for their number.
+    """
+    first = begin + program * COPY_TILE
+    at = first + tl.arange(0, COPY_TILE)
+    is_expected = at < tl.where(first < num_expected, buffer_words, 0)
+    words = tl.load(buffer + at, mask=is_expected, other=0)
+    num_words = tl.load(buffer + NUM_WORDS)
+    tl.store(packet + at, words, mask=is_expected)
+    rest = tl.where(first < num_expected, first + COPY_PROGRAMS * COPY_TILE, first)
+    for later in range(rest, num_words, COPY_PROGRAMS * COPY_TILE):
+        at = later + tl.arange(0, COPY_TILE)
+        tl.store(packet + at, tl.load(buffer + at, mask=at < num_words, other=0), mask=at < num_words)
 
 
 @triton.jit
-def _index_kernel(
+def _bring_guessed(
+    buffer, packet, begin, count, directory_words: tl.constexpr, DIRECTORY_TILE: tl.constexpr, PART_TILE: tl.constexpr
+):
+    """Let this program copy the directory, and some words from where a part was in the packet before.
+
+    A plan is mostly laid out as the one before, and then all that the program needs comes in one way over the bus.
+    Whatever the guess is, what is copied is right: the same words that the copiers bring there.
+    """
+    at = tl.arange(0, DIRECTORY_TILE)
+    words = tl.load(buffer + at, mask=at < directory_words, other=0)
+    place = tl.arange(0, PART_TILE)
+    part = tl.load(buffer + begin + place, mask=place < count, other=0)
+    tl.store(packet + at, words, mask=at < directory_words)
+    tl.store(packet + begin + place, part, mask=place < count)
+    tl.debug_barrier()  # what other warps have stored is there
+
+
+@triton.jit
+def _bring_ranges(
+    buffer,
+    packet,
+    clock,
+    compute_line,
+    unknown_line,
+    starts_line,
+    draft_line: tl.constexpr,
+    directory_words: tl.constexpr,
+    DIRECTORY_TILE: tl.constexpr,
+    RANGE_TILE: tl.constexpr,
+):
+    """Let this program copy what is said of the rows that compute: these parts are the last ones of a packet."""
+    guess = tl.load(clock + RANGES_AT)
+    num_guessed = tl.minimum(tl.load(clock + LAST_WORDS) - guess, RANGE_TILE)
+    _bring_guessed(buffer, packet, guess, num_guessed, directory_words, DIRECTORY_TILE, RANGE_TILE)
+    _bring_part(buffer, packet, compute_line, 3, guess, num_guessed)
+    _bring_part(buffer, packet, unknown_line, 2, guess, num_guessed)
+    if starts_line > 0:
+        _bring_part(buffer, packet, starts_line, 1, guess, num_guessed)
+    if draft_line > 0:
+        _bring_part(buffer, packet, draft_line, 1, guess, num_guessed)
+    tl.debug_barrier()  # what other warps have stored is there
+
+
+@triton.jit
+def _bring_part(buffer, packet, line, num_arrays: tl.constexpr, guess, num_guessed):
+    """Let this program copy a part, unless all of it is among the guessed words."""
+    offset, _, stride = _part(packet, line)
+    end = offset + num_arrays * stride
+    first = tl.where((offset >= guess) & (end <= guess + num_guessed), end, offset)
+    for word in range(first, end, 1024):
+        at = word + tl.arange(0, 1024)
+        tl.store(packet + at, tl.load(buffer + at, mask=at < end, other=0), mask=at < end)
+
+
+@triton.jit
+def _pull_kernel(
+    ring,
     packet,
     clock,
     geometry,
@@ -144,34 +211,62 @@ def _index_kernel(
     sample_refused,
     compute_line,
     unknown_line,
-    num_groups: tl.constexpr,
+    firsts,
+    num_tables: tl.constexpr,
     max_rows: tl.constexpr,
     depth: tl.constexpr,
+    num_buffers: tl.constexpr,
+    buffer_words: tl.constexpr,
+    directory_words: tl.constexpr,
+    draft_line: tl.constexpr,
     ROW_TILE: tl.constexpr,
+    DIRECTORY_TILE: tl.constexpr,
+    RUN_TILE: tl.constexpr,
+    RANGE_TILE: tl.constexpr,
+    COPY_PROGRAMS: tl.constexpr,
+    COPY_TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
-    """One program for each group's runs, one for the ranges of all groups, and one for those of each outsider."""
+    """One program for each table's runs, one for the ranges of all, one for those of each outsider, and copiers.
+
+    The others fetch what they read by themselves, since nobody waits for anybody.
+    """
+    if OVERLAPS:
+        gdc_launch_dependents()
     program = tl.program_id(0)
-    now = tl.load(clock + PULLED) + 1
-    if program < num_groups:
+    pulled = tl.load(clock + PULLED)
+    now = pulled + 1
+    buffer = ring + (pulled % num_buffers) * buffer_words
+    if program < num_tables:
+        line = tl.load(geometry + program * NUM_COLUMNS + RUNS_LINE)
+        head = heads + program * NUM_HEADS
+        guess = tl.load(head + RUNS_AT)
+        num_before = tl.load(head + NUM_RUNS)
+        num_guessed = tl.minimum(3 * ((num_before + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT), RUN_TILE)
+        _bring_guessed(buffer, packet, guess, num_guessed, directory_words, DIRECTORY_TILE, RUN_TILE)
+        _bring_part(buffer, packet, line, 3, guess, num_guessed)
+        tl.debug_barrier()  # what other warps have stored is there
         _index_runs(
             packet,
             now,
-            tl.load(geometry + program * NUM_COLUMNS + RUNS_LINE),
+            line,
             tl.load(geometry + program * NUM_COLUMNS + ENTRIES_LINE),
             run_of_row + program * max_rows * NUM_RUN_COLUMNS,
             run_stamps + program * max_rows,
             run_firsts + program * (max_rows + 1),
             extents + program * max_rows,
-            heads + program * NUM_HEADS,
+            head,
             ROW_TILE,
         )
-    else:
-        if program == num_groups:
+    elif program <= 2 * num_tables:
+        if program == num_tables:
             tl.store(clock + NOW, now)
         _index_ranges(
+            buffer,
             packet,
+            clock,
             now,
-            program - num_groups - 1,
+            program - num_tables - 1,
             compute_line,
             unknown_line,
             geometry,
@@ -183,10 +278,26 @@ def _index_kernel(
             heads,
             sample_steps,
             sample_refused,
-            num_groups,
+            num_tables,
             max_rows,
             depth,
+            directory_words,
+            draft_line,
+            firsts,
             ROW_TILE,
+            DIRECTORY_TILE,
+            RANGE_TILE,
+        )
+    else:
+        _copy_words(
+            buffer,
+            packet,
+            tl.load(clock + LAST_WORDS),
+            program - 2 * num_tables - 1,
+            directory_words,
+            buffer_words,
+            COPY_PROGRAMS,
+            COPY_TILE,
         )
 
 
@@ -236,7 +347,9 @@ def _index_runs(
 
 @triton.jit
 def _index_ranges(
+    source,
     buffer,
+    clock,
     now,
     outsider,
     compute_line,
@@ -250,19 +363,38 @@ def _index_ranges(
     heads,
     sample_steps,
     sample_refused,
-    num_groups: tl.constexpr,
+    num_tables: tl.constexpr,
     max_rows: tl.constexpr,
     depth: tl.constexpr,
+    directory_words: tl.constexpr,
+    draft_line: tl.constexpr,
+    firsts,
     ROW_TILE: tl.constexpr,
+    DIRECTORY_TILE: tl.constexpr,
+    RANGE_TILE: tl.constexpr,
 ):
     """Move ranges down by what was refused, and sum them up: those of all groups, or of one that begins elsewhere."""
     starts_line = tl.load(geometry + outsider * NUM_COLUMNS + STARTS_LINE, mask=outsider >= 0, other=0)
     if (outsider >= 0) & (starts_line == 0):
         return
+    _bring_ranges(
+        source,
+        buffer,
+        clock,
+        compute_line,
+        unknown_line,
+        starts_line,
+        draft_line,
+        directory_words,
+        DIRECTORY_TILE,
+        RANGE_TILE,
+    )
     offset, num_rows, stride = _part(buffer, compute_line)
     unknown, num_unknown, unknown_stride = _part(buffer, unknown_line)
     mine = tl.load(buffer + starts_line + OFFSET, mask=starts_line > 0, other=0)
     mine = tl.where(starts_line > 0, mine, offset + stride)
+    if (draft_line > 0) & (outsider < 0):
+        _index_draft_states(buffer, draft_line, firsts, max_rows, ROW_TILE)
     step_id = step_of(buffer)
     num_tokens = 0
     num_long = 0
@@ -284,7 +416,7 @@ def _index_ranges(
         end = end - shift
         length = tl.maximum(end - begin, 0)
         before = num_tokens + tl.cumsum(length, 0) - length
-        for group in tl.static_range(num_groups):
+        for group in tl.static_range(num_tables):
             limit = _limit_of(geometry, group, outsider, max_rows)
             tl.store(starts_out + group * max_rows + place, begin, mask=place < limit)
             tl.store(seq_lens + group * max_rows + place, end, mask=place < limit)
@@ -294,7 +426,7 @@ def _index_ranges(
             tl.store(place_stamps + row, now, mask=is_place)
         num_tokens += tl.sum(length, 0)
         num_long += tl.sum((is_place & (length != 1)).to(tl.int32), 0)
-    for group in tl.static_range(num_groups):
+    for group in tl.static_range(num_tables):
         is_theirs = _limit_of(geometry, group, outsider, max_rows) > 0
         head = heads + group * NUM_HEADS
         num_before = tl.load(head + NUM_TOKENS)
@@ -304,6 +436,16 @@ def _index_ranges(
         tl.store(head + NUM_ROWS, num_rows, mask=is_theirs)
         tl.store(head + ROWS_AT, offset, mask=is_theirs)
         tl.store(head + ARE_DECODES, tl.where(num_long == 0, 1, 0), mask=is_theirs)
+
+
+@triton.jit
+def _index_draft_states(buffer, draft_line, firsts, max_rows: tl.constexpr, ROW_TILE: tl.constexpr):
+    """Note from which position on each place's states are in slots."""
+    offset, num_rows, _ = _part(buffer, draft_line)
+    for first in range(0, max_rows, ROW_TILE):
+        place = first + tl.arange(0, ROW_TILE)
+        position = tl.load(buffer + offset + place, mask=place < num_rows, other=NO_FIRST)
+        tl.store(firsts + place, position, mask=place < max_rows)
 
 
 @triton.jit

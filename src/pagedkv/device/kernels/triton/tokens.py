@@ -6,8 +6,10 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedkv.device.kernels.reference.tokens import FP8_LARGEST
+from pagedkv.device.kernels.triton.overlapping import launch_options, may_overlap
 from pagedkv.device.token_side import TokenSide
 
 __all__ = ["write_tokens"]
@@ -25,6 +27,7 @@ def write_tokens(sides: Sequence[TokenSide], slots: torch.Tensor) -> None:
     other_dim = second.tokens.shape[2]
     if num_tokens == 0:
         return
+    overlaps = may_overlap(slots.device)
     dim_tile = triton.next_power_of_2(max(dim, other_dim))
     head_tile = max(1, min(triton.next_power_of_2(num_heads), WIDEST // dim_tile))
     _write_kernel[(num_tokens, triton.cdiv(num_heads, head_tile))](
@@ -50,7 +53,9 @@ def write_tokens(sides: Sequence[TokenSide], slots: torch.Tensor) -> None:
         LARGEST=FP8_LARGEST.get(first.blocks.dtype, 0.0),
         HEAD_TILE=head_tile,
         DIM_TILE=dim_tile,
+        OVERLAPS=overlaps,
         num_warps=4 if head_tile * dim_tile >= MANY else 1,
+        **launch_options(overlaps=overlaps),
     )
 
 
@@ -88,28 +93,33 @@ def _write_kernel(
     LARGEST: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     DIM_TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]
     at = tl.arange(0, DIM_TILE)[None, :]
-    is_inside = (head < num_heads) & (at < dim)
-    content = tl.load(tokens + token * token_n + head * token_h + at * token_c, mask=is_inside, other=0.0)
+    if OVERLAPS:
+        gdc_launch_dependents()
+        gdc_wait()
     # Both sides are read before either is written, and before it is known where to.
-    is_other = (head < num_heads) & (at < other_dim)
-    if NUM_SIDES > 1:
-        other = tl.load(others + token * other_n + head * other_h + at * other_c, mask=is_other, other=0.0)
     slot = tl.load(slots + token)
-    if (slot < 0) | (slot >= num_slots):
-        return
+    source = tokens + token * token_n + head * token_h + at * token_c
+    content = tl.load(source, mask=(head < num_heads) & (at < dim), other=0.0)
+    if NUM_SIDES > 1:
+        source = others + token * other_n + head * other_h + at * other_c
+        other = tl.load(source, mask=(head < num_heads) & (at < other_dim), other=0.0)
+    num_written = tl.where((slot >= 0) & (slot < num_slots), num_heads, 0)
     block = slot // block_size
     offset = slot % block_size
     target = blocks + block * block_b + offset * block_n + head * block_h + at * block_c
     stored = _scaled(content, scales, head, num_heads, scale_step, IS_SCALED, LARGEST)
-    tl.store(target, stored.to(blocks.dtype.element_ty), mask=is_inside)
+    tl.store(target, stored.to(blocks.dtype.element_ty), mask=(head < num_written) & (at < dim))
     if NUM_SIDES > 1:
         target = other_blocks + block * other_block_b + offset * other_block_n + head * other_block_h
+        target += at * other_block_c
         stored = _scaled(other, other_scales, head, num_heads, scale_step, IS_SCALED, LARGEST)
-        tl.store(target + at * other_block_c, stored.to(other_blocks.dtype.element_ty), mask=is_other)
+        stored = stored.to(other_blocks.dtype.element_ty)
+        tl.store(target, stored, mask=(head < num_written) & (at < other_dim))
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from pagedkv.device.table_arrays import (
     ENTRIES_AT as ENTRIES_AT_,
     ENTRIES_LINE as ENTRIES_LINE_,
     HAS_SLOTS as HAS_SLOTS_,
+    LAST_WORDS as LAST_WORDS_,
+    NO_FIRST as NO_FIRST_,
     NOW as NOW_,
     NUM_COLUMNS as NUM_COLUMNS_,
     NUM_ENTRIES as NUM_ENTRIES_,
@@ -23,6 +25,7 @@ from pagedkv.device.table_arrays import (
     NUM_TOKENS as NUM_TOKENS_,
     PADDED_TO as PADDED_TO_,
     PULLED as PULLED_,
+    RANGES_AT as RANGES_AT_,
     ROWS_AT as ROWS_AT_,
     RUN_COUNT as RUN_COUNT_,
     RUN_FIRST as RUN_FIRST_,
@@ -50,8 +53,10 @@ __all__ = [
     "ENTRIES_AT",
     "ENTRIES_LINE",
     "HAS_SLOTS",
+    "LAST_WORDS",
     "LENGTH",
     "NOW",
+    "NO_FIRST",
     "NUM_COLUMNS",
     "NUM_ENTRIES",
     "NUM_HEADS",
@@ -63,6 +68,7 @@ __all__ = [
     "OFFSET",
     "PADDED_TO",
     "PULLED",
+    "RANGES_AT",
     "ROWS_AT",
     "RUNS_AT",
     "RUNS_LINE",
@@ -82,6 +88,8 @@ BLOCK_SIZE = tl.constexpr(BLOCK_SIZE_)
 ENTRIES_AT = tl.constexpr(ENTRIES_AT_)
 ENTRIES_LINE = tl.constexpr(ENTRIES_LINE_)
 HAS_SLOTS = tl.constexpr(HAS_SLOTS_)
+LAST_WORDS = tl.constexpr(LAST_WORDS_)
+NO_FIRST = tl.constexpr(NO_FIRST_)
 NOW = tl.constexpr(NOW_)
 NUM_COLUMNS = tl.constexpr(NUM_COLUMNS_)
 NUM_ENTRIES = tl.constexpr(NUM_ENTRIES_)
@@ -92,6 +100,7 @@ NUM_RUNS = tl.constexpr(NUM_RUNS_)
 NUM_TOKENS = tl.constexpr(NUM_TOKENS_)
 PADDED_TO = tl.constexpr(PADDED_TO_)
 PULLED = tl.constexpr(PULLED_)
+RANGES_AT = tl.constexpr(RANGES_AT_)
 ROWS_AT = tl.constexpr(ROWS_AT_)
 RUN_COUNT = tl.constexpr(RUN_COUNT_)
 RUN_FIRST = tl.constexpr(RUN_FIRST_)
