@@ -21,6 +21,8 @@ MODULES: Final = (
     "benchmarks.receipts",
     "benchmarks.partial_hits",
     "benchmarks.explaining",
+    "benchmarks.draft_states",
+    "benchmarks.tenants",
 )
 """Each has a tuple ``OPERATIONS`` of functions that check what they measure and yield rows. Add new ones here."""
 

@@ -50,7 +50,7 @@ class Kind:
 KINDS: Final = (
     Kind("greedy", SamplingParams(temperature=0), (), is_drawn=False),
     Kind("temperature", SamplingParams(temperature=0.8), (theirs.TemperatureLogitsWarper(0.8),), is_drawn=True),
-    Kind("top-k 50", SamplingParams(top_k=50), (theirs.TopKLogitsWarper(50),), is_drawn=True),
+    Kind("top-k 50", SamplingParams(temperature=1.0, top_k=50), (theirs.TopKLogitsWarper(50),), is_drawn=True),
     Kind(
         "temperature, top-p 0.9",
         SamplingParams(temperature=0.8, top_p=0.9),
@@ -59,7 +59,7 @@ KINDS: Final = (
     ),
     Kind(
         "min-p 0.05",
-        SamplingParams(min_p=0.05),
+        SamplingParams(temperature=1.0, min_p=0.05),
         (theirs.MinPLogitsWarper(0.05),),
         is_drawn=True,
     ),

@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.device import StepInputs
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, StepRecord
 from pagedkv.plan import StepPlan
 
@@ -52,8 +51,13 @@ class Reference:
     num_certain: int
 
 
-def reference(model: PreTrainedModel, prompts: Iterable[Sequence[int]], num_new: int = NUM_NEW) -> list[Reference]:
-    """Ask the model itself, prompt by prompt."""
+def reference(
+    model: PreTrainedModel,
+    prompts: Iterable[Sequence[int]],
+    num_new: int = NUM_NEW,
+    **wishes: object,
+) -> list[Reference]:
+    """Ask the model itself, prompt by prompt; wishes are for its ``generate``."""
     answers = []
     for prompt in prompts:
         with torch.inference_mode():
@@ -63,6 +67,7 @@ def reference(model: PreTrainedModel, prompts: Iterable[Sequence[int]], num_new:
                 do_sample=False,
                 output_logits=True,
                 return_dict_in_generate=True,
+                **wishes,
             )
         logits = torch.cat(out.logits).float()
         top = logits.topk(2, dim=1).values
@@ -80,12 +85,12 @@ def poison(llm: LLM) -> None:
         pool.host_bytes[:] = POISON
     carry_out = executor._carry_out
 
-    def poisoned(plan: StepPlan, inputs: StepInputs, forward: object) -> object:
+    def poisoned(plan: StepPlan, *rest: Any) -> object:  # noqa: ANN401 - as they are
         for new in plan.new_blocks:
             pool = executor.storage.pools[new.pool]
             blocks = pool.device_bytes.view(pool.num_blocks, pool.block_nbytes)
             blocks[torch.from_numpy(new.block_ids.copy()).long()] = POISON
-        return carry_out(plan, inputs, forward)  # type: ignore[arg-type]
+        return carry_out(plan, *rest)
 
     executor._carry_out = poisoned  # type: ignore[method-assign,assignment]
 

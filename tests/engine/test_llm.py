@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.arrays import Int32Array
-from pagedkv.engine import LLM, EngineConfig, SampleRow, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
 from pagedkv.errors import ConfigurationError, EngineError, RequestError
+from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, compare, reference, serve
 
@@ -72,8 +71,10 @@ def test_a_stop_token_ends_an_answer_and_is_part_of_it(llm: LLM, model: PreTrain
     output = llm.generate(PROMPTS[:1], replace(PARAMS, stop_token_ids=(stop,)))[0]
     assert list(output.token_ids) == expected[:first]
     assert output.completions[0].finish_reason == "stop"
-    late = llm.generate(PROMPTS[:1], replace(PARAMS, stop_token_ids=(stop,), min_tokens=NUM_NEW))[0]
-    assert list(late.token_ids) == expected
+    late = llm.generate(PROMPTS[:1], replace(PARAMS, stop_token_ids=(stop,), min_tokens=8))[0]
+    theirs = reference(model, PROMPTS[:1], min_new_tokens=8, eos_token_id=stop)[0].token_ids
+    assert list(late.token_ids) == theirs
+    assert len(theirs) >= 8
 
 
 def test_the_models_own_end_is_heeded_unless_ignored(model: PreTrainedModel) -> None:
@@ -92,47 +93,30 @@ def test_the_models_own_end_is_heeded_unless_ignored(model: PreTrainedModel) -> 
 def test_several_answers_share_a_prompt(name: str, num_blocks: int) -> None:
     model = make_model(name)
     llm = LLM(model, replace(CONFIG, num_blocks=num_blocks))
-    requests, _ = serve(llm, PROMPTS[:4], replace(PARAMS, n=3))
+    requests, _ = serve(llm, PROMPTS[:4], replace(PARAMS, n=3, temperature=1.0, top_k=1))
     compare(requests, reference(model, PROMPTS[:4]))
     assert all(len(request.samples) == 3 for request in requests)
 
 
-class Scripted:
-    """Lets every answer take its own way: the token is the one of the largest logit but ``index``."""
-
-    def require_supported(self, params: SamplingParams) -> None:
-        """Refuse nothing."""
-
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Int32Array:
-        """Take the largest, the second, the third."""
-        order = logits.topk(4, dim=1).indices.numpy().astype(np.int32)
-        return order[np.arange(len(rows)), [row.sample.index for row in rows]]
-
-
 def test_answers_that_part_are_continued_from_their_own_tokens(model: PreTrainedModel) -> None:
-    llm = LLM(model, ROOMY, sampler=Scripted())
-    requests = llm.submit(PROMPTS[:2], [replace(PARAMS, n=3), PARAMS])
-    while llm.core.has_work:
-        llm.step()
-        llm.core.space.check()
-    for request in requests:
+    drawn = replace(PARAMS, n=3, temperature=1.0, seed=3)
+    requests, _ = serve(LLM(model, ROOMY), PROMPTS[:2], drawn)
+    for prompt, request in zip(PROMPTS, requests, strict=False):
+        assert len({tuple(sample.token_ids) for sample in request.samples}) == 3
         for sample in request.samples:
-            tokens = torch.tensor([[*request.prompt_token_ids.tolist(), *sample.token_ids]])
-            with torch.inference_mode():
-                order = model(input_ids=tokens).logits[0].topk(4, dim=1).indices
-            first = len(request.prompt_token_ids) - 1
-            assert order[first:-1, sample.index].tolist() == sample.token_ids
+            expected = draw_plainly(model, prompt, drawn, seed=3, sample=sample.index)
+            assert sample.token_ids[: expected.num_certain] == expected.token_ids[: expected.num_certain]
 
 
 def test_one_answer_that_stops_leaves_the_others(model: PreTrainedModel) -> None:
-    whole = LLM(model, ROOMY, sampler=Scripted())
-    expected = whole.generate(PROMPTS[:1], replace(PARAMS, n=3))[0].completions
+    drawn = replace(PARAMS, n=3, temperature=1.0, seed=3)
+    expected = LLM(model, ROOMY).generate(PROMPTS[:1], drawn)[0].completions
     stop = expected[1].token_ids[4]
-    llm = LLM(model, ROOMY, sampler=Scripted())
-    found = llm.generate(PROMPTS[:1], replace(PARAMS, n=3, stop_token_ids=(stop,)))[0].completions
+    found = LLM(model, ROOMY).generate(PROMPTS[:1], replace(drawn, stop_token_ids=(stop,)))[0].completions
     for one, other in zip(expected, found, strict=True):
         end = one.token_ids.index(stop) + 1 if stop in one.token_ids else NUM_NEW
         assert other.token_ids == one.token_ids[:end]
+        assert (other.finish_reason, other.stop) == (("stop", stop) if stop in one.token_ids else ("length", None))
 
 
 def test_records_add_up(llm: LLM) -> None:
@@ -154,8 +138,15 @@ BAD: dict[str, tuple[object, SamplingParams, str]] = {
     "negative token": ([-1], PARAMS, "got -1"),
     "text without a tokenizer": ("hello", PARAMS, "prompt 1 is text, but the engine has no tokenizer"),
     "no numbers": ([0.5], PARAMS, "prompt 1 must be a text or a list of token ids"),
-    "too many answers": ([1], replace(PARAMS, n=6), "does not fit"),
-    "a temperature": ([1], replace(PARAMS, temperature=0.5), "sampler is greedy"),
+    "too many answers": ([1], replace(PARAMS, n=6, temperature=1.0), "does not fit"),
+    "no room for the fewest tokens": ([1] * 70, SamplingParams(min_tokens=20), "70 tokens and 20 new ones"),
+    "an adapter": (TokensPrompt([1], lora_name="tone"), PARAMS, "prompt 1: lora_name is not served"),
+    "embeddings": (TokensPrompt([1], inputs_embeds=torch.zeros(1, 32)), PARAMS, "inputs_embeds is not served"),
+    "media": (TokensPrompt([1], media_positions=[(0, 1)]), PARAMS, "media_positions is not served"),
+    "no room at all": ([1] * 80, SamplingParams(), "80 tokens and 1 new ones are more than the 80"),
+    "a stop text without a tokenizer": ([1], replace(PARAMS, stop="end"), "need a tokenizer"),
+    "a bad word without a tokenizer": ([1], replace(PARAMS, bad_words=["end"]), "bad_words are text"),
+    "a bias for a token that is not": ([1], replace(PARAMS, logit_bias={199: 1.0}), "logit_bias names tokens 199"),
 }
 
 
@@ -172,7 +163,15 @@ def test_a_bad_request_disturbs_nobody(llm: LLM, model: PreTrainedModel, what: s
 
 
 @pytest.mark.parametrize(
-    "bad", [{"max_tokens": 0}, {"n": 0}, {"min_tokens": 30, "max_tokens": 20}, {"temperature": -1.0}]
+    "bad",
+    [
+        {"max_tokens": 0},
+        {"n": 0},
+        {"n": 2},
+        {"min_tokens": 30, "max_tokens": 20},
+        {"temperature": -1.0},
+        {"top_p": 0.5},
+    ],
 )
 def test_contradictory_wishes_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(RequestError):
@@ -223,6 +222,11 @@ class Letters:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Write numbers as letters."""
         return "".join(map(chr, token_ids))
+
+
+def test_an_answer_goes_on_to_the_longest_sequence_unless_told(llm: LLM) -> None:
+    assert len(llm.generate(PROMPTS[:1], SamplingParams())[0].token_ids) == 80 - len(PROMPTS[0])
+    assert len(llm.generate(PROMPTS[:1])[0].token_ids) == 16
 
 
 def test_text_goes_in_and_out(model: PreTrainedModel) -> None:

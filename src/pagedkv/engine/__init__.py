@@ -7,16 +7,23 @@ Needs transformers (``pip install 'pagedkv[hf]'``). In the order in which data f
     mask_rules    which rule a mask follows
     layer_specs   ModelLayers: what the probe saw
     grouping      EngineGroups: groups for the block space, places of layers
+    loading       a model and its tokenizer, from a folder or by name
     self_test     the model over blocks against itself, dense
     config        EngineConfig: memory, limits, policies
-    params, engine_request     what is asked for, and what came of it
+    chat          Chat: a conversation as a prompt
+    prompts, engine_request, sample, outputs   what is asked for, its answers under way, and what came of it
     llm           LLM: prompts in, answers out
+    async_llm     AsyncLLM: the same for event loops; engine_thread drives it, answer_stream is what a caller holds
     core          EngineCore: the loop
     flat_batch    a batch of the scheduler as one row of tokens
     runner        ModelRunner: passes of a step through the model
     forward_pass  what the model's calls are answered with
     paged_cache   what the model takes for its cache
-    sampler       logits in, tokens out
+    dense         what the model answers by itself, and how far that is certain
+    heads, prompt_scores       a model's head by itself: log-probabilities of prompts
+    forking, beams             requests that go on from others, and searches among answers
+    answering     logits in, tokens out: who waits, who fails
+    sampling      one token for each row of logits
     records       StepRecord: what a step did
     ambient       which pass is under way
     compat        transformers
@@ -24,26 +31,33 @@ Needs transformers (``pip install 'pagedkv[hf]'``). In the order in which data f
 No code of any model is here.
 """
 
+from pagedkv.engine.answer_stream import AnswerStream
+from pagedkv.engine.async_llm import AsyncLLM
+from pagedkv.engine.chat import Chat
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.engine_request import Completion, EngineRequest, RequestOutput, Sample
+from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.llm import LLM, TokenUpdate
-from pagedkv.engine.params import SamplingParams
+from pagedkv.engine.outputs import Completion, RequestOutput
+from pagedkv.engine.prompts import TokensPrompt
 from pagedkv.engine.records import StepRecord
-from pagedkv.engine.sampler import GreedySampler, Sampler, SampleRow
+from pagedkv.engine.sample import Sample
+from pagedkv.engine.sampling import SamplingParams, TokenLogprobs
 
 __all__ = [
     "LLM",
+    "AnswerStream",
+    "AsyncLLM",
+    "Chat",
     "Completion",
     "EngineConfig",
     "EngineCore",
     "EngineRequest",
-    "GreedySampler",
     "RequestOutput",
     "Sample",
-    "SampleRow",
-    "Sampler",
     "SamplingParams",
     "StepRecord",
+    "TokenLogprobs",
     "TokenUpdate",
+    "TokensPrompt",
 ]

@@ -5,7 +5,7 @@ Versions 5.16 to 5.23 are meant. What they share is only given a name here; a di
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, cast
 
@@ -15,7 +15,15 @@ from pagedkv.errors import DeviceUnavailableError, UnsupportedModelError
 
 try:
     import transformers
-    from transformers import AttentionInterface, PreTrainedModel
+    from transformers import (
+        AttentionInterface,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedModel,
+    )
     from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin
     from transformers.masking_utils import AttentionMaskInterface
 except ImportError as problem:
@@ -28,13 +36,20 @@ __all__ = [
     "Model",
     "State",
     "accepts",
+    "be_silent",
+    "body",
     "dense_cache",
+    "dense_generate",
     "dense_implementation",
     "forward",
+    "generate_padded",
     "has_indexer",
     "implementation",
     "is_linear",
+    "load_model",
     "load_state",
+    "load_tokenizer",
+    "make_llama",
     "position_rules",
     "register",
     "state_tensors",
@@ -128,6 +143,16 @@ def forward(model: Model, wanted: torch.Tensor, **inputs: Any) -> torch.Tensor: 
     return logits.float()
 
 
+def body(model: Model) -> torch.nn.Module:
+    """Give the part of a model that answers hidden states, behind which its head begins."""
+    if model.base_model is not model:
+        return model.base_model
+    parts = [part for part in model.children() if isinstance(part, PreTrainedModel)]  # Llama 4 names another prefix
+    if len(parts) != 1:
+        raise UnsupportedModelError(f"{type(model).__name__} has {len(parts)} bodies, where one was expected")
+    return parts[0]
+
+
 # Caches and states
 
 
@@ -207,6 +232,42 @@ def refuse_encoder(model: Model) -> None:
         )
 
 
+# Loading, and what a model answers by itself
+
+
+def load_model(name: str, dtype: str) -> Model:
+    """Load a decoder from a folder or by its name, on the CPU, in evaluation mode. Raises as transformers does."""
+    transformers.utils.logging.disable_progress_bar()
+    return cast("Model", AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval())
+
+
+def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - of any class
+    """Load the tokenizer that lies beside a model. Raises as transformers does."""
+    return AutoTokenizer.from_pretrained(name)
+
+
+def be_silent() -> None:
+    """Let transformers give no advice."""
+    transformers.utils.logging.set_verbosity_error()
+
+
+def dense_generate(model: Model, prompt_token_ids: Sequence[int], num_new: int) -> tuple[list[int], torch.Tensor]:
+    """Ask ``generate`` for the most likely continuation, which no token ends: ids, and logits ``[new, vocabulary]``."""
+    wishes = GenerationConfig(
+        max_new_tokens=num_new,
+        do_sample=False,
+        repetition_penalty=1.0,
+        eos_token_id=-1,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    prompt = torch.tensor([list(prompt_token_ids)], device=model.device)
+    with torch.inference_mode():
+        out = cast("Any", model).generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=wishes)
+    return out.sequences[0, prompt.shape[1] :].tolist(), torch.cat(out.logits).float()
+
+
 # What a model says of itself
 
 
@@ -228,9 +289,9 @@ def extents(model: Model) -> list[int]:
 
 
 def vocabulary_size(model: Model) -> int:
-    """Count the tokens that a model has embeddings for."""
-    embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
-    return embeddings.weight.shape[0]
+    """Count the tokens that a model gives logits of: quantised heads may keep their weights in another shape."""
+    num_rows = getattr(model.get_output_embeddings(), "out_features", None)
+    return cast("torch.nn.Embedding", model.get_input_embeddings()).weight.shape[0] if num_rows is None else num_rows
 
 
 def end_token_ids(model: Model) -> frozenset[int]:
@@ -239,3 +300,38 @@ def end_token_ids(model: Model) -> frozenset[int]:
     if given is None:
         return frozenset()
     return frozenset([given] if isinstance(given, int) else given)
+
+
+# Making models, and asking them
+
+
+def make_llama(config: Mapping[str, Any], weights: State | None = None) -> Model:
+    """Make a model of Llama's architecture in float32, ready to answer.
+
+    Args:
+        config: its settings, as in a ``config.json``.
+        weights: its tensors by name, float32; those that are tied may be left out. None: random ones.
+    """
+    model = LlamaForCausalLM(LlamaConfig.from_dict({**config, "dtype": "float32"}))
+    if weights is not None:
+        problems = model.load_state_dict(weights, strict=False)
+        missing = set(problems.missing_keys) - set(model.all_tied_weights_keys)
+        assert not missing, f"weights are missing: {sorted(missing)}"
+        assert not problems.unexpected_keys, f"weights are unknown: {problems.unexpected_keys}"
+    return cast("Model", model.eval())
+
+
+@torch.no_grad()
+def generate_padded(model: Model, prompts: Sequence[torch.Tensor], num_new: int) -> list[list[int]]:
+    """Continue prompts with a model's own ``generate``, the shorter ones padded on the left.
+
+    Args:
+        model: the model.
+        prompts: int64 ``[tokens]`` each.
+        num_new: tokens to generate at most.
+    """
+    tokens = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_side="left")
+    longest = tokens.shape[1]
+    mask = torch.stack([torch.arange(longest) >= longest - len(prompt) for prompt in prompts]).long()
+    answered = cast("Any", model).generate(tokens, attention_mask=mask, max_new_tokens=num_new, do_sample=False)
+    return cast("list[list[int]]", answered[:, longest:].tolist())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pagedkv.arguments import as_count
 from pagedkv.device import num_blocks_that_fit
 from pagedkv.engine.grouping import EngineGroups
+from pagedkv.engine.sampling.parameters import LARGEST_SEED
 from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
 from pagedkv.spec import SpaceConfig
@@ -13,6 +14,8 @@ from pagedkv.spec import SpaceConfig
 __all__ = ["EngineConfig"]
 
 MIB = 2**20
+MOST_NBYTES = 2**60
+"""More than any machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class EngineConfig:
         eviction: name of the policy.
         self_test: compare the model with itself, dense, before anything is answered; done whatever is said here where
             layers are recurrent, since it also finds out how their states go on.
+        seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
+            the same order draw the same tokens.
     """
 
     block_size: int = 16
@@ -53,10 +58,12 @@ class EngineConfig:
     watermark: float = 0.01
     eviction: str = "lru"
     self_test: bool = True
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check what the space and the scheduler do not check."""
-        as_count(self.kv_nbytes, "kv_nbytes", least=1)
+        as_count(self.kv_nbytes, "kv_nbytes", least=1, most=MOST_NBYTES)
+        as_count(self.seed, "seed", most=LARGEST_SEED)
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 
@@ -86,6 +93,8 @@ class EngineConfig:
             min_partial_hit=self.min_partial_hit if self.prefix_caching else 0,
             eviction=self.eviction,
             in_order=True,
+            receipts=True,
+            explain=True,
         )
         return replace(config, num_blocks=self._num_blocks(groups, longest))
 

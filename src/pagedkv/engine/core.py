@@ -6,7 +6,7 @@
     step()                   -> StepRecord
       schedule   scheduler.schedule()              Batch, with the plan
       forward    executor.launch(plan, model)      logits of the sequences that are sampled
-      sample     sampler.sample(logits, rows)      a token each
+      sample     answering.take(logits, rows)      a token each, but for rows that wait or fail
       finish     scheduler.finish(batch, tokens)   who has ended
 
 One thread drives it, and a step is over when :meth:`EngineCore.step` returns. A step that fails ends the
@@ -24,14 +24,18 @@ from pagedkv.arrays import Int32Array
 from pagedkv.attention import CPUBackend
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
+from pagedkv.engine.answering import Answering, SampledRow, Sampler, Taken
 from pagedkv.engine.config import EngineConfig
-from pagedkv.engine.engine_request import EngineRequest
+from pagedkv.engine.engine_request import EngineRequest, Wish
 from pagedkv.engine.flat_batch import flatten
+from pagedkv.engine.forking import fork_params, fork_prefix
 from pagedkv.engine.grouping import EngineGroups
-from pagedkv.engine.params import SamplingParams
+from pagedkv.engine.outputs import FinishReason
+from pagedkv.engine.prompt_scores import scorings_of
 from pagedkv.engine.records import StepRecord
 from pagedkv.engine.runner import ModelRunner
-from pagedkv.engine.sampler import GreedySampler, Sampler, SampleRow
+from pagedkv.engine.sample import Decode
+from pagedkv.engine.sampling import BatchSampler, SamplingParams, seed_of
 from pagedkv.errors import EngineError, RequestError
 from pagedkv.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.space import BlockSpace
@@ -48,7 +52,8 @@ class EngineCore:
         groups: where its layers lie.
         config: memory, limits, policies.
         replays_steps, continues: what a self-test found of recurrent layers, see :class:`ModelRunner`.
-        sampler: what chooses tokens; None: the most likely ones.
+        decode: gives the text of token ids, for stop texts; None: there are none.
+        sampler: what draws tokens; None: :class:`~pagedkv.engine.sampling.BatchSampler`.
         clock: gives seconds, never backwards.
 
     Attributes:
@@ -69,6 +74,7 @@ class EngineCore:
         *,
         replays_steps: bool = False,
         continues: bool = True,
+        decode: Decode | None = None,
         sampler: Sampler | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -85,12 +91,13 @@ class EngineCore:
         self._runner = ModelRunner(
             model, groups, self.executor, backend, replays_steps=replays_steps, continues=continues
         )
-        self._sampler: Sampler = GreedySampler() if sampler is None else sampler
+        self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
+        self._decode = decode
         self._clock = clock
         self._requests: dict[Request, EngineRequest] = {}
         self._num_requests = 0
         self._decoding: Decoding | None = None
-        self._decoding_rows: tuple[SampleRow, ...] = ()
+        self._decoding_rows: tuple[SampledRow, ...] = ()
         self._failure: str | None = None
 
     # Requests
@@ -100,38 +107,98 @@ class EngineCore:
 
         Args:
             prompt_token_ids: int32 ``[n]``.
-            params: what it asks for.
+            params: what it asks for, bad words as token ids.
 
         Raises:
-            RequestError: it could not be served, even alone, or asks for what the sampler does not know. Nothing is
+            RequestError: it could not be served, even alone, or names what this model does not have. Nothing is
                 changed.
             EngineError: the engine has failed.
         """
         self._require_alive()
-        self._sampler.require_supported(params)
-        self._require_tokens(prompt_token_ids, params)
-        end_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self.model_end_ids)
-        request = EngineRequest(self._num_requests, prompt_token_ids, params, frozenset(end_ids), self._clock())
+        wish = self._complete(prompt_token_ids, params)
+        request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
         if not self.scheduler.add(request.scheduled):
-            raise RequestError(
-                f"a prompt of {len(prompt_token_ids)} tokens with {params.n} answers of {params.max_tokens} does not "
-                f"fit {self.space.config.blocks_by_pool()} blocks and {self.config.max_sequences} sequences, even "
-                "alone: ask for less, or give the engine more memory"
-            )
-        self._num_requests += 1
-        self._requests[request.scheduled] = request
+            raise self._too_large(wish)
+        self._enter(request)
         return request
 
-    def abort(self, request: EngineRequest) -> None:
-        """End a request now, wherever it is; one that has ended stays as it is."""
-        if self._requests.pop(request.scheduled, None) is not None:
-            self.scheduler.abort(request.scheduled)
-            request.end("aborted", self._clock())
+    def fork(
+        self,
+        request: EngineRequest,
+        n: int = 1,
+        at: int | None = None,
+        params: SamplingParams | None = None,
+        sample: int = 0,
+    ) -> EngineRequest:
+        """Let another request go on from tokens of this one: see :meth:`EngineRequest.fork`."""
+        self._require_alive()
+        prefix = fork_prefix(request, sample, at)
+        wish = self._complete(prefix, fork_params(request, n, len(prefix)) if params is None else params)
+        child = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
+        answer = request.samples[sample]
+        sequence = request.live.index(answer) if answer in request.live else None
+        if sequence is None:  # it has given its row up
+            num_shared = 0 if self.scheduler.add(child.scheduled) else None
+        else:
+            num_shared = self.scheduler.fork(request.scheduled, child.scheduled, sequence=sequence)
+        if num_shared is None:
+            raise self._too_large(wish)
+        if num_shared:
+            child.num_cached_tokens, child.admitted = num_shared, child.arrived
+        self._enter(child)
+        return child
+
+    def _enter(self, request: EngineRequest) -> None:
+        self._num_requests += 1
+        self._requests[request.scheduled] = request
+
+    def _too_large(self, wish: Wish) -> RequestError:
+        num_answers = max(wish.params.n, wish.params.num_beams)
+        return RequestError(
+            f"a prompt of {len(wish.prompt_token_ids)} tokens with {num_answers} answers of {wish.max_tokens} does "
+            f"not fit {self.space.config.blocks_by_pool()} blocks and {self.config.max_sequences} sequences, even "
+            "alone: ask for less (n, max_tokens), or give the engine more memory"
+        )
+
+    def abort(self, request: EngineRequest, reason: FinishReason = "aborted") -> None:
+        """End a request now, wherever it is, for that reason; one that has ended stays as it is."""
+        self._end(request, reason)
 
     @property
     def has_work(self) -> bool:
         """Whether there is a request to serve."""
         return not self.scheduler.is_idle
+
+    def _complete(self, prompt_token_ids: Int32Array, params: SamplingParams) -> Wish:
+        """Say what the parameters leave open. Raises RequestError where they cannot be met."""
+        self._require_tokens(prompt_token_ids)
+        room = self.space.config.max_tokens - len(prompt_token_ids)
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if max_tokens > room or max_tokens < max(1, params.min_tokens):
+            wanted = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
+            raise RequestError(
+                f"a prompt of {len(prompt_token_ids)} tokens and {wanted} new ones are more than the "
+                f"{self.space.config.max_tokens} of the longest sequence: shorten one, or set max_tokens of the engine "
+                "if the model knows more"
+            )
+        seed = seed_of(self.config.seed, self._num_requests)
+        own_ends = frozenset() if params.ignore_eos else self.model_end_ids
+        return Wish(
+            prompt_token_ids,
+            params,
+            max_tokens,
+            own_ends | set(params.stop_token_ids),
+            self.model_end_ids,
+            seed,
+            self._num_vocabulary,
+            self._decode,
+        )
+
+    def _end(self, request: EngineRequest, reason: FinishReason, error: str | None = None) -> None:
+        if self._requests.pop(request.scheduled, None) is not None:
+            self._answering.forget(request)
+            self.scheduler.abort(request.scheduled)
+            request.end(reason, self._clock(), error)
 
     # Steps
 
@@ -149,6 +216,7 @@ class EngineCore:
             raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
 
     def _step(self) -> StepRecord:
+        num_finished = self._supply() if self._answering.num_held else 0
         times = [self._clock()]
         batch = self.scheduler.schedule()
         self._note_admitted(batch)
@@ -156,35 +224,51 @@ class EngineCore:
         logits = self._forward(batch)
         times.append(self._clock())
         rows = self._rows(batch)
-        tokens = self._sampler.sample(logits, rows) if rows else np.zeros(0, np.int32)
+        taken = self._answering.take(logits, rows) if rows else Taken(np.zeros(0, np.int32))
         times.append(self._clock())
         self.executor.done()
-        ended = [place for place, row in enumerate(rows) if row.request.take(row.sample, int(tokens[place]))]
-        progress = self.scheduler.finish(batch, tokens, ended=ended)
-        self._note_ended(progress, rows, ended)
+        apart = [request.scheduled for request in (*taken.held, *taken.failures)]
+        parents = {request.scheduled: beams for request, beams in taken.parents.items()}
+        progress = self.scheduler.finish(batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart)
+        self._note_progress(progress, taken, rows)
         times.append(self._clock())
-        return self._record(batch, progress, np.diff(times).tolist())
+        return self._record(batch, num_finished + len(progress.finished), np.diff(times).tolist())
+
+    def _supply(self) -> int:
+        """Ask rows again that wait, and let go on who waits no more. Returns how many requests that finished."""
+        num_finished = 0
+        for request, taken in self._answering.ask_again():
+            rows = [SampledRow(request, sample) for sample in request.live]
+            if taken.failures:
+                self._note_failures(taken)
+                continue
+            progress = self.scheduler.supply(request.scheduled, taken.token_ids, ended=taken.ended)
+            self._note_progress(progress, taken, rows)
+            num_finished += len(progress.finished)
+        return num_finished
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         flat = flatten(batch)
         plan = batch.plan
         if not len(flat.token_ids):
             return self.executor.launch(plan, lambda _: torch.zeros(0))
-        logits = self.executor.launch(plan, lambda inputs: self._runner.compute(plan, inputs, flat))
+        requests = [self._requests[chunk.request] for chunk in batch.prefilling]
+        scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
+        logits = self.executor.launch(plan, lambda inputs: self._runner.compute(plan, inputs, flat, scorings))
         is_one_each = len(flat.source) == len(flat.wanted) and bool((np.diff(flat.source) > 0).all())
         return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
 
-    def _rows(self, batch: Batch) -> Sequence[SampleRow]:
+    def _rows(self, batch: Batch) -> Sequence[SampledRow]:
         """Tell whose tokens are sampled, in the batch's order."""
         if batch.decoding is not self._decoding:
             self._decoding = batch.decoding
             requests = [] if batch.decoding is None else [self._requests[each] for each in batch.decoding.requests]
-            self._decoding_rows = tuple(SampleRow(request, sample) for request in requests for sample in request.live)
+            self._decoding_rows = tuple(SampledRow(request, sample) for request in requests for sample in request.live)
         chunks = [chunk for chunk in batch.prefilling if chunk.num_samples]
         if not chunks:
             return self._decoding_rows
         requests = [self._requests[chunk.request] for chunk in chunks]
-        return [*self._decoding_rows, *(SampleRow(request, sample) for request in requests for sample in request.live)]
+        return [*self._decoding_rows, *(SampledRow(request, sample) for request in requests for sample in request.live)]
 
     # What a step changed
 
@@ -193,27 +277,39 @@ class EngineCore:
             request = self._requests[preempted.request]
             request.num_preemptions += 1
             if preempted.kind == "recompute":
-                request.num_recomputed_tokens += preempted.num_computed_tokens
+                self._answering.forget(request)  # what its row waited for is sampled again
         for admission in batch.admitted:
             request = self._requests[admission.request]
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = admission.num_hit_tokens
+                request.explanation = self.space.explanation(admission.request.rows[0])
+                request.admitted = self._clock()
         for rejected in batch.rejected:
-            self._requests.pop(rejected).end("rejected", self._clock())
+            self._end(
+                self._requests[rejected],
+                "rejected",
+                "it ran out of blocks, alone: ask for less, or give the engine more memory",
+            )
 
-    def _note_ended(self, progress: Progress, rows: Sequence[SampleRow], ended: Sequence[int]) -> None:
+    def _note_progress(self, progress: Progress, taken: Taken, rows: Sequence[SampledRow]) -> None:
         now = self._clock()
         for scheduled in progress.first_tokens:
             request = self._requests[scheduled]
             request.first_token = now if request.first_token is None else request.first_token
-        for place in ended:
-            rows[place].request.live = [each for each in rows[place].request.live if each is not rows[place].sample]
-        if ended:
+        for place in taken.ended:
+            request, sample = rows[place]
+            request.live = [each for each in request.live if each is not sample]
+        if taken.ended:
             self._decoding, self._decoding_rows = None, ()
         for scheduled in progress.finished:
             self._requests.pop(scheduled).end("length", now)
+        self._note_failures(taken)
 
-    def _record(self, batch: Batch, progress: Progress, seconds: list[float]) -> StepRecord:
+    def _note_failures(self, taken: Taken) -> None:
+        for request, failure in taken.failures.items():
+            self._end(request, "failed", f"{type(failure).__name__}: {failure}")
+
+    def _record(self, batch: Batch, num_finished: int, seconds: list[float]) -> StepRecord:
         num_decoded = len(batch.decoded_token_ids)
         kinds = [preempted.kind for preempted in batch.preempted]
         names = self.space.config.pool_names
@@ -228,7 +324,7 @@ class EngineCore:
             num_resumed=len(batch.resumed),
             num_swapped_out=kinds.count("swap"),
             num_recomputed=kinds.count("recompute"),
-            num_finished=len(progress.finished),
+            num_finished=num_finished,
             num_rejected=len(batch.rejected),
             num_hit_tokens=sum(admission.num_hit_tokens for admission in batch.admitted),
             num_running=len(self.scheduler.running),
@@ -248,15 +344,9 @@ class EngineCore:
         if self._failure is not None:
             raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
 
-    def _require_tokens(self, prompt_token_ids: Int32Array, params: SamplingParams) -> None:
-        num_tokens, most = len(prompt_token_ids), self.space.config.max_tokens
-        if not num_tokens:
+    def _require_tokens(self, prompt_token_ids: Int32Array) -> None:
+        if not len(prompt_token_ids):
             raise RequestError("a prompt needs at least one token, and this one is empty")
-        if num_tokens + params.max_tokens > most:
-            raise RequestError(
-                f"a prompt of {num_tokens} tokens and {params.max_tokens} new ones are more than the {most} of the "
-                "longest sequence: shorten one, or set max_tokens of the engine if the model knows more"
-            )
         low, high = int(prompt_token_ids.min()), int(prompt_token_ids.max())
         if low < 0 or high >= self._num_vocabulary:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""EngineRequest: a request with its tokens; and what its caller gets in the end.
+"""EngineRequest: a request with its tokens, from its arrival to its output.
 
 Beside the scheduler's :class:`~pagedkv.scheduling.Request`, which knows counts and rows, this knows tokens: the prompt,
 and what was generated for each of its samples. The tokens of a request that starts over after a preemption are asked
@@ -6,165 +6,220 @@ from here.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Protocol, final
 
 import numpy as np
 
 from pagedkv.arrays import Int32Array
-from pagedkv.engine.params import SamplingParams
+from pagedkv.engine.beams import Beams
+from pagedkv.engine.outputs import FinishReason, RequestOutput
+from pagedkv.engine.sample import Decode, Sample
+from pagedkv.engine.sampling import SampledSequence, SamplingParams, TokenLogprobs
+from pagedkv.explanation import Explanation
 from pagedkv.scheduling import Request
 
-__all__ = ["Completion", "EngineRequest", "FinishReason", "RequestOutput", "Sample"]
-
-FinishReason: TypeAlias = Literal["stop", "length", "aborted", "rejected"]
+__all__ = ["EngineRequest", "Wish"]
 
 
-@dataclass(slots=True, eq=False)
-class Sample:
-    """One answer under way.
+class Forker(Protocol):
+    """How an engine forks a request: see :meth:`EngineRequest.fork`."""
+
+    def __call__(
+        self, request: "EngineRequest", n: int, at: int | None, params: SamplingParams | None, sample: int
+    ) -> "EngineRequest":
+        """Let another request go on from this one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wish:
+    """What is asked for, complete: what the parameters left open is said.
 
     Args:
-        index: its place among the request's answers.
-        token_ids: what was generated.
-        finish_reason: why it ended; None while it goes on.
+        prompt_token_ids: int32 ``[n]``.
+        params: what it asks for, bad words as token ids.
+        max_tokens: tokens of an answer at most.
+        stop_ids: tokens that end an answer, the model's own among them where they count.
+        end_ids: the model's own end tokens.
+        seed: where its noise comes from if the parameters do not say.
+        vocab_size: columns of the logits.
+        decode: gives the text of token ids; None without a tokenizer.
     """
 
-    index: int
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    prompt_token_ids: Int32Array
+    params: SamplingParams
+    max_tokens: int
+    stop_ids: frozenset[int]
+    end_ids: frozenset[int]
+    seed: int
+    vocab_size: int
+    decode: Decode | None
+
+    def make_samples(self, num_samples: int) -> list[Sample]:
+        """Make answers, or beams, nothing generated yet.
+
+        Raises:
+            RequestError: stop texts without a tokenizer, or tokens that the vocabulary does not have.
+        """
+        first = SampledSequence(
+            self.params, self.prompt_token_ids, vocab_size=self.vocab_size, end_token_ids=self.end_ids, seed=self.seed
+        )
+        sequences = [first, *(first.fork(index) for index in range(1, num_samples))]
+        return [
+            Sample(index, sequence, self.stop_ids, self.max_tokens, self.decode)
+            for index, sequence in enumerate(sequences)
+        ]
 
 
+@final
 @dataclass(slots=True, eq=False)
 class EngineRequest:
     """A request under way.
 
     Args:
         number: its place in the order of arrival.
-        prompt_token_ids: int32 ``[n]``.
-        params: what it asks for.
-        stop_token_ids: all tokens that end a sequence of it.
+        wish: what it asks for.
         arrived: when it came, by the engine's clock, in seconds.
+        fork_by: how its engine forks it.
         samples: its answers; live: those that go on, in the order of its rows.
-        first_token: when the first token was known; finished: when all answers had ended.
+        beams: the search that answers it, if it is one: ``live`` are its beams then.
+        scheduled: its part in the schedule.
+        admitted: when it first got blocks; first_token: when the first token was known; finished: when all answers had
+            ended.
         num_cached_tokens: tokens of the prompt that were hit when it was first admitted.
-        num_recomputed_tokens: tokens that were computed, and had to be given up.
+        explanation: why no more of them were.
         num_preemptions: how often it had to give its blocks up.
+        error: why it failed or was rejected.
+        prompt_logprobs: of the prompt's tokens behind the first, as far as they are told.
+
+    Raises:
+        RequestError: what is asked for contradicts the model's vocabulary, or needs a tokenizer.
     """
 
     number: int
-    prompt_token_ids: Int32Array
-    params: SamplingParams
-    stop_token_ids: frozenset[int]
+    wish: Wish
     arrived: float
+    fork_by: Forker
     samples: list[Sample] = field(init=False)
     live: list[Sample] = field(init=False)
     scheduled: Request = field(init=False)
+    admitted: float | None = None
+    beams: Beams | None = None
     first_token: float | None = None
     finished: float | None = None
     num_cached_tokens: int | None = None
-    num_recomputed_tokens: int = 0
+    explanation: Explanation | None = None
     num_preemptions: int = 0
+    error: str | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Make its samples, and its part in the schedule."""
-        self.samples = [Sample(index) for index in range(self.params.n)]
+        wish = self.wish
+        self.samples = wish.make_samples(self.params.n)
         self.live = list(self.samples)
+        if self.params.num_beams > 1:
+            beams = wish.make_samples(self.params.num_beams)
+            self.beams = Beams(self.params, beams, wish.stop_ids, wish.max_tokens)
+            self.live = beams
         self.scheduled = Request(
             self.number,
             len(self.prompt_token_ids),
-            self.params.max_tokens,
+            self.wish.max_tokens,
             self._load,
-            num_sequences=self.params.n,
+            num_sequences=len(self.live),
+            max_hit_tokens=0 if self.wants_prompt_logprobs else None,
         )
+
+    @property
+    def prompt_token_ids(self) -> Int32Array:
+        """The prompt: int32 ``[n]``."""
+        return self.wish.prompt_token_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        """What it asks for."""
+        return self.wish.params
 
     @property
     def is_finished(self) -> bool:
         """Whether all its answers have ended."""
         return self.finished is not None
 
-    def take(self, sample: Sample, token_id: int) -> bool:
-        """Note a sampled token; return whether it is the sample's last by its own rules."""
-        sample.token_ids.append(token_id)
-        num_tokens = len(sample.token_ids)
-        if token_id in self.stop_token_ids and num_tokens >= self.params.min_tokens:
-            sample.finish_reason = "stop"
-        elif num_tokens >= self.params.max_tokens:
-            sample.finish_reason = "length"
-        return sample.finish_reason == "stop"
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are asked for, and not all told."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids) - 1
 
-    def end(self, reason: FinishReason, now: float) -> None:
+    @property
+    def num_missing_tokens(self) -> int | None:
+        """Tokens of the prompt that were not there and are to be computed; None while it waits."""
+        return None if self.num_cached_tokens is None else len(self.prompt_token_ids) - self.num_cached_tokens
+
+    def tokens_of(self, sample: Sample) -> Int32Array:
+        """Give the prompt and what was generated for one of its answers: int32. O(n)."""
+        return np.concatenate([self.prompt_token_ids, np.array(sample.token_ids, np.int32)])
+
+    def fork(
+        self, n: int = 1, *, at: int | None = None, params: SamplingParams | None = None, sample: int = 0
+    ) -> "EngineRequest":
+        """Let another request go on from here: n answers that begin with the tokens of one of these.
+
+        At the current end, while this request runs, all blocks are shared and nothing is copied before one of them
+        writes. Elsewhere the fork takes what is still there, in models with windows or recurrent layers up to the
+        longest place where these survive, and computes the rest: ``num_missing_tokens`` of the fork tells how many.
+
+        Args:
+            n: answers.
+            at: tokens of prompt and answer to begin with; None: all.
+            params: what the fork asks for, its own n counts then; None: as this request, with the tokens that are left
+                to it, and noise of its own.
+            sample: which answer.
+
+        Returns:
+            A request like any other; its prompt are the tokens that it begins with.
+
+        Raises:
+            RequestError: a place or an answer that is not there, nothing left to generate, or what
+                :meth:`~pagedkv.engine.EngineCore.add` refuses.
+        """
+        return self.fork_by(self, n, at, params, sample)
+
+    def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End all that goes on."""
         for sample in self.samples:
             sample.finish_reason = sample.finish_reason or reason
+        self.live = []
         self.finished = now
+        self.error = error
 
-    def output(self) -> "RequestOutput":
+    def output(self) -> RequestOutput:
         """Tell how far it has come."""
-        completions = tuple(
-            Completion(sample.index, tuple(sample.token_ids), sample.finish_reason) for sample in self.samples
-        )
         return RequestOutput(
             self.number,
             tuple(self.prompt_token_ids.tolist()),
-            completions,
+            tuple(sample.completion() for sample in self.samples),
             num_cached_tokens=self.num_cached_tokens or 0,
-            num_recomputed_tokens=self.num_recomputed_tokens,
+            num_recomputed_tokens=self.scheduled.receipt.num_recomputed,
             num_preemptions=self.num_preemptions,
-            first_token_seconds=None if self.first_token is None else self.first_token - self.arrived,
-            total_seconds=None if self.finished is None else self.finished - self.arrived,
+            first_token_seconds=self._seconds_to(self.first_token),
+            total_seconds=self._seconds_to(self.finished),
+            error=self.error,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else (None, *self.prompt_logprobs),
+            queue_seconds=self._seconds_to(self.admitted),
+            explanation=self.explanation,
+            receipt=self.scheduled.receipt,
         )
+
+    def _seconds_to(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.arrived
 
     def _load(self, num_generated: int) -> Int32Array:
         """Give what is to be computed; with several answers, these begin again."""
         if num_generated == 0:
+            if self.beams is not None:
+                self.beams.begin_again()
+                return self.prompt_token_ids
             for sample in self.live:
-                sample.token_ids.clear()
+                sample.begin_again()
             return self.prompt_token_ids
-        generated = np.array(self.live[0].token_ids[:num_generated], np.int32)
-        return np.concatenate([self.prompt_token_ids, generated])
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One answer.
-
-    Args:
-        index: its place among the request's answers.
-        token_ids: what was generated.
-        finish_reason: "stop", "length", "aborted", "rejected"; None while it goes on.
-        text: the same as text, where there is a tokenizer.
-    """
-
-    index: int
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    text: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What became of a request.
-
-    Args:
-        number: its place in the order of arrival.
-        prompt_token_ids: its prompt.
-        completions: its answers.
-        num_cached_tokens: tokens of the prompt that need not be computed.
-        num_recomputed_tokens: tokens that were computed, and given up by preemption.
-        num_preemptions: how often it had to give its blocks up.
-        first_token_seconds, total_seconds: from its arrival to its first token, and to its end.
-    """
-
-    number: int
-    prompt_token_ids: tuple[int, ...]
-    completions: tuple[Completion, ...]
-    num_cached_tokens: int
-    num_recomputed_tokens: int
-    num_preemptions: int
-    first_token_seconds: float | None
-    total_seconds: float | None
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The tokens of the first answer."""
-        return self.completions[0].token_ids
+        return self.tokens_of(self.live[0])[: len(self.prompt_token_ids) + num_generated]

@@ -30,6 +30,7 @@ class FlatBatch:
         num_prompt_tokens: int64 ``[places]``: of each sequence; behind them its tokens were decoded, at first.
         wanted: int64 ``[n]``, ascending.
         source: int64 ``[batch.num_samples]``.
+        chunk_starts: where each chunk begins in the flat row.
     """
 
     token_ids: Int32Array
@@ -37,6 +38,7 @@ class FlatBatch:
     num_prompt_tokens: Int64Array
     wanted: Int64Array
     source: Int64Array
+    chunk_starts: tuple[int, ...] = ()
 
 
 def flatten(batch: Batch) -> FlatBatch:
@@ -47,6 +49,7 @@ def flatten(batch: Batch) -> FlatBatch:
     last: list[Int64Array] = []
     places = np.zeros(0, np.int64)
     num_prompt_tokens = np.zeros(len(compute.rows), np.int64)
+    chunk_starts: list[int] = []
     if batch.decoding is not None:
         places = np.searchsorted(compute.rows, batch.decoding.rows).astype(np.int64)
         token_ids[offsets[places]] = batch.decoded_token_ids
@@ -58,8 +61,9 @@ def flatten(batch: Batch) -> FlatBatch:
             f"row {chunk.row} is to compute {stop - start} tokens, but {len(chunk.token_ids)} were scheduled"
         )
         token_ids[start:stop] = chunk.token_ids
+        chunk_starts.append(start)
         num_prompt_tokens[place] = chunk.request.num_prompt_tokens
         last.append(np.full(chunk.num_samples, stop - 1, np.int64))
     sampled = np.concatenate(last) if last else np.zeros(0, np.int64)
     wanted, source = np.unique(sampled, return_inverse=True)
-    return FlatBatch(token_ids, places, num_prompt_tokens, wanted, source.astype(np.int64))
+    return FlatBatch(token_ids, places, num_prompt_tokens, wanted, source.astype(np.int64), tuple(chunk_starts))

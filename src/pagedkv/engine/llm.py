@@ -4,29 +4,35 @@
 >>> llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8))[0].token_ids  # doctest: +SKIP
 """
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, final
+from functools import partial
+from typing import Final, Protocol, cast, final
 
 import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.engine import compat
+from pagedkv.engine.answering import Sampler
+from pagedkv.engine.chat import chat_token_ids, is_chat
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.core import EngineCore
-from pagedkv.engine.engine_request import EngineRequest, RequestOutput
+from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.grouping import EngineGroups, group_layers
-from pagedkv.engine.params import SamplingParams
+from pagedkv.engine.outputs import Completion, RequestOutput
 from pagedkv.engine.probe import probe
+from pagedkv.engine.prompts import Prompt, TokensPrompt
 from pagedkv.engine.records import StepRecord
 from pagedkv.engine.refusals import require_supported
-from pagedkv.engine.sampler import Sampler
+from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.engine.self_test import self_test
 from pagedkv.errors import RequestError
 
 __all__ = ["LLM", "Prompt", "TokenUpdate", "Tokenizer"]
 
-Prompt: TypeAlias = str | Sequence[int]
+DEFAULT_TOKENS: Final = 16
+"""Tokens of an answer where nobody says what is asked for."""
 
 
 class Tokenizer(Protocol):
@@ -62,8 +68,8 @@ class LLM:
     Args:
         model: any decoder of transformers in evaluation mode, on a CPU; nobody else may use it during a step.
         config: memory, limits, policies.
-        tokenizer: for prompts and answers as text; None: token ids alone.
-        sampler: what chooses tokens; None: the most likely ones.
+        tokenizer: for prompts, answers, stop texts and bad words as text; None: token ids alone.
+        sampler: what draws tokens; None: as each request's parameters say.
 
     Attributes:
         core: the loop, for whoever drives it step by step.
@@ -93,6 +99,7 @@ class LLM:
             config,
             replays_steps=found is not None and found.replays_steps,
             continues=found is not None and found.continues,
+            decode=None if tokenizer is None else lambda token_ids: tokenizer.decode(list(token_ids)),
             sampler=sampler,
         )
         self._tokenizer = tokenizer
@@ -103,11 +110,13 @@ class LLM:
         """Answer prompts, together.
 
         Args:
-            prompts: texts, or lists of token ids.
+            prompts: texts, lists of token ids, :class:`~pagedkv.engine.prompts.TokensPrompt`, or conversations: lists
+                of messages, :class:`Chat`.
             params: what all of them ask for, or each; None: 16 tokens, the most likely ones.
 
         Returns:
-            an output for each prompt, in their order.
+            an output for each prompt, in their order. Of a request that failed by itself (a logits processor raised,
+            say) the output has the error; the others are answered.
 
         Raises:
             RequestError: one of them cannot be served; none is.
@@ -131,12 +140,12 @@ class LLM:
         Raises as :meth:`generate`.
         """
         requests = self.submit(prompts, params)
-        num_told = [[0] * len(request.samples) for request in requests]
+        told = [[_Told() for _ in request.samples] for request in requests]
         try:
             while not all(request.is_finished for request in requests):
                 self.core.step()
-                for place, (request, told) in enumerate(zip(requests, num_told, strict=True)):
-                    yield from _updates(place, request, told)
+                for place, request in enumerate(requests):
+                    yield from _updates(place, request, told[place])
         finally:
             for request in requests:
                 self.core.abort(request)
@@ -148,7 +157,7 @@ class LLM:
         if isinstance(prompts, str):
             raise RequestError("prompts is one text: give a list of prompts")
         each = (
-            [params or SamplingParams()] * len(prompts)
+            [params or SamplingParams(max_tokens=DEFAULT_TOKENS)] * len(prompts)
             if params is None or isinstance(params, SamplingParams)
             else params
         )
@@ -169,19 +178,29 @@ class LLM:
         """Run one step. Raises EngineError."""
         return self.core.step()
 
+    def output(self, request: EngineRequest) -> RequestOutput:
+        """Tell how far a request has come, as text too where there is a tokenizer. Changes nothing."""
+        return self._with_text(request.output())
+
     def _add(self, place: int, prompt: Int32Array, params: SamplingParams) -> EngineRequest:
         try:
-            return self.core.add(prompt, params)
+            return self.core.add(prompt, self._with_ids(params))
         except RequestError as problem:
             raise RequestError(f"prompt {place}: {problem}") from problem
 
     def _token_ids(self, prompt: Prompt, place: int) -> Int32Array:
+        try:
+            prompt = chat_token_ids(self._tokenizer, prompt) if is_chat(prompt) else prompt
+        except RequestError as problem:
+            raise RequestError(f"prompt {place}: {problem}") from problem
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise RequestError(
                     f"prompt {place} is text, but the engine has no tokenizer: give it one, or token ids"
                 )
             prompt = self._tokenizer.encode(prompt)
+        if isinstance(prompt, TokensPrompt):
+            prompt = self._plain(prompt, place)
         tokens = np.asarray(prompt)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise RequestError(
@@ -189,12 +208,34 @@ class LLM:
             )
         return tokens.astype(np.int32)
 
+    @staticmethod
+    def _plain(prompt: TokensPrompt, place: int) -> Sequence[int]:
+        try:
+            prompt.require_supported()
+        except RequestError as problem:
+            raise RequestError(f"prompt {place}: {problem}") from problem
+        return prompt.token_ids
+
+    def _with_ids(self, params: SamplingParams) -> SamplingParams:
+        """Turn bad words that are text into token ids."""
+        if not any(isinstance(word, str) for word in params.bad_words):
+            return params
+        if self._tokenizer is None:
+            raise RequestError("bad_words are text, but the engine has no tokenizer: give it one, or token ids")
+        return replace(params, bad_words=bad_words_as_ids(params.bad_words, plain_encoding(self._tokenizer)))
+
     def _with_text(self, output: RequestOutput) -> RequestOutput:
         if self._tokenizer is None:
             return output
-        texts = [self._tokenizer.decode(list(each.token_ids)) for each in output.completions]
-        completions = (replace(each, text=text) for each, text in zip(output.completions, texts, strict=True))
-        return replace(output, completions=tuple(completions))
+        completions = tuple(self._completion_with_text(each) for each in output.completions)
+        return replace(output, completions=completions)
+
+    def _completion_with_text(self, completion: Completion) -> Completion:
+        if completion.text is not None or self._tokenizer is None:
+            return completion
+        is_ended_by_token = isinstance(completion.stop, int)
+        token_ids = completion.token_ids[:-1] if is_ended_by_token else completion.token_ids
+        return replace(completion, text=self._tokenizer.decode(list(token_ids)))
 
 
 def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
@@ -207,9 +248,27 @@ def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
     return group_layers(probe(model), config.block_size, config.checkpoint_interval)
 
 
-def _updates(place: int, request: EngineRequest, told: list[int]) -> Iterator[TokenUpdate]:
-    for sample in request.samples:
-        new = tuple(sample.token_ids[told[sample.index] :])
-        if new:
-            told[sample.index] += len(new)
+def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
+    """Give a tokenizer's encoding without the special tokens that those of transformers add."""
+    if "add_special_tokens" in inspect.signature(tokenizer.encode).parameters:
+        return partial(cast("Callable[..., Sequence[int]]", tokenizer.encode), add_special_tokens=False)
+    return tokenizer.encode
+
+
+@dataclass(slots=True)
+class _Told:
+    """What was streamed of an answer: so many tokens, and perhaps its end."""
+
+    num_tokens: int = 0
+    is_over: bool = False
+
+
+def _updates(place: int, request: EngineRequest, told: Sequence[_Told]) -> Iterator[TokenUpdate]:
+    """Tell what is new of a request. Answers that begin again are told of when they are longer than before."""
+    for sample, so_far in zip(request.samples, told, strict=True):
+        new = tuple(sample.token_ids[so_far.num_tokens :])
+        is_over = sample.finish_reason is not None
+        if new or is_over > so_far.is_over:
+            so_far.num_tokens += len(new)
+            so_far.is_over = is_over
             yield TokenUpdate(place, sample.index, new, sample.finish_reason)

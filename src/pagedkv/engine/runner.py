@@ -10,6 +10,7 @@ state that is read before and written after: such a step is several passes, one 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -24,8 +25,10 @@ from pagedkv.engine.ambient import IMPLEMENTATION, listening
 from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.engine.grouping import EngineGroups
+from pagedkv.engine.heads import watched_head
 from pagedkv.engine.layer_specs import Place
 from pagedkv.engine.paged_cache import PagedCache
+from pagedkv.engine.prompt_scores import PromptScoring
 from pagedkv.plan import StepPlan
 
 __all__ = ["ModelRunner"]
@@ -93,12 +96,15 @@ class ModelRunner:
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
         self._interval = min(sizes, default=0)
 
-    def compute(self, plan: StepPlan, inputs: StepInputs, batch: FlatBatch) -> torch.Tensor:
+    def compute(
+        self, plan: StepPlan, inputs: StepInputs, batch: FlatBatch, scorings: Sequence[PromptScoring] = ()
+    ) -> torch.Tensor:
         """Run a step's forward pass; called by :meth:`PlanExecutor.launch`.
 
         Args:
             plan: the step, with at least one token; inputs: its tables.
             batch: its tokens, and which of them are wanted.
+            scorings: what its chunks tell of their prompts; they take it.
 
         Returns:
             float32 ``[wanted, vocabulary]``.
@@ -112,18 +118,24 @@ class ModelRunner:
         with torch.inference_mode(), compat.implementation(self._model, IMPLEMENTATION):
             if not self._groups.states:
                 piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
-                return self._run(piece, step, token_ids, positions, wanted)
+                return self._run(piece, step, token_ids, positions, wanted, scorings)
             answers = []
             for piece in self._pieces(plan, batch):
                 mine = np.flatnonzero(np.isin(piece.tokens, wanted))
-                logits = self._run(piece, self._part(step, piece), token_ids, positions, mine)
+                logits = self._run(piece, self._part(step, piece), token_ids, positions, mine, scorings)
                 answers.append((piece.tokens[mine], logits))
             where = np.concatenate([tokens for tokens, _ in answers])
             order = torch.from_numpy(np.argsort(where)).to(self._device)
             return torch.cat([logits for _, logits in answers])[order]
 
     def _run(
-        self, piece: _Piece, step: StepMetadata, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
+        self,
+        piece: _Piece,
+        step: StepMetadata,
+        token_ids: Int32Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        scorings: Sequence[PromptScoring],
     ) -> torch.Tensor:
         """Run the model over one piece; ``wanted`` are places in it."""
         rows, width = piece.shape
@@ -131,7 +143,8 @@ class ModelRunner:
         where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
         forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, where)
         self._cache.begin(forward_pass, self._read_states(piece), list(self._groups.states), is_prompt=piece.is_prompt)
-        with listening(forward_pass):
+        watched = watched_head(self._model) if scorings else nullcontext()
+        with listening(forward_pass), watched as head:
             logits = compat.forward(
                 self._model,
                 torch.from_numpy(wanted).to(self._device),
@@ -141,6 +154,9 @@ class ModelRunner:
             )
         forward_pass.require_complete()
         self._write_states(piece)
+        if head is not None:
+            for scoring in scorings:
+                scoring.take(piece.tokens, head)
         return logits
 
     # Recurrent layers

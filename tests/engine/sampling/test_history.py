@@ -113,7 +113,7 @@ def test_a_fork_goes_its_own_way() -> None:
     fork = sequence.fork(sample=1)
     fork.append([3])
     sequence.append([4])
-    assert (sequence.generated_ids, fork.generated_ids) == ((2, 4), (2, 3))
+    assert (sequence.generated_ids, fork.generated_ids) == ([2, 4], [2, 3])
     assert sequence.counts().token_ids.tolist() == [1, 2, 4]
     assert fork.counts().token_ids.tolist() == [1, 2, 3]
     assert (sequence.sample, fork.sample) == (0, 1)

@@ -26,10 +26,10 @@ def assert_close(ours: TokenLogprobs, expected: TokenLogprobs) -> None:
 def test_they_are_of_the_logits_as_the_model_gave_them() -> None:
     rows = [
         SamplingParams(seed=1, logprobs=3, temperature=0.3, logit_bias={5: 9.0}, top_k=4),
-        SamplingParams(seed=1),
-        SamplingParams(seed=1, logprobs=0, repetition_penalty=3.0),
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=1.0, seed=1, logprobs=0, repetition_penalty=3.0),
         SamplingParams(temperature=0, logprobs=VOCAB_SIZE),
-        SamplingParams(seed=1, logprobs=2, logits_processors=[lambda _, scores: -scores]),
+        SamplingParams(temperature=1.0, seed=1, logprobs=2, logits_processors=[lambda _, scores: -scores]),
     ]
     logits = logits_of(5)
     answer = BatchSampler(VOCAB_SIZE).sample(logits, [Place(sequence_of(params)) for params in rows])

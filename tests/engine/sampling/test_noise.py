@@ -159,12 +159,12 @@ def test_leaving_tiles_out_changes_no_token(vocab_size: int, spread: float) -> N
 
 def mixed_places() -> list[Place]:
     kinds = [
-        SamplingParams(seed=3),
+        SamplingParams(temperature=1.0, seed=3),
         SamplingParams(temperature=0),
-        SamplingParams(seed=4, top_k=20, repetition_penalty=1.3),
-        SamplingParams(seed=5, top_p=0.8, bad_words=[[4], [2, 9]]),
+        SamplingParams(temperature=1.0, seed=4, top_k=20, repetition_penalty=1.3),
+        SamplingParams(temperature=1.0, seed=5, top_p=0.8, bad_words=[[4], [2, 9]]),
         SamplingParams(seed=6, min_p=0.05, logit_bias={8: 2.0}, temperature=0.7),
-        SamplingParams(seed=7, top_p=0.99, top_k=150, presence_penalty=1.0),
+        SamplingParams(temperature=1.0, seed=7, top_p=0.99, top_k=150, presence_penalty=1.0),
     ]
     return [Place(sequence_of(kind, [1, 2, 3 + index])) for index, kind in enumerate(kinds * 3)]
 
@@ -206,7 +206,7 @@ def test_logits_that_round_otherwise_draw_the_same_token_unless_two_sums_are_clo
 
 def test_each_sample_and_each_position_has_noise_of_its_own() -> None:
     sampler = BatchSampler(VOCAB_SIZE)
-    params = SamplingParams(seed=1, n=40)
+    params = SamplingParams(temperature=1.0, seed=1, n=40)
     logits = torch.zeros(40, VOCAB_SIZE)
     first = SampledSequence(params, [1, 2], vocab_size=VOCAB_SIZE)
     forks = [Place(first.fork(sample)) for sample in range(40)]
@@ -226,8 +226,8 @@ def test_a_request_without_a_seed_takes_the_engines() -> None:
         sequence = SampledSequence(params, [1], vocab_size=VOCAB_SIZE, seed=seed)
         return int(sampler.sample(logits, [Place(sequence)]).token_ids)
 
-    assert token(SamplingParams(), 8) == token(SamplingParams(seed=8), 9)
-    assert token(SamplingParams(), 8) != token(SamplingParams(), 9)
+    assert token(SamplingParams(temperature=1.0), 8) == token(SamplingParams(temperature=1.0, seed=8), 9)
+    assert token(SamplingParams(temperature=1.0), 8) != token(SamplingParams(temperature=1.0), 9)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from pagedkv.engine.sampling import SampledSequence, SamplingParams
-from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.errors import RequestError, TokenError
 
 
-def test_the_defaults_sample_from_the_softmax() -> None:
+def test_by_default_the_most_likely_token_is_taken() -> None:
     params = SamplingParams()
-    assert (params.n, params.temperature, params.top_k, params.top_p, params.min_p) == (1, 1.0, 0, 1.0, 0.0)
-    assert not params.is_greedy
+    assert (params.n, params.temperature, params.top_k, params.top_p, params.min_p) == (1, 0.0, 0, 1.0, 0.0)
+    assert params.is_greedy
+    assert not SamplingParams(temperature=1.0, top_p=0.9).is_greedy
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,9 @@ def test_the_defaults_sample_from_the_softmax() -> None:
         ({"n": 0}, "n must be at least 1, got 0"),
         ({"n": True}, "n must be an integer"),
         ({"n": 2, "temperature": 0}, "would all be the same"),
+        ({"top_p": 0.9}, "top_p=0.9 with temperature=0 would change nothing: set a temperature above 0"),
+        ({"top_k": 5}, "top_k=5 with temperature=0"),
+        ({"min_p": 0.1}, "min_p=0.1 with temperature=0"),
         ({"temperature": -1}, "temperature must be 0"),
         ({"temperature": 1e-9}, "temperature must be 0 for greedy sampling or at least 0.0001"),
         ({"temperature": float("nan")}, "temperature must be finite"),
@@ -62,7 +66,7 @@ def test_the_defaults_sample_from_the_softmax() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(RequestError, match=words):
         SamplingParams(**arguments)
 
 
@@ -98,7 +102,7 @@ def test_they_can_be_copied_and_pickled() -> None:
     ],
 )
 def test_what_the_vocabulary_lacks_is_refused_where_a_sequence_begins(params: SamplingParams, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(RequestError, match=words):
         SampledSequence(params, [1], vocab_size=10)
 
 

@@ -37,13 +37,13 @@ def test_temperature(temperature: float) -> None:
 @pytest.mark.parametrize("top_k", [1, 2, 49, 63, 64, 65, 200, 10_000])
 def test_top_k(top_k: int, vocab_size: int) -> None:
     logits = logits_of(8, vocab_size=vocab_size)
-    ours = ours_of(SamplingParams(top_k=top_k), logits, PROMPT, [])
+    ours = ours_of(SamplingParams(temperature=1.0, top_k=top_k), logits, PROMPT, [])
     assert torch.equal(ours, theirs_of(theirs.TopKLogitsWarper(top_k), logits, PROMPT))
 
 
 def test_top_k_keeps_what_equals_the_last_one() -> None:
     logits = logits_of(4).round()
-    ours = ours_of(SamplingParams(top_k=20), logits, PROMPT, [])
+    ours = ours_of(SamplingParams(temperature=1.0, top_k=20), logits, PROMPT, [])
     assert torch.equal(ours, theirs_of(theirs.TopKLogitsWarper(20), logits, PROMPT))
     assert ((ours > -torch.inf).sum(dim=1) > 20).any()
 
@@ -53,7 +53,7 @@ def test_top_k_keeps_what_equals_the_last_one() -> None:
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
 def test_top_p(top_p: float, spread: float, vocab_size: int) -> None:
     logits = logits_of(8, vocab_size=vocab_size, spread=spread)
-    ours = ours_of(SamplingParams(top_p=top_p), logits, PROMPT, [])
+    ours = ours_of(SamplingParams(temperature=1.0, top_p=top_p), logits, PROMPT, [])
     assert_equal_but_at_the_edge(ours, theirs_of(theirs.TopPLogitsWarper(top_p), logits, PROMPT), logits, top_p)
 
 
@@ -72,7 +72,7 @@ def assert_equal_but_at_the_edge(
 def test_top_p_keeps_all_that_equal_the_last_one() -> None:
     """Which of equal ones transformers keeps is its sort's choice; here they share a fate."""
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
-    kept = ours_of(SamplingParams(top_p=0.5), logits, [1], []) > -torch.inf
+    kept = ours_of(SamplingParams(temperature=1.0, top_p=0.5), logits, [1], []) > -torch.inf
     assert kept.tolist() == [[True, True, True, True, False]]
     assert int((theirs_of(theirs.TopPLogitsWarper(0.5), logits, [1]) > -torch.inf).sum()) == 2
 
@@ -82,9 +82,9 @@ def test_equal_scores_that_go_on_beyond_the_window_are_all_kept_and_all_weighed(
     logits = torch.full((1, VOCAB_SIZE), -5.0)
     logits[0, 100:300] = 1.0
     logits[0, 7] = 3.0
-    for params in (SamplingParams(top_k=10), SamplingParams(top_k=10, top_p=0.05)):
+    for params in (SamplingParams(temperature=1.0, top_k=10), SamplingParams(temperature=1.0, top_k=10, top_p=0.05)):
         assert int((ours_of(params, logits, [1], []) > -torch.inf).sum()) == 201
-    narrow = ours_of(SamplingParams(top_k=10, top_p=0.03), logits, [1], [])
+    narrow = ours_of(SamplingParams(temperature=1.0, top_k=10, top_p=0.03), logits, [1], [])
     assert (narrow[0] > -torch.inf).nonzero().tolist() == [[7]]
 
 
@@ -92,7 +92,7 @@ def test_equal_scores_that_go_on_beyond_the_window_are_all_kept_and_all_weighed(
 @pytest.mark.parametrize("min_p", [1e-6, 0.05, 0.7, 1.0])
 def test_min_p(min_p: float, vocab_size: int) -> None:
     logits = logits_of(8, vocab_size=vocab_size)
-    ours = ours_of(SamplingParams(min_p=min_p), logits, PROMPT, [])
+    ours = ours_of(SamplingParams(temperature=1.0, min_p=min_p), logits, PROMPT, [])
     assert torch.equal(ours, theirs_of(theirs.MinPLogitsWarper(min_p), logits, PROMPT))
 
 
@@ -153,7 +153,7 @@ def test_bad_words(answer: list[int]) -> None:
 def test_min_tokens(num_generated: int) -> None:
     logits = logits_of(2)
     answer = [5] * num_generated
-    ours = ours_of(SamplingParams(min_tokens=3, stop_token_ids=[30, 31]), logits, PROMPT, answer)
+    ours = ours_of(SamplingParams(temperature=1.0, min_tokens=3, stop_token_ids=[30, 31]), logits, PROMPT, answer)
     processor = theirs.MinNewTokensLengthLogitsProcessor(len(PROMPT), 3, [END, 30, 31])
     assert torch.equal(ours, theirs_of(processor, logits, PROMPT + answer))
 
@@ -191,7 +191,7 @@ def in_their_order(params: SamplingParams, num_prompt_tokens: int) -> theirs.Log
 tokens = st.integers(0, 40)
 params_strategy = st.builds(
     SamplingParams,
-    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
+    temperature=st.sampled_from([0.3, 0.5, 1.0, 1.5]),
     top_k=st.sampled_from([0, 1, 10, 70]),
     top_p=st.sampled_from([1.0, 0.2, 0.8, 0.97]),
     min_p=st.sampled_from([0.0, 0.02, 0.3]),
@@ -219,9 +219,6 @@ def test_all_together_in_their_order_and_rows_of_all_kinds_in_one_batch(
     for row, (params, prompt, answer, drafts) in enumerate(rows):
         ids = torch.tensor([prompt + answer + drafts])
         expected = in_their_order(params, len(prompt))(ids, logits[row : row + 1].clone())[0]
-        if params.is_greedy:
-            assert ours[row].argmax() == expected.argmax()
-            continue
         is_kept, is_expected = ours[row] > -torch.inf, expected > -torch.inf
         both = is_kept & is_expected
         assert torch.equal(ours[row][both], expected[both])

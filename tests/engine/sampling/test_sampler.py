@@ -34,7 +34,11 @@ def test_greedy_rows_take_the_first_of_the_greatest_logits() -> None:
 @pytest.mark.parametrize("vocab_size", [1, 2, 127, 128, 129, 256, 50_257])
 def test_vocabularies_of_all_sizes(vocab_size: int) -> None:
     logits = logits_of(3, vocab_size=vocab_size)
-    kinds = [GREEDY, SamplingParams(top_k=1, seed=1), SamplingParams(top_p=1e-6, seed=1)]
+    kinds = [
+        GREEDY,
+        SamplingParams(temperature=1.0, top_k=1, seed=1),
+        SamplingParams(temperature=1.0, top_p=1e-6, seed=1),
+    ]
     places = (
         [Place(sequence_of(kind, [0], vocab_size=vocab_size)) for kind in kinds]
         if vocab_size > END
@@ -46,7 +50,7 @@ def test_vocabularies_of_all_sizes(vocab_size: int) -> None:
 def test_equal_scores_beyond_the_window_are_drawn_too() -> None:
     logits = torch.full((300, VOCAB_SIZE), -5.0)
     logits[:, 100:300] = 1.0
-    sequence = sequence_of(SamplingParams(top_k=10, seed=1))
+    sequence = sequence_of(SamplingParams(temperature=1.0, top_k=10, seed=1))
     places = [Place(sequence, [5] * row) for row in range(300)]
     drawn = set(BatchSampler(VOCAB_SIZE).sample(logits, places).token_ids.tolist())
     assert drawn <= set(range(100, 300))
@@ -55,7 +59,13 @@ def test_equal_scores_beyond_the_window_are_drawn_too() -> None:
 
 def test_logits_are_as_they_were_when_the_tokens_are_there() -> None:
     params = SamplingParams(
-        repetition_penalty=1.5, presence_penalty=1.0, logit_bias={3: 4.0}, bad_words=[[3], [4]], min_tokens=2, seed=1
+        temperature=1.0,
+        repetition_penalty=1.5,
+        presence_penalty=1.0,
+        logit_bias={3: 4.0},
+        bad_words=[[3], [4]],
+        min_tokens=2,
+        seed=1,
     )
     logits = logits_of(4)
     before = logits.clone()
@@ -71,7 +81,9 @@ def test_logits_are_as_they_were_when_sampling_raises(monkeypatch: pytest.Monkey
     logits = logits_of(1)
     before = logits.clone()
     with pytest.raises(MemoryError):
-        BatchSampler(VOCAB_SIZE).sample(logits, [Place(sequence_of(SamplingParams(logit_bias={3: 4.0}, seed=1)))])
+        BatchSampler(VOCAB_SIZE).sample(
+            logits, [Place(sequence_of(SamplingParams(temperature=1.0, logit_bias={3: 4.0}, seed=1)))]
+        )
     assert torch.equal(logits, before)
 
 
@@ -115,15 +127,21 @@ def test_rows_of_drafts_count_the_drafts_before_them() -> None:
     for num in range(4):
         accepted = sequence_of(params, [3, 5], [5, *drafts[:num]])
         assert torch.equal(together[num], processed(logits[num : num + 1], [Place(accepted)])[0])
-    assert sequence.generated_ids == (5,)
+    assert sequence.generated_ids == [5]
 
 
 def test_a_row_that_has_no_token_fails_alone() -> None:
     logits = logits_of(5)
     logits[1] = torch.nan
     logits[3, 50] = torch.inf
-    forbidding = SamplingParams(logit_bias=dict.fromkeys(range(VOCAB_SIZE), -torch.inf), seed=1)
-    rows = [SamplingParams(seed=1), SamplingParams(seed=1, top_p=0.5), forbidding, GREEDY, GREEDY]
+    forbidding = SamplingParams(temperature=1.0, logit_bias=dict.fromkeys(range(VOCAB_SIZE), -torch.inf), seed=1)
+    rows = [
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=1.0, seed=1, top_p=0.5),
+        forbidding,
+        GREEDY,
+        GREEDY,
+    ]
     places = [Place(sequence_of(params)) for params in rows]
     sampler = BatchSampler(VOCAB_SIZE)
     answer = sampler.sample(logits, places)
@@ -198,7 +216,7 @@ def test_a_matcher_allows_tokens(*, as_bits: bool) -> None:
 
 def test_a_matcher_is_asked_with_the_answer_and_drafts_and_each_sequence_has_its_own() -> None:
     matcher = Evens()
-    params = SamplingParams(seed=1, logits_processors=[matcher])
+    params = SamplingParams(temperature=1.0, seed=1, logits_processors=[matcher])
     sequence = sequence_of(params, [1, 2], [4])
     fork = sequence.fork(1)
     BatchSampler(VOCAB_SIZE).sample(logits_of(2), [Place(sequence, [6]), Place(fork)])
@@ -209,8 +227,8 @@ def test_a_matcher_is_asked_with_the_answer_and_drafts_and_each_sequence_has_its
 
 
 def test_a_row_that_is_not_ready_waits_and_no_other_does() -> None:
-    slow = SamplingParams(seed=1, logprobs=2, logits_processors=[Evens(num_asked_before_ready=2)])
-    rows = [SamplingParams(seed=1), slow, SamplingParams(seed=2)]
+    slow = SamplingParams(temperature=1.0, seed=1, logprobs=2, logits_processors=[Evens(num_asked_before_ready=2)])
+    rows = [SamplingParams(temperature=1.0, seed=1), slow, SamplingParams(temperature=1.0, seed=2)]
     places = [Place(sequence_of(params)) for params in rows]
     sampler = BatchSampler(VOCAB_SIZE)
     logits = logits_of(3)
@@ -222,7 +240,7 @@ def test_a_row_that_is_not_ready_waits_and_no_other_does() -> None:
     assert again.waiting == answer.waiting
     assert again.token_ids.tolist() == [NO_TOKEN]
     ready = sampler.resume(again.waiting)
-    at_once = SamplingParams(seed=1, logprobs=2, logits_processors=[Evens()])
+    at_once = SamplingParams(temperature=1.0, seed=1, logprobs=2, logits_processors=[Evens()])
     expected = sampler.sample(logits_of(3)[1:2], [Place(sequence_of(at_once))])
     assert ready.waiting == ()
     assert torch.equal(ready.token_ids, expected.token_ids)
@@ -258,7 +276,11 @@ class Broken:
 def test_a_processor_that_fails_fails_its_own_row(answer: object, words: str) -> None:
     places = [
         Place(sequence_of(params))
-        for params in (GREEDY, SamplingParams(seed=1, logprobs=1, logits_processors=[Broken(answer)]), GREEDY)
+        for params in (
+            GREEDY,
+            SamplingParams(temperature=1.0, seed=1, logprobs=1, logits_processors=[Broken(answer)]),
+            GREEDY,
+        )
     ]
     logits = logits_of(3)
     sampled = BatchSampler(VOCAB_SIZE).sample(logits, places)
@@ -279,7 +301,7 @@ def test_a_matcher_of_another_vocabulary_fails_its_row() -> None:
             return Short()
 
     assert isinstance(Short(), TokenMatcher)
-    place = Place(sequence_of(SamplingParams(seed=1, logits_processors=[Short()])))
+    place = Place(sequence_of(SamplingParams(temperature=1.0, seed=1, logits_processors=[Short()])))
     failures = BatchSampler(VOCAB_SIZE).sample(logits_of(1), [place]).failures
     assert r"must answer bool [400] or int32 [13], got torch.bool [3]" in str(failures[0])
 
@@ -293,13 +315,13 @@ def test_a_grammar_of_xgrammar() -> None:
     info = xgrammar.TokenizerInfo(vocabulary, vocab_size=len(vocabulary), stop_token_ids=[0])
     compiled = xgrammar.GrammarCompiler(info).compile_grammar('root ::= "[" [0-9] ("," [0-9])* "]"')
     matcher = XGrammarMatcher(compiled, len(vocabulary))
-    params = SamplingParams(seed=5, logits_processors=[matcher])
+    params = SamplingParams(temperature=1.0, seed=5, logits_processors=[matcher])
     sampler = BatchSampler(len(vocabulary))
     first = SampledSequence(params, [1], vocab_size=len(vocabulary), end_token_ids=[0])
     sequences = [first, *(first.fork(sample) for sample in range(1, 4))]
     running = sequences
     for _ in range(12):
-        running = [each for each in running if each.generated_ids[-1:] != (0,)]
+        running = [each for each in running if each.generated_ids[-1:] != [0]]
         places = [Place(each) for each in running]
         tokens = sampler.sample(torch.zeros(len(running), len(vocabulary)), places).token_ids
         for each, token in zip(running, tokens.tolist(), strict=True):

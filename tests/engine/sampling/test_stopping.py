@@ -8,7 +8,7 @@ from hypothesis import given
 
 from pagedkv.engine.sampling import Ending, FinishReason, SamplingParams, StopDetector
 from pagedkv.engine.sampling.text import AnswerText
-from pagedkv.errors import ConfigurationError
+from pagedkv.errors import RequestError
 
 PIECES = ["a", "b", "ab", "ba", "aab", " c", "é", "\n"]
 BYTES = [bytes([byte]) for byte in "é€😀".encode()]
@@ -145,7 +145,7 @@ def test_a_fork_ends_by_itself() -> None:
 
 
 def test_what_cannot_be_followed_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"the stop texts \['b'\] need a tokenizer"):
+    with pytest.raises(RequestError, match=r"the stop texts \['b'\] need a tokenizer"):
         StopDetector(SamplingParams(stop="b", max_tokens=3), frozenset())
-    with pytest.raises(ConfigurationError, match="an answer needs a limit"):
+    with pytest.raises(RequestError, match="an answer needs a limit"):
         StopDetector(SamplingParams(), frozenset(), decode)

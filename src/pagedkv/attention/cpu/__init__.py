@@ -6,7 +6,6 @@ In the order in which data flows::
     memory     a layer's keys as a flat array and strides, for compiled loops
     decode     one query a sequence, blocks read where they lie
     prefill    many queries a sequence, keys gathered
-    compiling  how these loops are compiled
 """
 
 from pagedkv.attention.cpu.backend import CPUBackend

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.arrays import Float32Array, Int32Array, Int64Array
-from pagedkv.attention.cpu.compiling import compiled_sums
+from pagedkv.compilation.compiled import compiled_sums
 
 __all__ = ["decode_attention", "write_tokens"]
 

@@ -1,72 +1,111 @@
-"""``pagedkv demo``: a generated workload, and a real trace where there is one."""
+"""``pagedkv demo``: a small model answers questions out of too little KV memory, and every answer is judged."""
 
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Final
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.command_line import command_line
+from pagedkv.cli.exit_codes import EXIT_WRONG_ANSWERS
 from pagedkv.cli.json_file import write_json
+from pagedkv.cli.live_view import live_view
 from pagedkv.cli.option_groups import command
-from pagedkv.cli.serving import ServingOptions, serve_requests, serve_trace
-from pagedkv.cli.serving_tables import print_served
-from pagedkv.cli.tables import print_workload
-from pagedkv.traces.workload import ConversationWorkload
+from pagedkv.cli.progress import prepare, working
+from pagedkv.cli.tables import print_table, share
+from pagedkv.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pagedkv.engine.config import EngineConfig
+    from pagedkv.engine.demo.judging import Judged
+    from pagedkv.engine.demo.serving import Served
 
 __all__ = ["demo"]
 
-MOONCAKE_TRACE: Final = "mooncake_conversation.jsonl.gz"
-
-PUBLIC_TRACES: Final = f"""\
-No {MOONCAKE_TRACE} here (--traces FOLDER; make run TRACES=FOLDER). Public traces:
-  Mooncake, FAST'25 release    github.com/kvcache-ai/Mooncake, FAST25-release/traces (read as they are)
-  Azure LLM inference          github.com/Azure/AzurePublicDataset, data
-  coding-agent sessions        github.com/callanjfox/kv-cache-tester, traces
-  agent benchmark runs         github.com/LMCache/lmcache-agent-trace
-docs/trace-format.md tells what the last three must be turned into."""
+NEEDED: Final = ("torch", "transformers")
 
 
 @command
 def demo(
     *,
-    traces: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where mooncake_conversation.jsonl.gz may be.")
+    questions: Annotated[int, typer.Option(metavar="N", help="Questions to answer.")] = 400,
+    documents: Annotated[int, typer.Option(metavar="N", help="Documents that they are about.")] = 24,
+    num_blocks: Annotated[
+        int | None, typer.Option(metavar="N", help="Blocks of 16 tokens, one of them the null block. Default: 200.")
     ] = None,
-    num_blocks: opt.NumBlocks = None,
     seed: opt.Seed = 0,
-    sessions: Annotated[int, typer.Option(metavar="N", help="Number of generated conversations.")] = 1000,
     json_file: opt.JsonFile = None,
 ) -> None:
-    """Replay generated conversations and, where there is one, a real trace, on a virtual clock.
+    """Let a small model answer questions about documents from too little KV memory, and judge every answer.
+
+    The model travels with the package. Right answers can come only out of the KV cache: what the documents say is drawn
+    at random. Every answer is compared with dense generation as well. The exit code is 1 if fewer than 98% are right,
+    or one is another than dense generation's.
 
     For example:
 
     pagedkv demo
 
-    pagedkv demo --seed 7 --sessions 5000 --num-blocks 20000
-
-    pagedkv demo --traces ~/traces
+    pagedkv demo --questions 1000 --documents 60 --num-blocks 300
     """
-    workload = ConversationWorkload(seed=seed, num_sessions=sessions)
-    options = ServingOptions(num_blocks=num_blocks, seed=seed)
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise ConfigurationError(
+            f"pagedkv demo runs a model and needs {' and '.join(missing)}: pip install 'pagedkv[hf]'"
+        )
+    with working("Loading torch and the model"):
+        import torch  # noqa: PLC0415 - takes seconds to import, and is optional
+
+        from pagedkv.engine import LLM  # noqa: PLC0415 - needs torch
+        from pagedkv.engine.demo.judging import judge  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.questions import draw_questions  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.serving import DEMO_CONFIG, compile_loops, serve  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.trained import load_trained  # noqa: PLC0415 - as above
+
+        torch.set_num_threads(1)  # the model is too small to be shared: on a busy machine threads mostly wait
+        drawn = draw_questions(questions, documents, seed)
+        model = load_trained()
+    config = DEMO_CONFIG if num_blocks is None else replace(DEMO_CONFIG, num_blocks=num_blocks)
     if json_file is not None:
         require_writable(json_file)
-    served = serve_requests("conversations", workload.requests(), options)
+    prepare(lambda: compile_loops(model))
+    with working("Comparing the model with itself, over blocks and dense"):
+        llm = LLM(model, config)
+    with live_view(len(drawn)) as watch:
+        served = serve(llm, drawn, watch)
+    with working("Answering again with dense generation, for comparison"):
+        judged = judge(model, drawn, served)
     if json_file is not None:
-        write_json(json_file, {"command": command_line(), "workload": asdict(workload), **served.as_dict()})
+        write_json(json_file, {"command": command_line(), **served.as_dict(), **judged.as_dict()})
     if json_file != STANDARD_OUTPUT:
-        print_workload(workload)
-        print_served("Replay of the generated conversations", served)
-        _replay_recorded(options, traces)
+        _print(served, judged, config)
+    for failing in judged.failings:
+        typer.echo(f"pagedkv: {failing}", err=True)
+    if judged.failings:
+        raise typer.Exit(EXIT_WRONG_ANSWERS)
 
 
-def _replay_recorded(options: ServingOptions, traces: Path | None) -> None:
-    """Replay the Mooncake conversation trace from ``traces``, or say where to get it."""
-    trace = traces / MOONCAKE_TRACE if traces is not None else None
-    if trace is None or not trace.exists():
-        typer.echo(PUBLIC_TRACES)
-        return
-    print_served(f"Replay of {trace.name}", serve_trace(str(trace), options))
+def _print(served: "Served", judged: "Judged", config: "EngineConfig") -> None:
+    measured = served.measured
+    assert isinstance(config.num_blocks, int)
+    num_usable = config.num_blocks - 1
+    print_table(
+        "Questions answered from paged memory",
+        (
+            ("right answers", share(judged.accuracy, judged.num_right, judged.num_answers)),
+            ("the same as dense generation", f"{judged.num_same:,} of {judged.num_answers:,}"),
+            ("memory", f"{num_usable * config.block_size:,} tokens in {num_usable:,} blocks"),
+            ("prompt tokens", f"{served.num_prompt_tokens:,}"),
+            ("hit ratio by token", share(served.hit_ratio, served.num_hit_tokens, served.num_prompt_tokens)),
+            ("prompts computed in several steps", f"{measured.num_chunked:,}"),
+            ("answers that began as a fork", f"{measured.num_forked:,}"),
+            ("preempted: swapped, recomputed", f"{measured.num_swapped:,}, {measured.num_recomputed:,}"),
+            ("cached blocks evicted", f"{measured.num_evictions:,}"),
+            ("slots without a token, at most", f"{measured.most_waste:.2%} of what sequences' tables hold"),
+            ("the same, shared blocks counted once", f"{measured.most_waste_of_blocks:.2%} of the blocks in use"),
+            ("contiguous reservation would take", f"{measured.reserved_ratio:.1f} times the memory, in the mean"),
+            ("tokens a second, one thread", f"{served.tokens_per_second:,.0f}, in {served.seconds:.1f} s"),
+            ("padded generate, one thread", f"{judged.tokens_per_second:,.0f}, in {judged.seconds:.1f} s"),
+        ),
+    )

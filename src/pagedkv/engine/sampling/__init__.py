@@ -25,6 +25,7 @@ from pagedkv.engine.sampling.beams import BeamSearch, BeamStep, FinishedBeam
 from pagedkv.engine.sampling.choosing import NO_TOKEN
 from pagedkv.engine.sampling.foreign import NOT_READY, LogitsProcessor, TokenMatcher, XGrammarMatcher
 from pagedkv.engine.sampling.logprobs import SlicedLogprobs, TokenLogprobs, prompt_logprobs
+from pagedkv.engine.sampling.noise import seed_of
 from pagedkv.engine.sampling.parameters import SamplingParams
 from pagedkv.engine.sampling.sampler import BatchSampler, SampledTokens, WaitingRow
 from pagedkv.engine.sampling.sequence import SampledSequence
@@ -53,4 +54,5 @@ __all__ = [
     "bad_words_as_ids",
     "beam_logprobs",
     "prompt_logprobs",
+    "seed_of",
 ]

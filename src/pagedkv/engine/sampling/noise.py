@@ -20,7 +20,7 @@ from typing import Final
 
 import torch
 
-__all__ = ["GREATEST_NOISE", "gumbel", "keys_of", "run_words", "words"]
+__all__ = ["GREATEST_NOISE", "gumbel", "keys_of", "run_words", "seed_of", "words"]
 
 GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
 FIRST_FACTOR: Final = 0xBF58476D1CE4E5B9 - 2**64
@@ -40,6 +40,12 @@ def words(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
     Cost: eleven passes over the answer, and a second array of its size meanwhile.
     """
     return _mix_(keys + (counters + 1) * GAMMA)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Derive a seed for one of many, from one seed for all of them: 0 to 2**63 - 1."""
+    word = int(words(torch.tensor([seed], dtype=torch.int64), torch.tensor([number], dtype=torch.int64))[0])
+    return word & (2**63 - 1)
 
 
 def run_words(keys: torch.Tensor, firsts: torch.Tensor, length: int) -> torch.Tensor:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf, isfinite, isnan
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from pagedkv.arguments import as_count, as_flag
 from pagedkv.engine.sampling.foreign import LogitsProcessor, TokenMatcher
-from pagedkv.errors import ConfigurationError
+from pagedkv.errors import RequestError
 
 __all__ = ["LARGEST_SEED", "LEAST_TEMPERATURE", "MOST_LOGPROBS", "SamplingParams"]
 
@@ -32,7 +32,8 @@ class SamplingParams:
 
     Args:
         n: samples of one prompt.
-        temperature: what logits are divided by; 0 takes the greatest logit (greedy).
+        temperature: what logits are divided by; 0 takes the greatest logit (greedy), as ``generate`` of transformers
+            does unless it is told to sample.
         top_k: keep the k greatest logits, and what equals the least of them; 0 or -1 keeps all.
         top_p: keep the most probable tokens until their probabilities reach this sum; 1 keeps all.
         min_p: keep tokens at least this times as probable as the most probable one; 0 keeps all.
@@ -53,13 +54,17 @@ class SamplingParams:
             greatest beside it. Of the model's logits as they are, before penalties and temperature.
         prompt_logprobs: the same of the prompt's tokens.
         logits_processors: foreign ones, in order: called as transformers calls its own, or matchers of a grammar.
+        num_beams: beams of a beam search, which is greedy; 1 is none. Its n best answers are told, the best first.
+        length_penalty: of a beam search: exponent of the length that scores are divided by; above 0 favours long ones.
+        early_stopping: of a beam search: True ends it with as many answers as beams; False when none is likely to
+            become better; "never" when none can.
 
     Raises:
-        ConfigurationError: a value that is absurd, or contradicts another.
+        RequestError: a value that is absurd, or contradicts another.
     """
 
     n: int = 1
-    temperature: float = 1.0
+    temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -77,6 +82,9 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logits_processors: Sequence[LogitsProcessor | TokenMatcher] = ()
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -86,10 +94,14 @@ class SamplingParams:
         self._set("logit_bias", _as_bias(self.logit_bias))
         self._set("stop", _as_stops(self.stop))
         ids = _as_list(self.stop_token_ids, "stop_token_ids")
-        self._set("stop_token_ids", tuple(as_count(token, "a token id of stop_token_ids") for token in ids))
-        self._set("ignore_eos", as_flag(self.ignore_eos, "ignore_eos"))
+        self._set(
+            "stop_token_ids",
+            tuple(as_count(token, "a token id of stop_token_ids", error=RequestError) for token in ids),
+        )
+        self._set("ignore_eos", as_flag(self.ignore_eos, "ignore_eos", RequestError))
         self._set("logits_processors", _as_processors(self.logits_processors))
         self._check_together()
+        self._check_beams()
 
     def __reduce__(self) -> tuple[Callable[[dict[str, Any]], "SamplingParams"], tuple[dict[str, Any]]]:
         """Let it be copied and pickled, which a read-only mapping cannot be."""
@@ -105,44 +117,67 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def _check_counts(self) -> None:
-        self._set("n", as_count(self.n, "n", least=1))
-        self._set("top_k", max(as_count(self.top_k, "top_k", least=-1), 0))
-        self._set("min_tokens", as_count(self.min_tokens, "min_tokens"))
+        self._set("n", as_count(self.n, "n", least=1, error=RequestError))
+        self._set("top_k", max(as_count(self.top_k, "top_k", least=-1, error=RequestError), 0))
+        self._set("min_tokens", as_count(self.min_tokens, "min_tokens", error=RequestError))
         if self.max_tokens is not None:
-            self._set("max_tokens", as_count(self.max_tokens, "max_tokens", least=1))
+            self._set("max_tokens", as_count(self.max_tokens, "max_tokens", least=1, error=RequestError))
         if self.seed is not None:
-            self._set("seed", as_count(self.seed, "seed", most=LARGEST_SEED))
+            self._set("seed", as_count(self.seed, "seed", most=LARGEST_SEED, error=RequestError))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                self._set(name, as_count(getattr(self, name), name, most=MOST_LOGPROBS))
+                self._set(name, as_count(getattr(self, name), name, most=MOST_LOGPROBS, error=RequestError))
 
     def _check_filters(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
             self._set(name, _as_number(getattr(self, name), name))
         if self.temperature < 0 or 0 < self.temperature < LEAST_TEMPERATURE:
-            raise ConfigurationError(
+            raise RequestError(
                 f"temperature must be 0 for greedy sampling or at least {LEAST_TEMPERATURE:g}, got {self.temperature:g}"
             )
         if not 0 < self.top_p <= 1:
-            raise ConfigurationError(f"top_p must lie above 0 and be at most 1, got {self.top_p:g}")
+            raise RequestError(f"top_p must lie above 0 and be at most 1, got {self.top_p:g}")
         if not 0 <= self.min_p <= 1:
-            raise ConfigurationError(f"min_p must lie between 0 and 1, got {self.min_p:g}")
+            raise RequestError(f"min_p must lie between 0 and 1, got {self.min_p:g}")
 
     def _check_penalties(self) -> None:
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             self._set(name, _as_number(getattr(self, name), name))
         if self.repetition_penalty <= 0:
-            raise ConfigurationError(
+            raise RequestError(
                 f"repetition_penalty must be above 0, got {self.repetition_penalty:g}: 1 is none, 1.1 a mild one"
             )
 
     def _check_together(self) -> None:
-        if self.is_greedy and self.n > 1:
-            raise ConfigurationError(
+        for name, nothing in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+            if self.is_greedy and getattr(self, name) != nothing:
+                raise RequestError(
+                    f"{name}={getattr(self, name):g} with temperature=0 would change nothing: set a temperature above "
+                    f"0, or leave {name} out"
+                )
+        if self.is_greedy and self.n > 1 and self.num_beams == 1:
+            raise RequestError(
                 f"n={self.n} samples with temperature=0 would all be the same: set a temperature above 0, or n=1"
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ConfigurationError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
+            raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
+
+    def _check_beams(self) -> None:
+        self._set("num_beams", as_count(self.num_beams, "num_beams", least=1, error=RequestError))
+        self._set("length_penalty", _as_number(self.length_penalty, "length_penalty"))
+        if self.early_stopping not in {True, False, "never"}:
+            raise RequestError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
+        if self.num_beams == 1:
+            if self.length_penalty != 1 or self.early_stopping:
+                raise RequestError("length_penalty and early_stopping are of a beam search: set num_beams above 1")
+            return
+        if self.n > self.num_beams:
+            raise RequestError(f"n={self.n} answers are more than num_beams={self.num_beams} can find")
+        others = {"temperature": self.temperature, "stop": self.stop, "logits_processors": self.logits_processors}
+        for name in [name for name, value in others.items() if value]:
+            raise RequestError(f"{name} is not served together with num_beams={self.num_beams}: leave one of them out")
+        if self.logprobs is not None:
+            raise RequestError(f"logprobs are not served together with num_beams={self.num_beams}: beams have scores")
 
 
 def _made_of(values: dict[str, Any]) -> SamplingParams:
@@ -152,39 +187,41 @@ def _made_of(values: dict[str, Any]) -> SamplingParams:
 def _as_number(value: object, what: str) -> float:
     """Check a finite number and return it as a plain ``float``."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise ConfigurationError(f"{what} must be a number, got {value!r}")
+        raise RequestError(f"{what} must be a number, got {value!r}")
     if not isfinite(value):
-        raise ConfigurationError(f"{what} must be finite, got {value!r}")
+        raise RequestError(f"{what} must be finite, got {value!r}")
     return float(value)
 
 
 def _as_list(values: object, what: str) -> list[object]:
     """Take a sequence apart; a lone text or number is no sequence of them."""
     if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray):
-        raise ConfigurationError(f"{what} must be a list, got {values!r}")
+        raise RequestError(f"{what} must be a list, got {values!r}")
     return list(values)
 
 
 def _as_bad_word(word: object) -> str | tuple[int, ...]:
     if isinstance(word, str):
         if not word.strip():
-            raise ConfigurationError(f"a bad word must have a character that is no space, got {word!r}")
+            raise RequestError(f"a bad word must have a character that is no space, got {word!r}")
         return word
-    ids = tuple(as_count(token, "a token id of bad_words") for token in _as_list(word, "a bad word"))
+    ids = tuple(
+        as_count(token, "a token id of bad_words", error=RequestError) for token in _as_list(word, "a bad word")
+    )
     if not ids:
-        raise ConfigurationError("a bad word must have at least one token id, got an empty list")
+        raise RequestError("a bad word must have at least one token id, got an empty list")
     return ids
 
 
 def _as_bias(bias: object) -> Mapping[int, float]:
     if not isinstance(bias, Mapping):
-        raise ConfigurationError(f"logit_bias must map token ids to numbers, got {bias!r}")
+        raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}")
     checked: dict[int, float] = {}
     for token, value in bias.items():
-        token_id = as_count(token, "a token id of logit_bias")
+        token_id = as_count(token, "a token id of logit_bias", error=RequestError)
         is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
         if not is_number or isnan(value) or value == inf:
-            raise ConfigurationError(f"logit_bias[{token_id}] must be a finite number or -inf, got {value!r}")
+            raise RequestError(f"logit_bias[{token_id}] must be a finite number or -inf, got {value!r}")
         checked[token_id] = float(value)
     return MappingProxyType(checked)
 
@@ -193,7 +230,7 @@ def _as_stops(stop: object) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else _as_list(stop, "stop")
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise ConfigurationError(f"a stop text must be a text with at least one character, got {text!r}")
+            raise RequestError(f"a stop text must be a text with at least one character, got {text!r}")
     return tuple(dict.fromkeys(str(text) for text in texts))
 
 
@@ -201,7 +238,7 @@ def _as_processors(processors: object) -> tuple[LogitsProcessor | TokenMatcher, 
     checked: list[LogitsProcessor | TokenMatcher] = []
     for processor in _as_list(processors, "logits_processors"):
         if not isinstance(processor, TokenMatcher) and not callable(processor):
-            raise ConfigurationError(
+            raise RequestError(
                 "a logits processor must be callable as (token_ids, scores), or have allowed_tokens and fork, got "
                 f"{processor!r}"
             )

@@ -17,7 +17,7 @@ from pagedkv.engine.sampling.bad_words import BadWords
 from pagedkv.engine.sampling.foreign import TokenMatcher
 from pagedkv.engine.sampling.history import TokenCounts, TokenHistory
 from pagedkv.engine.sampling.parameters import LARGEST_SEED, SamplingParams
-from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.errors import RequestError, TokenError
 
 __all__ = ["Feature", "SampledSequence"]
 
@@ -49,7 +49,7 @@ class SampledSequence:
         generated_ids: tokens of the answer that are known already, of a sequence that is taken up again.
 
     Raises:
-        ConfigurationError: bad words as text, or parameters that name tokens which the vocabulary does not have.
+        RequestError: bad words as text, or parameters that name tokens which the vocabulary does not have.
         TokenError: a token outside of the vocabulary, or an empty prompt.
     """
 
@@ -93,9 +93,9 @@ class SampledSequence:
         return len(self._generated_ids)
 
     @property
-    def generated_ids(self) -> tuple[int, ...]:
-        """The answer so far. Cost: O(n)."""
-        return tuple(self._generated_ids)
+    def generated_ids(self) -> list[int]:
+        """The answer so far: the list itself, not to be changed. O(1)."""
+        return self._generated_ids
 
     def append(self, token_ids: TokenIds) -> None:
         """Grow the answer by accepted tokens. Cost: O(1) each.
@@ -107,6 +107,12 @@ class SampledSequence:
         self._generated_ids += tokens
         if self._history is not None:
             self._history.append(tokens)
+
+    def append_sampled(self, token_id: int) -> None:
+        """Grow the answer by a token that was sampled for it, and so needs no check: a step's hot path. O(1)."""
+        self._generated_ids.append(token_id)
+        if self._history is not None:
+            self._history.append((token_id,))
 
     def truncate(self, num_generated: int) -> None:
         """Take back the answer's last tokens, down to ``num_generated`` of them.
@@ -194,7 +200,7 @@ def _words_of(params: SamplingParams) -> list[Sequence[int]]:
     words = []
     for word in params.bad_words:
         if isinstance(word, str):
-            raise ConfigurationError(
+            raise RequestError(
                 f"the bad word {word!r} is text: turn bad words into token ids first, by bad_words_as_ids"
             )
         words.append(word)
@@ -217,6 +223,6 @@ def _check_inside(vocab_size: int, params: SamplingParams, bans: Sequence[int]) 
     }
     for name, ids in named.items():
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            raise ConfigurationError(
+            raise RequestError(
                 f"{name} names tokens {min(ids)} to {max(ids)}, but the vocabulary has 0 to {vocab_size - 1}"
             )

@@ -8,11 +8,11 @@ been streamed is never taken back: text that may be the beginning of a stop text
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import final
+from typing import Literal, final
 
 from pagedkv.engine.sampling.parameters import SamplingParams
 from pagedkv.engine.sampling.text import AnswerText
-from pagedkv.errors import ConfigurationError
+from pagedkv.errors import RequestError
 
 __all__ = ["Ending", "FinishReason", "StopDetector"]
 
@@ -22,6 +22,8 @@ class FinishReason(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+
+    value: Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,12 @@ class StopDetector:
 
     Args:
         params: of its request.
-        stop_ids: tokens that end it, the model's own among them where they count
-            (:attr:`~pagedkv.engine.sampling.sequence.SampledSequence.stop_ids`).
+        stop_ids: tokens that end it, the model's own among them where they count.
         decode: gives the text of token ids; None where nobody wants text.
         max_tokens: what the context has room for; the parameters may say less.
 
     Raises:
-        ConfigurationError: stop texts without ``decode``, or no limit at all.
+        RequestError: stop texts without ``decode``, or no limit at all.
     """
 
     def __init__(
@@ -62,12 +63,10 @@ class StopDetector:
         max_tokens: int | None = None,
     ) -> None:
         if params.stop and decode is None:
-            raise ConfigurationError(
-                f"the stop texts {list(params.stop)} need a tokenizer that can decode: give decode"
-            )
+            raise RequestError(f"the stop texts {list(params.stop)} need a tokenizer that can decode: give decode")
         limits = [limit for limit in (params.max_tokens, max_tokens) if limit is not None]
         if not limits:
-            raise ConfigurationError("an answer needs a limit: max_tokens of its parameters, or of the context")
+            raise RequestError("an answer needs a limit: max_tokens of its parameters, or of the context")
         self._max_tokens = min(limits)
         self._min_tokens = params.min_tokens
         self._stop_ids = stop_ids

@@ -1,0 +1,249 @@
+"""``pagedkv generate``: answers of a model to prompts, by the engine."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+import typer
+
+from pagedkv.cli import options as opt
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
+from pagedkv.cli.command_line import command_line
+from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.cli.exit_codes import EXIT_WRONG_ANSWERS
+from pagedkv.cli.json_file import write_json
+from pagedkv.cli.option_groups import command
+from pagedkv.cli.progress import leaving_at_once, progress_bars, working
+from pagedkv.cli.tables import print_numbers, print_table
+from pagedkv.cli.user_errors import InterruptedRunError, OutputError
+from pagedkv.errors import ConfigurationError
+from pagedkv.explanation import MissCause
+from pagedkv.models.memory import GIB
+
+if TYPE_CHECKING:
+    from pagedkv.cli.generating import Figures, Verification
+    from pagedkv.cli.prompts import Wish
+    from pagedkv.engine import RequestOutput
+
+__all__ = ["generate"]
+
+CHOOSING: Final = (
+    "temperature",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "bad_words",
+    "logit_bias",
+    "min_tokens",
+    "logits_processors",
+    "num_beams",
+)
+"""Parameters by which others than the most likely tokens are chosen."""
+
+MOST_SHOWN: Final = 10
+"""Differences that are listed; all are in --json."""
+
+
+@command
+def generate(  # noqa: PLR0913 - a parameter an option, as typer has it
+    *,
+    model: Annotated[
+        str, typer.Option(metavar="PATH|ID", help="Folder of a model, or its name on the hub of Hugging Face.")
+    ],
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; may be given again.")] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Prompts as JSON lines; - reads them.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Take --prompt for what a user says, by the model's chat template.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens of an answer, at most.")] = 64,
+    samples: Annotated[int, typer.Option(metavar="N", help="Answers to each prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0: the most likely tokens.")] = 0.0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Let the model's end token end nothing.")] = False,
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
+    engine: EngineOptions,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Compare each answer with the model's own, dense; exit 1 where one differs."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Answers as JSON lines, as they end; - prints only them."),
+    ] = None,
+    json_file: opt.JsonFile = None,
+) -> None:
+    """Answer prompts with a model of Hugging Face on paged memory: any decoder, token for token as it answers itself.
+
+    Prompts that begin alike share what was computed. Ctrl-C ends with the results so far; a second one at once.
+    docs/engine.md tells which models there are, and what a line of --input may hold.
+
+    For example:
+
+    pagedkv generate --model ./my-llama --prompt "The red kite is in" --max-tokens 16
+
+    pagedkv generate --model ./my-llama --input prompts.jsonl --output answers.jsonl --memory 4
+
+    pagedkv generate --model ./my-llama --input prompts.jsonl --verify --json result.json
+    """
+    _require_sources(prompt, input_file, chat=chat)
+    _require_targets(output, json_file, input_file)
+    if verify and temperature:
+        raise ConfigurationError("--verify compares the most likely tokens: leave --temperature at 0")
+    config = engine.config()
+    from pagedkv.cli import generating  # noqa: PLC0415 - other commands do without torch
+    from pagedkv.cli.prompts import read_wishes, typed_wishes  # noqa: PLC0415
+    from pagedkv.engine import SamplingParams, compat  # noqa: PLC0415
+    from pagedkv.engine.loading import load  # noqa: PLC0415
+
+    params = SamplingParams(max_tokens=max_tokens, n=samples, temperature=temperature, ignore_eos=ignore_eos)
+    wishes = [*typed_wishes(prompt or (), params, is_chat=chat)]
+    wishes += [] if input_file is None else read_wishes(_readable(input_file), params)
+    if verify:
+        _require_greedy(wishes)
+    compat.be_silent()
+    with working(f"Loading {model}"), leaving_at_once():
+        loaded, tokenizer = load(model, dtype)
+        llm = generating.build(loaded, config, tokenizer)
+    rows: list[tuple[int, RequestOutput]] = []
+    is_quiet = STANDARD_OUTPUT in {output, json_file}
+    with progress_bars() as progress, _answers(output) as write:
+
+        def tell(place: int, answer: "RequestOutput") -> None:
+            rows.append((place, answer))
+            write({"where": wishes[place].where, **_as_dict(place, answer)})
+            if not is_quiet:
+                _show(wishes[place], answer)
+
+        figures = generating.serve(llm, wishes, progress, tell)
+    verification = None
+    if verify:
+        with progress_bars() as progress:
+            verification = generating.verify(loaded, llm, rows, progress)
+    if json_file is not None:
+        write_json(json_file, _document(model, figures, verification, rows))
+    if not is_quiet:
+        _print_figures(model, figures, verification)
+    _end(figures, verification)
+
+
+def _end(figures: "Figures", verification: "Verification | None") -> None:
+    if figures.is_interrupted:
+        raise InterruptedRunError(
+            f"interrupted: {figures.num_finished:,} of {figures.num_prompts:,} prompts are answered, the others as far "
+            "as they came"
+        )
+    if verification is not None and verification.differences:
+        first = verification.differences[0]
+        typer.echo(
+            f"pagedkv: {len(verification.differences):,} of {verification.num_answers:,} answers differ from the "
+            f"model's own; the first is answer {first.answer} to prompt {first.index}, at token {first.position}: "
+            f"{first.token_id} instead of {first.dense_token_id}",
+            err=True,
+        )
+        raise typer.Exit(EXIT_WRONG_ANSWERS)
+
+
+# What was asked for
+
+
+def _require_sources(prompt: list[str] | None, input_file: Path | None, *, chat: bool) -> None:
+    if not prompt and input_file is None:
+        raise ConfigurationError("there is no prompt: give --prompt TEXT, or --input FILE")
+    if chat and not prompt:
+        raise ConfigurationError("--chat is for --prompt: lines of --input have messages of their own")
+
+
+def _require_targets(output: Path | None, json_file: Path | None, input_file: Path | None) -> None:
+    if output is not None and output == json_file:
+        raise OutputError(f"--output and --json both go to {output}: name two files")
+    for target in (output, json_file):
+        if target is not None:
+            require_writable(target, *([] if input_file is None else [str(input_file)]))
+
+
+def _require_greedy(wishes: "list[Wish]") -> None:
+    for wish in wishes:
+        plain = type(wish.params)()
+        differing = [name for name in CHOOSING if getattr(wish.params, name) != getattr(plain, name)]
+        if differing:
+            raise ConfigurationError(
+                f"{wish.where}: --verify compares the most likely tokens: leave {', '.join(differing)} as it is"
+            )
+
+
+def _readable(path: Path) -> Path:
+    return Path("/dev/stdin") if path == STANDARD_OUTPUT else path
+
+
+# What came out
+
+
+@contextmanager
+def _answers(target: Path | None) -> Iterator[Callable[[dict[str, object]], None]]:
+    """Write rows to a file as they come; what was written by then is kept when Ctrl-C ends the run."""
+    opened = nullcontext(None) if target is None else atomic_file(target)
+    with opened as file:
+        yield lambda row: _write(file, row)
+
+
+def _write(file: BinaryIO | None, row: dict[str, object]) -> None:
+    if file is not None:
+        file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+
+
+def _as_dict(place: int, answer: "RequestOutput") -> dict[str, Any]:
+    return {"index": place, **asdict(answer, dict_factory=_plain)}
+
+
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary that JSON can say: causes by their words."""
+    return {name: value.value if isinstance(value, MissCause) else value for name, value in items}
+
+
+def _show(wish: "Wish", answer: "RequestOutput") -> None:
+    for each in answer.completions:
+        which = f", answer {each.index + 1}" if len(answer.completions) > 1 else ""
+        told = " ".join(map(str, each.token_ids)) if each.text is None else each.text
+        typer.echo(f"[{wish.where}{which}] {told}")
+
+
+def _document(
+    model: str,
+    figures: "Figures",
+    verification: "Verification | None",
+    rows: "list[tuple[int, RequestOutput]]",
+) -> dict[str, object]:
+    return {
+        "command": command_line(),
+        "model": model,
+        "figures": figures.as_dict(),
+        "verification": None if verification is None else asdict(verification),
+        "outputs": [_as_dict(place, answer) for place, answer in sorted(rows, key=lambda row: row[0])],
+    }
+
+
+def _print_figures(model: str, figures: "Figures", verification: "Verification | None") -> None:
+    peak = figures.peak_used_blocks / max(1, figures.num_blocks)
+    hits = f"{figures.hit_ratio:.2%} ({figures.num_cached_tokens:,} of {figures.num_prompt_tokens:,} prompt tokens)"
+    rows = [
+        ("prompts answered", f"{figures.num_finished:,} of {figures.num_prompts:,}"),
+        ("tokens generated", f"{figures.num_generated_tokens:,} in {figures.seconds:,.2f} s"),
+        ("tokens a second", f"{figures.tokens_per_s:,.1f}"),
+        ("hit ratio by token", hits),
+        ("memory for keys and values", f"{figures.kv_nbytes / GIB:,.3f} GiB, at most {peak:.1%} in use"),
+        ("preemptions", f"{figures.num_preemptions:,}, {figures.num_recomputed_tokens:,} tokens again"),
+        ("steps", f"{figures.num_steps:,}"),
+    ]
+    if verification is not None:
+        certain = f"{verification.num_certain_tokens:,} of {verification.num_tokens:,} tokens are certain"
+        rows.append(("compared with dense", f"{verification.num_answers:,} answers, {certain}"))
+        rows.append(("that differ", f"{len(verification.differences):,}"))
+    print_table(f"Answers of {Path(model).name}", rows)
+    if verification is not None and verification.differences:
+        numbers = [tuple(f"{number:,}" for number in asdict(each).values()) for each in verification.differences]
+        print_numbers("Differences", ("prompt", "answer", "position", "token", "dense"), numbers[:MOST_SHOWN])

@@ -1,0 +1,67 @@
+"""What an engine is told: the options of the commands that run one."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from pagedkv.cli import options as opt
+from pagedkv.cli.sizes import parse_blocks
+from pagedkv.errors import ConfigurationError
+from pagedkv.models.memory import GIB
+
+if TYPE_CHECKING:
+    from pagedkv.engine import EngineConfig
+
+__all__ = ["EngineOptions"]
+
+DEFAULT_GIB: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The options, as typed."""
+
+    memory_gib: Annotated[
+        float,
+        typer.Option("--memory", metavar="GIB", help="Memory for keys and values.", rich_help_panel=opt.MEMORY),
+    ] = DEFAULT_GIB
+    num_blocks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Blocks of each pool, or pool by pool: full=1000,window_1024=200. Default: what --memory holds.",
+            rich_help_panel=opt.MEMORY,
+        ),
+    ] = None
+    block_size: opt.BlockSize = 16
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Tokens of the longest sequence. Default: the model's.", rich_help_panel=opt.MEMORY
+        ),
+    ] = None
+    max_sequences: opt.MaxSequences = 64
+    max_batched_tokens: opt.MaxBatchedTokens = 2048
+    policy: opt.PolicyName = "lru"
+
+    def config(self) -> "EngineConfig":
+        """Configure an engine.
+
+        Raises:
+            ConfigurationError: an option is out of range.
+            DeviceUnavailableError: torch or transformers are not installed.
+        """
+        from pagedkv.engine import EngineConfig  # noqa: PLC0415 - other commands do without torch
+
+        if not 0 < self.memory_gib <= opt.MOST_GIB:
+            raise ConfigurationError(f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}")
+        return EngineConfig(
+            block_size=self.block_size,
+            kv_nbytes=int(self.memory_gib * GIB),
+            num_blocks=None if self.num_blocks is None else parse_blocks(self.num_blocks),
+            max_sequences=self.max_sequences,
+            max_batched_tokens=self.max_batched_tokens,
+            max_tokens=self.max_length,
+            eviction=self.policy,
+        )

@@ -1,0 +1,387 @@
+"""``pagedkv replay --engine``: a trace on the virtual clock, and by a model, step by step the same.
+
+The simulation runs first and notes before which step each request arrived. The engine then gets the same requests
+before the same steps, with the same pools, limits and rules, and its answers are the trace's: the model computes every
+token, and what it would have said is put aside. So what is hit, preempted and computed again must agree exactly, and
+what is measured is how long the steps take.
+
+Tokens of a trace are taken modulo the model's vocabulary, for both. Seconds are predicted by ``--cost-model``, or else
+by a cost model that is measured here, on steps of its own, before::
+
+    one sequence decodes  ->  many do  ->  a prompt is computed      fixed_s, sequence_s, token_compute_s
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Final, final
+
+import numpy as np
+import torch
+
+from pagedkv.arrays import Int32Array
+from pagedkv.cli.progress import leaving_at_once, prepare, progress_bars, working
+from pagedkv.cli.serving import ServingOptions, require_some_served
+from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, compat
+from pagedkv.engine.demo.trained import load_trained
+from pagedkv.engine.loading import load
+from pagedkv.engine.sampling import Place, SampledTokens, WaitingRow
+from pagedkv.errors import ConfigurationError, RequestError
+from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.scripted_sampler import sequence_tokens
+from pagedkv.traces.request import TokenizedRequest
+from pagedkv.traces.tokens import tokenize
+
+__all__ = ["Comparison", "replay_with_engine"]
+
+DEFAULT_NUM_TOKENS: Final = 2**16
+"""Of the pools, unless --num-blocks says otherwise: 64 MB for the demonstration's model."""
+MEASURED: Final = "measured here"
+LONGEST: Final = 2**20
+"""Positions of the demonstration's model here: a trace's prompts are longer than it was trained for."""
+DEMONSTRATION: Final = "the demonstration's model"
+NUM_TOGETHER: Final = 32
+NUM_PREFILLED: Final = 256
+NUM_TRIES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was predicted, and what was measured.
+
+    Args:
+        model: the model's name; cost_model: whose seconds are predicted, and what it is.
+        predicted, measured: the same counts and seconds of both.
+        simulation: all that the simulation found out.
+    """
+
+    model: str
+    cost_model: Mapping[str, object]
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float]
+    simulation: ServingResult
+
+    @property
+    def differing(self) -> list[str]:
+        """Counts that do not agree; seconds need not."""
+        return [name for name in COUNTS if self.predicted[name] != self.measured[name]]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What must be known before the figures are believed."""
+        told = f"the engine went another way than the simulation: {', '.join(self.differing)} differ"
+        return [told] if self.differing else []
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay out for JSON."""
+        return {
+            "model": self.model,
+            "cost_model": dict(self.cost_model),
+            "predicted": dict(self.predicted),
+            "measured": dict(self.measured),
+            "differing": self.differing,
+            "warnings": self.warnings,
+            "simulation": self.simulation.as_dict(),
+        }
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Lay out for humans."""
+        one, other = self.predicted, self.measured
+        return [(words, form.format(one[name]), form.format(other[name])) for name, (words, form) in ROWS.items()]
+
+
+COUNTS: Final = (
+    "num_hit_tokens",
+    "num_steps",
+    "num_computed_tokens",
+    "num_recompute",
+    "num_swap",
+    "num_rejected",
+    "num_output_tokens",
+)
+ROWS: Final = {
+    "token_hit_ratio": ("hit ratio by token", "{:.4%}"),
+    "num_hit_tokens": ("tokens that hit", "{:,.0f}"),
+    "num_computed_tokens": ("tokens computed", "{:,.0f}"),
+    "num_steps": ("steps", "{:,.0f}"),
+    "num_recompute": ("preemptions by recompute", "{:,.0f}"),
+    "num_swap": ("preemptions by swap", "{:,.0f}"),
+    "num_rejected": ("rejected, too large", "{:,.0f}"),
+    "num_output_tokens": ("tokens generated", "{:,.0f}"),
+    "busy_s": ("seconds of all steps", "{:,.2f}"),
+    "tokens_per_s": ("generated tokens a second", "{:,.0f}"),
+}
+
+
+def replay_with_engine(path: str, options: ServingOptions, model_path: str | None) -> Comparison:
+    """Serve a trace twice: on the virtual clock, and by the engine in the same steps.
+
+    Args:
+        path: the trace.
+        options: those of the simulation; sizes of other models, and beams, are refused.
+        model_path: folder of the model; None: the demonstration's.
+
+    Raises:
+        ConfigurationError: an option is out of range or not for this; not one request fits the pools.
+        TraceError: the trace cannot be read.
+        UnsupportedModelError: the engine refuses the model.
+        InterruptedRunError: Ctrl-C.
+    """
+    options = _own_model(options)
+    config, cost_model = options.configuration()
+    compat.be_silent()
+    with working("Loading the model"), leaving_at_once():
+        model = load_trained(max_positions=LONGEST) if model_path is None else load(model_path)[0]
+    requests = _read(path, options, model)
+    prepare(compile_loops)
+    script = _Script(compat.vocabulary_size(model))
+    with working("Measuring steps of the model"), leaving_at_once():
+        llm = LLM(model, _engine_config(config), sampler=script)
+        if options.cost_model is None:
+            cost_model = _measure(model, _engine_config(config))
+    name = MEASURED if options.cost_model is None else str(config.cost_model_name)
+    config = replace(config, groups=llm.groups.specs, cost_model_name=name, block_nbytes={})
+    server = VirtualServer(config, cost_model)
+    steps = _simulate(server, requests)
+    result = server.result()
+    most = max(llm.core.space.config.blocks_by_pool().values())
+    require_some_served(result.requests["num_requests"], result.requests["num_rejected"], most)
+    return Comparison(
+        DEMONSTRATION if model_path is None else model_path,
+        {"name": name, **cost_model.as_dict()},
+        _predicted(result),
+        _run(llm, script, requests, steps, PurePath(path).name),
+        result,
+    )
+
+
+# Both get the same
+
+
+def _own_model(options: ServingOptions) -> ServingOptions:
+    """Refuse options that say what another model has, and give pools of a size that a small one can fill."""
+    if options.model or options.gpu or options.memory_gib is not None or options.kv_dtype or options.beams:
+        raise ConfigurationError(
+            "--engine runs a model of its own, without beams: it takes no --model, --gpu, --memory, --kv-dtype and "
+            "--beams; name its model by --model-path"
+        )
+    if options.num_blocks is not None:
+        return options
+    return replace(options, num_blocks=str(max(2, DEFAULT_NUM_TOKENS // max(1, options.block_size))))
+
+
+def _read(path: str, options: ServingOptions, model: compat.Model) -> list[TokenizedRequest]:
+    """Read the requests of a trace, as a model can be asked them. Raises TraceError, ConfigurationError."""
+    vocabulary, longest = compat.vocabulary_size(model), compat.longest_sequence(model)
+    with options.trace.open(path) as trace:
+        requests = [
+            _within(tokenize(each, place), vocabulary, options.samples)
+            for place, each in enumerate(options.trace.requests(trace))
+        ]
+    most = max((each.input_length + each.output_length for each in requests), default=0)
+    if longest is not None and most > longest:
+        raise ConfigurationError(
+            f"a request of the trace has {most:,} tokens, and the model knows {longest:,} positions: name another "
+            "model (--model-path), or serve fewer requests (--limit)"
+        )
+    return requests
+
+
+def _within(request: TokenizedRequest, vocabulary: int, num_samples: int | None) -> TokenizedRequest:
+    """Give a request tokens that the model knows, and at least one to generate; nobody goes before others."""
+    outputs = request.output_token_ids if request.output_length else np.zeros(1, np.int32)
+    return replace(
+        request,
+        prompt_token_ids=request.prompt_token_ids % np.int32(vocabulary),
+        output_token_ids=outputs % np.int32(vocabulary),
+        num_samples=num_samples or request.num_samples,
+        priority=0,
+    )
+
+
+def _engine_config(config: ServingConfig) -> EngineConfig:
+    return EngineConfig(
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        num_host_blocks=config.num_host_blocks,
+        max_sequences=config.max_sequences,
+        max_batched_tokens=config.max_batched_tokens,
+        max_tokens=config.space_config().max_tokens,
+        preemption=config.preemption,
+        watermark=config.watermark,
+        eviction=config.policy,
+    )
+
+
+# The simulation
+
+
+def _simulate(server: VirtualServer, requests: Iterable[TokenizedRequest]) -> list[int]:
+    """Serve on the virtual clock; return before which step each request arrived."""
+    steps = []
+    try:
+        for request in requests:
+            server.offer(request)
+            steps.append(server.num_steps)
+        server.finish()
+    except KeyboardInterrupt as error:
+        message = f"interrupted after {server.num_requests:,} requests of the simulation; nothing was written"
+        raise InterruptedRunError(message) from error
+    return steps
+
+
+def _predicted(result: ServingResult) -> dict[str, float]:
+    steps, hits, preemptions = result.steps, result.hits, result.preemptions
+    num_output_tokens = result.requests["num_output_tokens"]
+    return {
+        "token_hit_ratio": hits["token_hit_ratio"] or 0.0,
+        "num_hit_tokens": hits["num_hit_tokens"],
+        "num_computed_tokens": steps["num_computed_tokens"],
+        "num_steps": steps["num_steps"],
+        "num_recompute": preemptions["num_recompute"],
+        "num_swap": preemptions["num_swap"],
+        "num_rejected": result.requests["num_rejected"],
+        "num_output_tokens": num_output_tokens,
+        "busy_s": steps["busy_s"],
+        "tokens_per_s": num_output_tokens / steps["busy_s"] if steps["busy_s"] else 0.0,
+    }
+
+
+# The engine
+
+
+@final
+class _Script:
+    """Answers as the trace does, whatever the model says. A sampler of the engine.
+
+    Attributes:
+        answers: the tokens of each request's samples, int32 ``[samples, tokens]``, by the seed that it came with.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self.answers: dict[int, Int32Array] = {}
+
+    def write(self, number: int, request: TokenizedRequest) -> None:
+        """Lay out what the samples of a request say, as the simulation does, in tokens that the model knows."""
+        tokens = request.output_token_ids
+        if request.num_samples > 1:
+            tokens = sequence_tokens(tokens, request.num_samples, number)
+        self.answers[number] = tokens.reshape(request.num_samples, -1) % np.int32(self._vocabulary)
+
+    def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
+        """Give each row its next token."""
+        tokens = [
+            self.answers[sequence.params.seed or 0][sequence.sample, len(sequence.generated_ids)]
+            for sequence in (place.sequence for place in places)
+        ]
+        return SampledTokens(torch.from_numpy(np.array(tokens, np.int32)).to(logits.device))
+
+    def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
+        """Answer nobody: no row waits for a script."""
+        assert not waiting, "a row waits for a script"
+        return SampledTokens(torch.zeros(0, dtype=torch.int32))
+
+
+def _run(
+    llm: LLM, script: _Script, requests: Sequence[TokenizedRequest], steps: Sequence[int], name: str
+) -> dict[str, float]:
+    """Serve by the engine, each request let in before the same step as in the simulation."""
+    served: list[EngineRequest] = []
+    found = dict.fromkeys((*COUNTS, "busy_s", "num_prompt_tokens"), 0.0)
+
+    def step() -> None:
+        started = time.perf_counter()
+        record = llm.step()
+        found["busy_s"] += time.perf_counter() - started
+        found["num_steps"] += 1
+        found["num_computed_tokens"] += record.num_tokens
+        found["num_recompute"] += record.num_recomputed
+        found["num_swap"] += record.num_swapped_out
+        found["num_rejected"] += record.num_rejected
+
+    try:
+        with progress_bars() as progress:
+            bar = progress.add_task(name, total=len(requests), come_to="")
+            for request, before in zip(requests, steps, strict=True):
+                while found["num_steps"] < before and llm.core.has_work:
+                    step()
+                _let_in(llm, script, request, served, found)
+                progress.update(bar, advance=1, come_to=f"{found['num_steps']:,.0f} steps")
+            while llm.core.has_work:
+                step()
+    except KeyboardInterrupt as error:
+        message = f"interrupted after {len(served):,} requests of the engine; nothing was written"
+        raise InterruptedRunError(message) from error
+    found["num_hit_tokens"] = sum(each.num_cached_tokens or 0 for each in served)
+    found["num_output_tokens"] = sum(len(sample.token_ids) for each in served for sample in each.samples)
+    found["token_hit_ratio"] = found["num_hit_tokens"] / max(1.0, found.pop("num_prompt_tokens"))
+    found["tokens_per_s"] = found["num_output_tokens"] / found["busy_s"] if found["busy_s"] else 0.0
+    return found
+
+
+def _let_in(
+    llm: LLM, script: _Script, request: TokenizedRequest, served: list[EngineRequest], found: dict[str, float]
+) -> None:
+    number = len(served)
+    params = SamplingParams(
+        max_tokens=request.output_length, n=request.num_samples, temperature=1.0, ignore_eos=True, seed=number
+    )
+    try:
+        (admitted,) = llm.submit([request.prompt_token_ids.tolist()], params)
+    except RequestError:  # as in the simulation: it would not fit, even alone
+        found["num_rejected"] += 1
+        return
+    script.write(number, request)
+    found["num_prompt_tokens"] += request.input_length
+    served.append(admitted)
+
+
+# What steps cost here
+
+
+def _measure(model: compat.Model, config: EngineConfig) -> CostModel:
+    """Measure the steps of a model: best of several, of one sequence, of many, and of a prompt."""
+    num_together = min(NUM_TOGETHER, config.max_sequences)
+    num_prefilled = min(NUM_PREFILLED, config.max_batched_tokens, config.max_tokens or NUM_PREFILLED)
+    num_tokens = 4 + NUM_TRIES
+    roomy = replace(
+        config,
+        num_blocks=2 + num_together * (num_tokens // config.block_size + 2) + 2 * num_prefilled // config.block_size,
+        num_host_blocks=0,
+        preemption="recompute",
+        max_tokens=max(num_tokens, num_prefilled) + 1,
+        prefix_caching=False,
+        self_test=False,
+    )
+    llm = LLM(model, roomy)
+    alone = _best_decode_s(llm, 1)
+    together = _best_decode_s(llm, num_together)
+    prompt = min(_prefill_s(llm, num_prefilled - 1) for _ in range(3))
+    each = max(0.0, (together - alone) / max(1, num_together - 1))
+    fixed = max(0.0, alone - each)
+    token = max(0.0, (prompt - fixed) / num_prefilled)
+    return CostModel(fixed_s=fixed, token_compute_s=token, sequence_s=max(0.0, each - token))
+
+
+def _best_decode_s(llm: LLM, num_sequences: int) -> float:
+    params = SamplingParams(max_tokens=NUM_TRIES, ignore_eos=True)
+    llm.submit([[1, 2, 3]] * num_sequences, params)
+    seconds = []
+    while llm.core.has_work:
+        started = time.perf_counter()
+        record = llm.step()
+        if record.num_decoded == num_sequences and not record.num_prefilled:
+            seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def _prefill_s(llm: LLM, num_tokens: int) -> float:
+    llm.submit([(np.arange(num_tokens) % 7).tolist()], SamplingParams(max_tokens=1, ignore_eos=True))
+    started = time.perf_counter()
+    while llm.core.has_work:
+        llm.step()
+    return time.perf_counter() - started

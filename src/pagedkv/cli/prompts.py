@@ -1,0 +1,91 @@
+"""Prompts as they come to ``pagedkv generate``: on the command line, or in a file of JSON lines.
+
+A line is a text, or an object with one of ``prompt`` (a text), ``token_ids`` and ``messages``, and whatever of
+SamplingParams is to be otherwise than the options say::
+
+    {"prompt": "The red kite is in", "max_tokens": 8}
+    {"messages": [{"role": "user", "content": "Where is the red kite?"}], "n": 2}
+    {"token_ids": [5, 17, 256]}
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pagedkv.engine import SamplingParams
+from pagedkv.errors import RequestError, TraceError
+
+__all__ = ["Wish", "read_wishes", "typed_wishes"]
+
+KINDS: Final = ("prompt", "token_ids", "messages")
+REMEDY: Final = (
+    'Each line must be a text in quotes, or an object with one of "prompt", "token_ids" and "messages", as '
+    '{"prompt": "...", "max_tokens": 8}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One prompt, and what it asks for.
+
+    Args:
+        where: what an error calls it.
+        prompt: a text, token ids or messages.
+        params: what it asks for.
+    """
+
+    where: str
+    prompt: Any
+    params: SamplingParams
+
+
+def typed_wishes(prompts: Sequence[str], params: SamplingParams, *, is_chat: bool) -> Iterator[Wish]:
+    """Take prompts from the command line; with ``is_chat`` each is what a user says."""
+    for number, prompt in enumerate(prompts, 1):
+        yield Wish(f"--prompt {number}", [{"role": "user", "content": prompt}] if is_chat else prompt, params)
+
+
+def read_wishes(path: Path, params: SamplingParams) -> list[Wish]:
+    """Read a file of prompts, whole.
+
+    Raises:
+        TraceError: it cannot be read, has a broken line, or no prompt: file, line, reason, remedy.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = f"cannot be read: {getattr(problem, 'strerror', None) or problem}"
+        raise TraceError(str(path), None, reason, "Name a file of JSON lines in UTF-8") from problem
+    wishes = [_wish(str(path), number, line, params) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not wishes:
+        raise TraceError(str(path), None, "has no prompt", REMEDY)
+    return wishes
+
+
+def _wish(path: str, number: int, line: str, params: SamplingParams) -> Wish:
+    where = f"{path}:{number}"
+    try:
+        row = json.loads(line)
+    except ValueError as problem:
+        raise TraceError(path, number, f"is no JSON ({problem})", REMEDY) from problem
+    if isinstance(row, str):
+        return Wish(where, row, params)
+    kinds = [kind for kind in KINDS if isinstance(row, dict) and kind in row]
+    if len(kinds) != 1:
+        found = f"has {', '.join(kinds)}" if kinds else "has no prompt"
+        raise TraceError(path, number, found if isinstance(row, dict) else f"is {line[:40]!r}", REMEDY)
+    prompt = row.pop(kinds[0])
+    if not isinstance(prompt, str if kinds[0] == "prompt" else list):
+        raise TraceError(path, number, f'"{kinds[0]}" is {json.dumps(prompt)[:40]}', REMEDY)
+    known = {each.name for each in fields(SamplingParams)}
+    if row.keys() - known:
+        strange = ", ".join(sorted(row.keys() - known))
+        raise TraceError(
+            path, number, f"has {strange}, which no request knows", f"Known are {', '.join(sorted(known))}"
+        )
+    try:
+        return Wish(where, prompt, replace(params, **row))
+    except (RequestError, TypeError) as problem:
+        raise TraceError(path, number, str(problem), "Change it, or leave it to the options") from problem
