@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-plain test-long lint format bench gpu mutants clean
+.PHONY: help run replay test test-plain test-long test-transformers lint format bench gpu mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -22,9 +22,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: $(STAMP) ## generate the conversation workload and replay it, then a recorded trace if it is there
+run: $(STAMP) ## a small model answers questions out of too little KV memory; every answer is judged
+	@echo "The first run compiles its loops, which takes a minute or two."
+	$(BIN)/pagedkv demo
+
+replay: $(STAMP) ## generate the conversation workload and replay it, then a recorded trace if it is there
 	@echo "The first run compiles its loops, which takes about 20 seconds."
-	$(BIN)/pagedkv demo --traces $(TRACES)
+	$(BIN)/pagedkv demo-replay --traces $(TRACES)
 
 # More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 30).
 OPERATIONS ?= 20000
@@ -39,6 +43,25 @@ test-plain: $(STAMP) ## those marked `interpreted`, which see the loops as plain
 
 test-long: $(STAMP) ## the tests marked long
 	$(PYTEST) -m long
+
+# The oldest version of transformers that is meant, and some between it and that of constraints.txt. Each has an
+# environment that holds what differs, and finds the rest in .venv.
+OLDER_TRANSFORMERS ?= 5.16.1 5.17.0 5.20.2
+OLDER := $(OLDER_TRANSFORMERS:%=.venv/transformers-%)
+PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
+ANY_TRANSFORMERS := test_probe or test_processors or reads_from_its_folder or all_answers_are_right or (test_a_family and \
+	(llama4_text or mistral or gemma2 or gpt_oss or deepseek_v3 or falcon_h1 or qwen3_next))
+
+.venv/transformers-%/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
+		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
+	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check transformers==$*
+	@touch $@
+
+test-transformers: $(OLDER:%=%/.installed) ## some tests of the engine with each of the older versions of transformers that are meant
+	@for each in $(OLDER); do echo "$$each"; \
+		$$each/bin/python -m $(notdir $(PYTEST)) --hypothesis-profile quick -k "$(ANY_TRANSFORMERS)" tests/engine || exit 1; done
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check

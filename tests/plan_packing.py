@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.plan import BlockMoves, NewBlocks, StepPlan, TableWrites, TokenRanges, UnknownTokens
+from pagedkv.plan import BlockMoves, DraftStates, NewBlocks, StepPlan, TableWrites, TokenRanges, UnknownTokens
 
-__all__ = ["Parts", "as_plain", "pack", "parts_of", "pools_and_groups", "repacked"]
+__all__ = ["Parts", "as_plain", "pack", "pack_like", "parts_of", "repacked"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Parts:
     new_blocks: tuple[NewBlocks, ...]
     compute_outside: Mapping[int, TokenRanges]
     unknown: UnknownTokens | None
+    draft_states: DraftStates | None = None
 
 
 def parts_of(plan: StepPlan) -> Parts:
@@ -45,7 +46,7 @@ def as_plain(value: Any) -> Any:  # noqa: ANN401 - parts of a plan, or anything 
     return value
 
 
-def pack(plan: Parts, pool_names: tuple[str, ...], num_groups: int) -> bytes:
+def pack(plan: Parts, pool_names: tuple[str, ...], num_tables: int, *, has_draft_states: bool = False) -> bytes:
     """Write a plan as the layout is drawn."""
     moves = {
         kind: {part.pool: part for part in parts}
@@ -58,7 +59,7 @@ def pack(plan: Parts, pool_names: tuple[str, ...], num_groups: int) -> bytes:
         for owner, name in enumerate(pool_names):
             part = by_pool.get(name)
             parts.append((kind, owner, [part.src_ids.tolist(), part.dst_ids.tolist()] if part else [[], []]))
-    for group in range(num_groups):
+    for group in range(num_tables):
         run = writes.get(group)
         runs = [run.rows.tolist(), run.starts.tolist(), run.counts.tolist()] if run else [[], [], []]
         parts += [(5, group, runs), (6, group, [run.block_ids.tolist() if run else []])]
@@ -67,6 +68,8 @@ def pack(plan: Parts, pool_names: tuple[str, ...], num_groups: int) -> bytes:
     unknown = [plan.unknown.counts.tolist(), plan.unknown.steps_back.tolist()] if plan.unknown else [[], []]
     parts.append((10, 0, unknown))
     parts += [(9, group, [ranges.starts.tolist()]) for group, ranges in sorted(plan.compute_outside.items())]
+    if has_draft_states:
+        parts.append((11, 0, [plan.draft_states.firsts.tolist() if plan.draft_states else []]))
     directory: list[int] = []
     body: list[int] = []
     first = 8 + 4 * len(parts)
@@ -74,27 +77,33 @@ def pack(plan: Parts, pool_names: tuple[str, ...], num_groups: int) -> bytes:
         directory += [kind, owner, first + len(body) if arrays[0] else 0, len(arrays[0])]
         for array in arrays:
             body += array + [0] * (-len(array) % 4)
-    header = struct.pack("<4s3i", b"pkvP", 2, first + len(body), len(parts))
-    header += struct.pack("<q2i", plan.step_id, len(pool_names), num_groups)
+    header = struct.pack("<4s3i", b"pkvP", 3, first + len(body), len(parts))
+    header += struct.pack("<q2i", plan.step_id, len(pool_names), num_tables)
     return header + struct.pack(f"<{len(directory) + len(body)}i", *directory, *body)
+
+
+def pack_like(parts: Parts, like: StepPlan) -> bytes:
+    """Write parts as those of a plan that is laid out like another one."""
+    names, num_tables, has_draft_states = _laid_out_for(like)
+    return pack(parts, names, num_tables, has_draft_states=has_draft_states)
 
 
 def repacked(parts: Parts, like: StepPlan) -> StepPlan:
     """Make a plan of parts that were changed; ``like`` is the plan they were read from."""
-    names, num_groups = pools_and_groups(like)
-    return StepPlan.from_buffer(pack(parts, names, num_groups))
+    return StepPlan.from_buffer(pack_like(parts, like))
 
 
-def pools_and_groups(plan: StepPlan) -> tuple[tuple[str, ...], int]:
+def _laid_out_for(plan: StepPlan) -> tuple[tuple[str, ...], int, bool]:
     """Read from a buffer what its plan was laid out for."""
-    num_pools, num_groups = plan.buffer[6:8].tolist()
+    num_parts = int(plan.buffer[3])
+    num_pools, num_tables = plan.buffer[6:8].tolist()
     offset = int(plan.buffer[10])
     names = []
     for _ in range(num_pools):
         nbytes = int(plan.buffer[offset])
         names.append(plan.buffer[offset + 1 :].tobytes()[:nbytes].decode())
         offset += 1 + -(-nbytes // 4)
-    return tuple(names), num_groups
+    return tuple(names), num_tables, int(plan.buffer[8 + 4 * (num_parts - 1)]) == 11
 
 
 def _names(pool_names: tuple[str, ...]) -> list[int]:

@@ -34,6 +34,7 @@ OPTIONAL_PACKAGES = frozenset(
         "transformers",
         "triton",
         "typer",
+        "zmq",
     },
 )
 

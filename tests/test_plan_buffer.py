@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv import Allocation, BlockSpace, FullAttention, SlidingWindow, SpaceConfig, StepPlan
+from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig, StepPlan
 from pagedkv.errors import PlanError
-from pagedkv.plan import BlockMoves, NewBlocks, TableWrites, TokenRanges, UnknownTokens
+from pagedkv.plan import BlockMoves, DraftStates, NewBlocks, TableWrites, TokenRanges, UnknownTokens
 from tests.plan_packing import Parts, as_plain, pack, parts_of
 from tests.space.spaces import allocate, new_space, run_step, tokens
 
@@ -58,6 +58,7 @@ def plans(draw: st.DrawFn) -> tuple[Parts, tuple[str, ...], int]:
             tuple(part for part in new if len(part.block_ids)),
             {group: TokenRanges(rows, starts // 2, starts + lengths) for group in outside},
             UnknownTokens(lengths // 2, lengths // 3) if len(rows) and draw(st.booleans()) else None,
+            DraftStates(starts + lengths // 2) if len(rows) and draw(st.booleans()) else None,
         ),
         names,
         num_groups,
@@ -67,14 +68,16 @@ def plans(draw: st.DrawFn) -> tuple[Parts, tuple[str, ...], int]:
 @given(plans())
 def test_a_plan_comes_out_of_its_buffer_as_it_went_in(drawn: tuple[Parts, tuple[str, ...], int]) -> None:
     parts, names, num_groups = drawn
-    packed = pack(parts, names, num_groups)
+    has_draft_states = parts.draft_states is not None
+    packed = pack(parts, names, num_groups, has_draft_states=has_draft_states)
     plan = StepPlan.from_buffer(packed)
     assert as_plain(parts_of(plan)) == as_plain(parts)
     assert plan.buffer.tobytes() == packed
     assert plan == StepPlan.from_buffer(bytearray(packed))
     assert hash(plan) == hash(StepPlan.from_buffer(memoryview(packed)))
     for step_id in (parts.step_id ^ 1, parts.step_id ^ 2**40):
-        assert plan != StepPlan.from_buffer(pack(Parts(step_id, *list(vars(parts).values())[1:]), names, num_groups))
+        other = Parts(step_id, *list(vars(parts).values())[1:])
+        assert plan != StepPlan.from_buffer(pack(other, names, num_groups, has_draft_states=has_draft_states))
 
 
 def busy_plan() -> StepPlan:
@@ -180,6 +183,20 @@ def overlapped_plan(counts: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
     return words
 
 
+def drafting_plan(first: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
+    """A plan of one row with a draft, whose state begins so much later; or told of so many ranges."""
+    space = new_space(RecurrentState(4, pool="device", num_draft_states=2))
+    row = allocate(space, tokens(6))
+    run_step(space)
+    space.append([row], tokens(2), [2], num_draft=1)
+    words = space.plan_step().buffer.copy()
+    line = 8 + 4 * (words[3] - 1)
+    assert words[line] == 11
+    words[words[line + 2]] += first
+    words[line + 3] = length
+    return words
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -192,14 +209,15 @@ def overlapped_plan(counts: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
         (lambda: [1, 2], "must be contiguous bytes"),
         (lambda: set_word(0, 5), "this is no plan: it begins with 0x5"),
         (lambda: small_plan().byteswap(), "this is no plan"),
-        (lambda: set_word(1, 3), "has version 3 of the layout, this library reads version 2"),
+        (lambda: set_word(1, 2), "has version 2 of the layout, this library reads version 3"),
         (lambda: set_word(2, 75), "has 75 words, but the buffer 80"),
-        (lambda: set_word(3, 10), "10 parts do not fit 80 words with 1 pools and 1 groups"),
+        (lambda: set_word(3, 10), r"names groups \[\d+\] as outside prefix caching, of 1 tables"),
+        (lambda: set_word(3, 11), "11 parts do not fit 80 words with 1 pools and 1 tables"),
         (lambda: set_word(3, 2**31 - 1), "2147483647 parts do not fit 80 words"),
         (lambda: set_word(5, -1), "a step of which -1 is a half"),
         (lambda: set_word(6, 0), "no plan has 0 pools"),
-        (lambda: set_word(6, 2), "no plan has 2 pools, 1 groups"),
-        (lambda: set_word(7, 2**30), "9 parts do not fit 80 words with 1 pools and 1073741824 groups"),
+        (lambda: set_word(6, 2), "no plan has 2 pools, 1 tables"),
+        (lambda: set_word(7, 2**30), "9 parts do not fit 80 words with 1 pools and 1073741824 tables"),
         (lambda: set_word(8, 2), "names part 2 of 0 where part 1 of 0 belongs"),
         (
             lambda: set_word(SMALL["compute offset"], 68),
@@ -216,6 +234,8 @@ def overlapped_plan(counts: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
         (lambda: in_part(4, 8, 0), "the runs of group 0 count 0 entries"),
         (lambda: in_part(6, 4, 6), "range 0 begins at 6 and ends at 6"),
         (lambda: overlapped_plan(counts=7), "range 0 ends at 7 with 8 unknown tokens"),
+        (lambda: drafting_plan(first=2), "range 0 ends at 8, before its first draft state, 9"),
+        (lambda: drafting_plan(length=2), "draft states are told of 2 ranges, but 1 are computed"),
         (lambda: overlapped_plan(length=2), "unknown tokens are told of 2 ranges, but 1 are computed"),
     ],
 )

@@ -21,6 +21,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "chunk, block of 0": (lambda: ChunkedLocal(8, block_size=0), "block_size .* got 0"),
     "chunk of 0 tokens": (lambda: ChunkedLocal(0), "chunk_size .* got 0"),
     "checkpoints every 0 tokens": (lambda: RecurrentState(0), "checkpoint_interval .* got 0"),
+    "no checkpoints": (lambda: RecurrentState(4, max_checkpoints=0), "max_checkpoints .* at least 1, got 0"),
+    "half a checkpoint": (lambda: RecurrentState(4, max_checkpoints=0.5), "max_checkpoints must be"),  # type: ignore[arg-type]
+    "a bound on nothing": (lambda: RecurrentState(4, prefix_caching=False, max_checkpoints=2), "bounds what is cached"),
     "no groups": (lambda: SpaceConfig((), num_blocks=10), "groups must be a tuple of group rules"),
     "0 sequences": (lambda: SpaceConfig(FULL, 10, max_sequences=0), "max_sequences .* got 0"),
     "-1 sequences": (lambda: SpaceConfig(FULL, 10, max_sequences=-1), "max_sequences .* got -1"),

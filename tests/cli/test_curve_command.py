@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pagedkv.capacity import curve as measuring
 from pagedkv.capacity.curve import with_multiples
+from pagedkv.cli import curve_tables as tables
 from pagedkv.cli.commands import curve as driver
 from pagedkv.pool.eviction.registry import POLICIES
 from tests.cli.command import run, start
@@ -23,6 +25,7 @@ TRACE = as_text(
 GOLDEN = """\
 {
   "trace": "TRACE",
+  "read_as": "Mooncake's hash_ids of 512 tokens, times in ms",
   "block_size": 512,
   "num_requests": 5,
   "num_block_refs": 11,
@@ -379,3 +382,36 @@ def test_the_help_has_examples() -> None:
     result = run("curve", "--help")
     assert result.exit_code == 0
     assert " pagedkv curve mooncake_conversation.jsonl.gz " in result.stdout.replace("\n", " ")
+
+
+def test_policies_are_chosen_by_name(trace: Path) -> None:
+    document = json.loads(
+        run("curve", trace, "--capacities", "3", "--policy", "adaptive, hazard", "--json", "-").stdout
+    )
+    assert list(document["policies"]) == ["adaptive", "hazard", "optimal"]
+    for names, message in (
+        ("lru,lru", "a list of different policies"),
+        ("mru", "must be one of"),
+        ("", "must be one of"),
+    ):
+        refused = run("curve", trace, "--policy", names)
+        assert (refused.exit_code, message in refused.stderr, refused.stderr.count("\n")) == (2, True, 1)
+
+
+def test_of_very_many_requests_policies_are_left_out_and_that_is_said(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "MOST_FOR_ALL", 4)
+    monkeypatch.setattr(tables, "MOST_FOR_ALL", 4)
+    result = run("curve", trace, "--capacities", "3")
+    assert "fifo, hazard, as requests are many: --policy names others" in " ".join(result.stdout.split())
+    assert "hazard" in json.loads(run("curve", trace, "--policy", "hazard", "--json", "-").stdout)["policies"]
+    assert list(json.loads(run("curve", trace, "--json", "-").stdout)["policies"]) == ["lru", "adaptive", "optimal"]
+
+
+def test_what_the_trace_was_taken_for_is_said(trace: Path) -> None:
+    read_as = json.loads(run("curve", trace, "--json", "-").stdout)["read_as"]
+    assert read_as == "Mooncake's hash_ids of 512 tokens, times in ms"
+    assert read_as in " ".join(run("curve", trace).stdout.split())
+    by_model = run("curve", trace, "--model", "llama-3.1-8b", "--memory", "1", "--json", "-")
+    assert json.loads(by_model.stdout)["read_as"] == read_as

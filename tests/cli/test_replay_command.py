@@ -384,3 +384,12 @@ def test_names_of_files_may_hold_anything(tmp_path: Path) -> None:
 def test_all_presets_are_listed() -> None:
     listed = run("presets").stdout.split()
     assert {"llama-3.1-8b", "h100", "llama-3.1-70b/8xh100", "instant"} <= set(listed)
+
+
+def test_presets_say_where_they_come_from() -> None:
+    document = json.loads(run("presets", "--json", "-").stdout)
+    assert document["models"]["llama-3.1-8b"]["source"] == "meta-llama/Llama-3.1-8B"
+    assert all(each["source"] for kind in ("models", "gpus") for each in document[kind].values())
+    shown = " ".join(run("presets").stdout.split())
+    assert "peaks of the data sheet, at shares of them; not measured" in shown
+    assert "meta-llama/Llama-3.1-8B" in shown

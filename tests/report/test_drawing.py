@@ -4,9 +4,8 @@ from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 import pytest
-from matplotlib.figure import Figure
 
-from pagedkv.report.drawing import HALF, LINES, draw, line, logarithmic, only_axes
+from pagedkv.report.drawing import HALF, LINES, Figure, draw, line, logarithmic, only_axes
 from tests.report.page_reader import read_page
 
 

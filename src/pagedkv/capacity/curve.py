@@ -27,6 +27,8 @@ from pagedkv.pool.eviction.lru import LRU
 from pagedkv.traces.request import Request
 
 __all__ = [
+    "FOR_MANY_REQUESTS",
+    "MOST_FOR_ALL",
     "OPTIMAL",
     "POLICIES",
     "CapacityCurve",
@@ -34,6 +36,7 @@ __all__ = [
     "compile_loops",
     "default_capacities",
     "measure_curve",
+    "policies_for",
     "with_multiples",
 ]
 
@@ -47,6 +50,10 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
 """By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
 
 NUM_DEFAULT_CAPACITIES: Final = 10
+FOR_MANY_REQUESTS: Final = ("lru", "adaptive")
+"""Measured where requests are very many, unless others are named: one is had at once, the other takes 3 to 6 us a
+request and capacity. So does fifo, and hazard, which learns, some 20."""
+MOST_FOR_ALL: Final = 300_000
 FACTORS: Final = (2, 4)
 """So many times a capacity is what people can buy."""
 SHARES_OF_IDEAL: Final = MappingProxyType({"0.9": 90, "0.99": 99, "1.0": 100})
@@ -176,6 +183,29 @@ def default_capacities(references: BlockReferences) -> list[int]:
     spread = np.geomspace(lowest, references.num_unique_blocks, NUM_DEFAULT_CAPACITIES)
     chosen = {int(capacity) for capacity in spread.round()}
     return with_multiples(chosen, sorted(chosen)[len(chosen) // 2], references.num_unique_blocks)
+
+
+def policies_for(num_requests: int, wanted: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Choose the eviction policies of a curve.
+
+    Args:
+        num_requests: of the trace.
+        wanted: names; None: all, but where requests are very many ``FOR_MANY_REQUESTS`` alone.
+
+    Raises:
+        ConfigurationError: a name is no policy's, or there is none or one twice.
+
+    >>> policies_for(1000), policies_for(10**6), policies_for(10**6, ["hazard"])
+    (('lru', 'adaptive', 'fifo', 'hazard'), ('lru', 'adaptive'), ('hazard',))
+    """
+    if wanted is None:
+        return tuple(registry.POLICIES) if num_requests <= MOST_FOR_ALL else FOR_MANY_REQUESTS
+    names = tuple(wanted)
+    for name in names:
+        registry.policy_named(name)
+    if not names or len(set(names)) < len(names):
+        raise ConfigurationError(f"--policy must be a list of different policies, got {','.join(names)!r:.60}")
+    return names
 
 
 def with_multiples(capacities: Iterable[int], capacity: int, num_unique_blocks: int) -> list[int]:

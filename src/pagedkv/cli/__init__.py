@@ -1,4 +1,4 @@
-"""The command line: ``pagedkv replay``, ``curve``, ``report``, ``convert``, ``presets`` and ``demo``.
+"""The command line: ``pagedkv`` and its commands, from ``generate``, ``replay`` and ``plan`` to ``demo``.
 
 In the order in which data flows::
 
@@ -9,12 +9,18 @@ In the order in which data flows::
     source_options  how to read a file that does not tell everything
     trace_options  which requests of a trace, in which order
     result_warnings  what must be known before figures are believed
+    prompts        prompts as they are typed, and files of them
+    engine_options  what an engine is told; generating: what serves prompts with one
+    interrupting   Ctrl-C between steps
     serving        runs a trace on the virtual clock, for all commands that do
-    progress       bars and status while that takes its time
-    tables         what a human reads; serving_tables and curve_tables for their results
-    json_file      what a program reads; atomic_file writes it whole or not at all
+    engine_replay  runs a trace on the virtual clock and by the engine, step by step the same
+    planning       what a plan tries, keeps and concludes
+    progress       bars and status while that takes its time; live_view: what an engine is doing
+    tables         what a human reads; serving_tables, curve_tables and recording_tables for results
+    json_file      what a program reads; atomic_file writes it whole or not at all, compressing traces
     command_line   what was typed, for the record
-    user_errors    one line for mistakes; exit_codes: 2 for these, 130 for Ctrl-C, 143 when terminated
+    user_errors    one line for mistakes
+    exit_codes     1 for wrong answers, 2 for mistakes, 130 for Ctrl-C, 143 when terminated
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
 """

@@ -5,17 +5,22 @@ from typing import Annotated
 import typer
 
 from pagedkv import __version__
+from pagedkv.cli.commands.calibrate import calibrate
 from pagedkv.cli.commands.convert import convert
 from pagedkv.cli.commands.curve import curve
 from pagedkv.cli.commands.demo import demo
+from pagedkv.cli.commands.demo_replay import demo_replay
+from pagedkv.cli.commands.generate import generate
+from pagedkv.cli.commands.plan import plan
 from pagedkv.cli.commands.presets import presets
+from pagedkv.cli.commands.record import record
 from pagedkv.cli.commands.replay import replay
 from pagedkv.cli.commands.report import report
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for each in (replay, curve, report, convert, presets, demo):
+for each in (generate, replay, curve, plan, report, convert, record, calibrate, presets, demo, demo_replay):
     app.command()(each)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from pagedkv.capacity.curve import OPTIMAL, CapacityCurve
+from pagedkv.capacity.curve import MOST_FOR_ALL, OPTIMAL, POLICIES, CapacityCurve
 from pagedkv.capacity.model_curve import ModelCurve
 from pagedkv.cli.tables import print_numbers, print_table, share
 
@@ -16,9 +16,9 @@ HEADINGS: Final = MappingProxyType({OPTIMAL: "optimal, offline"})
 """Of columns: the optimum is no policy that could run, for it knows the requests to come."""
 
 
-def print_curve(title: str, curve: CapacityCurve) -> None:
-    """Print what was found out about a trace."""
-    print_table(title, _facts(curve))
+def print_curve(title: str, curve: CapacityCurve, read_as: str) -> None:
+    """Print what was found out about a trace, and what it was taken for."""
+    print_table(title, [("read as", read_as), *_facts(curve), *_left_out(curve)])
     _print_by_capacity("Hit ratio by block", curve, {name: partial(curve.hit_ratio, name) for name in curve.hits})
     _print_gains(curve)
     gaps = {name: partial(curve.policy_gap, name) for name in curve.hits if name != OPTIMAL}
@@ -36,6 +36,13 @@ def _facts(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     yield "content ceiling, never seen before", f"{curve.content_ceiling:.2%}"
     for fraction, capacity in curve.capacity_for.items():
         yield f"LRU reaches {float(fraction):.0%} of the ideal at", f"{capacity:,} block{'s'[: capacity > 1]}"
+
+
+def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
+    """Say which policies were not measured because they take long."""
+    left_out = [name for name in POLICIES if name not in curve.hits]
+    if left_out and curve.num_requests > MOST_FOR_ALL:
+        yield "policies left out", f"{', '.join(left_out)}, as requests are many: --policy names others"
 
 
 def _print_gains(curve: CapacityCurve) -> None:
@@ -61,9 +68,10 @@ def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, C
     print_numbers(title, ("blocks", *(HEADINGS.get(name, name) for name in columns)), rows)
 
 
-def print_model_curve(title: str, curve: ModelCurve) -> None:
-    """Print what the prompts of a trace hit in the memory of a model."""
+def print_model_curve(title: str, curve: ModelCurve, read_as: str) -> None:
+    """Print what the prompts of a trace hit in the memory of a model, and what the trace was taken for."""
     facts = (
+        ("read as", read_as),
         ("requests", f"{curve.num_requests:,}"),
         ("prompt tokens", f"{curve.num_prompt_tokens:,}"),
         ("ideal hit ratio", share(curve.ideal_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)),

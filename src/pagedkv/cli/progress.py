@@ -10,12 +10,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, INTERRUPTED_EARLY
 
-__all__ = ["prepare", "progress_bars", "working"]
+__all__ = ["leaving_at_once", "prepare", "progress_bars", "working"]
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
     """Compile, or load, what a run needs, so that its bar shows the run alone."""
-    with working("Preparing the compiled loops, slow on the first run only"), _leaving_at_once():
+    with working("Preparing the compiled loops, slow on the first run only"), leaving_at_once():
         compile_loops()
 
 
@@ -25,7 +25,7 @@ def working(what: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def _leaving_at_once() -> Iterator[None]:
+def leaving_at_once() -> Iterator[None]:
     """Let Ctrl-C end the process on the spot: the compiler swallows it, and no file is open yet."""
     previous = signal.getsignal(signal.SIGINT)
     if previous is not signal.default_int_handler:

@@ -33,7 +33,9 @@ __all__ = [
     "ServedTrace",
     "ServingOptions",
     "default_num_blocks",
+    "mean_tokens",
     "require_some_served",
+    "sample_of",
     "serve_requests",
     "serve_trace",
 ]
@@ -194,9 +196,9 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
             requests = options.trace.requests(trace)
             if len(config.group_specs) > 1:
-                sample = _sample(requests)
+                sample = sample_of(requests)
                 config, cost_model = options.configuration(
-                    _mean_tokens(sample), max((each.input_length for each in sample), default=0)
+                    mean_tokens(sample), max((each.input_length for each in sample), default=0)
                 )
                 requests = chain(sample, requests)
             served = _serve(
@@ -224,7 +226,7 @@ def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: Ser
         return _serve(requests, server, lambda come_to: show(come_to=come_to), is_assumed=options.is_cost_model_assumed)
 
 
-def _sample(requests: Iterator[Request]) -> list[Request]:
+def sample_of(requests: Iterator[Request]) -> list[Request]:
     """Take the first requests, as many as may wait in memory."""
     sample: list[Request] = []
     num_tokens = 0
@@ -236,7 +238,8 @@ def _sample(requests: Iterator[Request]) -> list[Request]:
     return sample
 
 
-def _mean_tokens(sample: Sequence[Request]) -> float:
+def mean_tokens(sample: Sequence[Request]) -> float:
+    """Give the tokens of a request in the mean, prompt and output."""
     return sum(request.input_length + request.output_length for request in sample) / max(1, len(sample))
 
 

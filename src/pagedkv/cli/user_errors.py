@@ -3,7 +3,9 @@
 ====================================================  =========
 what happened                                         exit code
 ====================================================  =========
-a bad trace, size, option or output file              2
+an answer of an engine is not what it must be         1
+a bad trace, size, option, engine or output file      2
+a model that cannot be run, a prompt that is refused  2
 Ctrl-C                                                130
 ====================================================  =========
 
@@ -19,7 +21,14 @@ from typing import Final
 import typer
 
 from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, INTERRUPTED_EARLY
-from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.errors import (
+    ConfigurationError,
+    DeviceUnavailableError,
+    RecordingError,
+    RequestError,
+    TraceError,
+    UnsupportedModelError,
+)
 
 __all__ = ["InterruptedRunError", "OutputError", "reported"]
 
@@ -35,6 +44,17 @@ class InterruptedRunError(Exception):
     """Ctrl-C ended a run; the message says how far it came."""
 
 
+USERS_TO_MEND: Final = (
+    TraceError,
+    ConfigurationError,
+    OutputError,
+    RecordingError,
+    RequestError,
+    UnsupportedModelError,
+    DeviceUnavailableError,
+)
+
+
 @contextmanager
 def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
     """Turn the errors above into a line on stderr and an exit code.
@@ -44,7 +64,7 @@ def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
     """
     try:
         yield
-    except (TraceError, ConfigurationError, OutputError) as error:
+    except USERS_TO_MEND as error:
         message = _in_one_line(error)  # that of a trace names fields of the file
         told = _by_option(message, options) if isinstance(error, ConfigurationError) else message
         typer.echo(f"pagedkv: {told}", err=True)

@@ -12,12 +12,13 @@ In the order in which data flows::
     capacity       hit ratio over capacity,
     settings       configuration and command lines,
     comparison     several runs side by side
+    plan_page      the page of a plan, of what plan_documents says
     drawing        matplotlib's SVG, in the colours of the page
     elements       tables, plots and sections: what the template lays out
     page           puts the parts in order; templates/ is the page itself
 
-It knows neither files nor terminals, nor anything else of this library but its errors. Only :mod:`documents` may be
-imported without the ``report`` extra (matplotlib, Jinja2).
+It knows neither files nor terminals, nor anything else of this library but its errors. Only :mod:`documents` and
+:mod:`plan_documents` may be imported without the ``report`` extra (matplotlib, Jinja2).
 """
 
 from pagedkv.report.documents import Curve, Replay, ReportRun

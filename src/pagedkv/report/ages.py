@@ -3,7 +3,7 @@
 from typing import Final
 
 from pagedkv.report.documents import AgeHistogram, Misses, Pool, ReportRun, knows_content
-from pagedkv.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw_both, only_axes
+from pagedkv.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw_both, only_axes, read_out
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import MISSES, PLOTS, SECTIONS, TABLES
 from pagedkv.report.number_text import COUNT, RATIO, edge
@@ -86,6 +86,8 @@ def _bars(key: str, kind: str, histogram: AgeHistogram, fill: Fill, suffix: str)
         axes.set_xticks(range(len(numbers)), labels, rotation=45, ha="right", rotation_mode="anchor")
         axes.yaxis.set_major_formatter(COUNT_TICKS)
         axes.grid(visible=False, axis="x")
+        headings = [f"{label} s" for label in labels]
+        read_out(axes, range(len(numbers)), headings, [[COUNT.text(number) for number in histogram["num_blocks"]]])
 
     explanation = PLOTS[kind]
     return Plot(

@@ -1,6 +1,7 @@
 """Capacity: what a cache of each size would hit, and where the misses come from."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pagedkv.report.documents import Curve, ReportRun
@@ -10,6 +11,7 @@ from pagedkv.report.drawing import (
     INK,
     LINES,
     PERCENT_TICKS,
+    Axes,
     Figure,
     LineStyle,
     draw_both,
@@ -18,6 +20,7 @@ from pagedkv.report.drawing import (
     line_legend,
     logarithmic,
     only_axes,
+    read_out,
 )
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
@@ -105,6 +108,7 @@ def _curve_plot(curve: Curve, replay: tuple[int, float] | None) -> Plot:
         logarithmic(axes, "x")
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
         axes.set_ylim(0, ROOM_ABOVE_IDEAL * max(curve["ideal_block_ratio"], 0 if replay is None else replay[1]) or 1)
+        _read_out(axes, curve, [hit_ratios(curve, policy) for policy in lines])
 
     explanation = PLOTS["curve"]
     label = f"Lines of the hit ratio over the capacity in blocks: {', '.join(lines)}, and the ideal"
@@ -135,6 +139,7 @@ def _gap_plot(curve: Curve, policy: str) -> Plot:
         axes.set_xlim(capacities[0], capacities[-1])
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
+        _read_out(axes, curve, [dict(zip(capacities, height, strict=True)) for height in heights])
 
     explanation = PLOTS["gaps"]
     label = f"Stacked areas over the capacity in blocks: {', '.join(names)}"
@@ -146,6 +151,15 @@ def _gap_plot(curve: Curve, policy: str) -> Plot:
             fill_legend(f"gaps-legend-{number}", fill, name)
             for number, (fill, name) in enumerate(zip(FILLS, names, strict=True))
         ),
+    )
+
+
+def _read_out(axes: Axes, curve: Curve, series: Sequence[Mapping[int, float]]) -> None:
+    """Let the page tell shares by capacity in blocks, in the order of the legend."""
+    capacities = _capacities(curve)
+    headings = [f"{COUNT.text(capacity)} blocks" for capacity in capacities]
+    read_out(
+        axes, capacities, headings, [[RATIO.text(each.get(capacity)) for capacity in capacities] for each in series]
     )
 
 

@@ -1,10 +1,11 @@
 """Several runs side by side: key figures with their differences to the first run, and overlaid plots."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedkv.report.capacity import hit_ratios, replay_point, shown_policy
 from pagedkv.report.documents import ReportRun
@@ -15,6 +16,7 @@ from pagedkv.report.drawing import (
     NARROW_PANELS,
     PERCENT_TICKS,
     WIDE,
+    Axes,
     Figure,
     LineStyle,
     Size,
@@ -24,12 +26,13 @@ from pagedkv.report.drawing import (
     logarithmic,
     only_axes,
     panels,
+    read_out,
 )
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.report.key_figures import KEY_FIGURES, KeyFigure
 from pagedkv.report.latencies import PERCENTILES, latency_kinds, percentile_values
-from pagedkv.report.number_text import relative
+from pagedkv.report.number_text import COUNT, RATIO, relative
 from pagedkv.report.timelines import TimeAxis, levels
 
 __all__ = ["MAX_RUNS", "figures_section", "overlaid_section"]
@@ -37,6 +40,8 @@ __all__ = ["MAX_RUNS", "figures_section", "overlaid_section"]
 MAX_RUNS: Final = len(LINES)
 """As many as can be told apart in a plot."""
 OWN_MARK_SIZE: Final = 11
+MOST_TOLD: Final = 512
+"""Times at which the page tells values, about; runs have intervals of their own."""
 FIRST_OF_LINE: Final = PERCENTILES.index("p50")
 """The mean is no percentile: it has no place in their order."""
 
@@ -160,6 +165,24 @@ def _paint_capacity(figure: Figure, styled: Sequence[_StyledRun]) -> None:
     logarithmic(axes, "x")
     axes.yaxis.set_major_formatter(PERCENT_TICKS)
     axes.set_ylim(bottom=0)
+    _read_out(axes, [_ratios_by_tokens(each.run) for each in styled], "tokens")
+
+
+def _ratios_by_tokens(run: ReportRun) -> dict[int, float]:
+    """Hit ratio of the shown policy by capacity in tokens, and that of the replay at its own."""
+    point = replay_point(run)
+    own = {} if point is None else {point[0]: point[1]}
+    if run.curve is None:
+        return own
+    ratios = hit_ratios(run.curve, shown_policy(run, run.curve))
+    return own | {capacity * run.curve["block_size"]: ratio for capacity, ratio in ratios.items()}
+
+
+def _read_out(axes: Axes, series: Sequence[Mapping[int, float]], unit: str) -> None:
+    """Let the page tell shares at all places that any run has."""
+    places = sorted({place for each in series for place in each})
+    headings = [f"{place:,} {unit}" for place in places]
+    read_out(axes, places, headings, [[RATIO.text(each.get(place)) for place in places] for each in series])
 
 
 def _has_waste(run: ReportRun) -> bool:
@@ -168,17 +191,19 @@ def _has_waste(run: ReportRun) -> bool:
 
 def _paint_waste(figure: Figure, styled: Sequence[_StyledRun]) -> None:
     axes = only_axes(figure, "tokens a block", "slots without a token")
-    sizes: set[int] = set()
+    series: list[Mapping[int, float]] = []
     for each in styled:
         by_size = each.run.replay["waste"]["by_block_size"]
         known = {int(size): share for size, share in by_size.items() if share is not None}
-        sizes |= known.keys()
+        series.append(known)
         line(axes, sorted(known), [known[size] for size in sorted(known)], each.line)
+    sizes = {size for known in series for size in known}
     logarithmic(axes, "x")
     axes.set_xticks(sorted(sizes), [f"{size:,}" for size in sorted(sizes)])
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter(PERCENT_TICKS)
     axes.set_ylim(bottom=0)
+    _read_out(axes, series, "tokens a block")
 
 
 def _has_timeline(run: ReportRun) -> bool:
@@ -195,6 +220,22 @@ def _paint_live(figure: Figure, styled: Sequence[_StyledRun]) -> None:
     axes.yaxis.set_major_formatter(COUNT_TICKS)
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
+    places = np.unique(np.concatenate([time.centres(each.run.replay["timeline"]) for each in styled]))
+    places = places[:: max(1, len(places) // MOST_TOLD)]
+    headings = [f"{place:,.3g} {time.unit}" for place in places]
+    read_out(axes, places.tolist(), headings, [_live_at(each.run, time, places) for each in styled])
+
+
+def _live_at(run: ReportRun, time: TimeAxis, places: NDArray[np.float64]) -> list[str]:
+    """Live blocks of all pools at some times; none before and after the run's own."""
+    timeline = run.replay["timeline"]
+    live = np.sum([pool["num_live"] for pool in timeline["pools"].values()], axis=0)
+    edges = time.edges(timeline)
+    where = np.searchsorted(edges[1::2], places)
+    return [
+        COUNT.text(float(live[interval]) if interval < len(live) and edges[2 * interval] <= place else None)
+        for interval, place in zip(where.tolist(), places.tolist(), strict=True)
+    ]
 
 
 def _has_latency(run: ReportRun) -> bool:

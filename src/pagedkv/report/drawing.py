@@ -24,7 +24,7 @@ from pagedkv.report.number_text import compact
 try:
     from matplotlib import style as styles
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
@@ -53,6 +53,7 @@ __all__ = [
     "logarithmic",
     "only_axes",
     "panels",
+    "read_out",
 ]
 
 INK: Final = "#010101"
@@ -112,7 +113,7 @@ class Size:
 
 
 HALF: Final = Size(520, 300)
-WIDE: Final = Size(1060, 320)
+WIDE: Final = Size(900, 300)
 SWATCH: Final = Size(34, 14)
 NARROW: Final = Size(350, 260)
 NARROW_PANELS: Final = Size(350, 620)
@@ -156,6 +157,26 @@ FILLS: Final = (
 )
 """Of a stack, from the bottom; the last is what is left over."""
 
+BETWEEN: Final = "|"
+"""Between texts, and ``;`` between series, in the attributes that the page's script reads."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readout:
+    """What a page tells of a drawing where the pointer is: at each place along x, a heading and a value a series."""
+
+    axes: Axes
+    places: Sequence[float]
+    headings: Sequence[str]
+    values: Sequence[Sequence[str]]
+
+
+class Figure(MatplotlibFigure):
+    """A drawing in the making: matplotlib's, and what is to be told of one pair of its axes, if anything."""
+
+    readout: Readout | None = None
+
+
 PERCENT_TICKS: Final = PercentFormatter(1.0)
 COUNT_TICKS: Final = FuncFormatter(lambda value, _position: compact(value))
 
@@ -177,8 +198,23 @@ def draw(key: str, size: Size, label: str, paint: Callable[[Figure], None]) -> s
         figure = Figure(figsize=(size.width / POINTS_OF_INCH, size.height / POINTS_OF_INCH))
         paint(figure)
         figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
+        told = {} if figure.readout is None else _told(figure.readout)
     root = ET.fromstring(text.getvalue())  # noqa: S314 - matplotlib's own, made a line above
-    return _as_part_of_page(root, f"{key}-", label)
+    return _as_part_of_page(root, f"{key}-", label, told)
+
+
+def read_out(axes: Axes, places: Sequence[float], headings: Sequence[str], values: Sequence[Sequence[str]]) -> None:
+    """Let the page tell values where the pointer is; to be called when the range of the axes is settled.
+
+    Args:
+        axes: one pair of a drawing.
+        places: along x, in ascending order.
+        headings: of each place.
+        values: of each series in the order of the legend, at each place. Texts of ours, never a user's.
+    """
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    figure.readout = Readout(axes, places, headings, values)
 
 
 def only_axes(figure: Figure, x_label: str, y_label: str) -> Axes:
@@ -259,7 +295,20 @@ def fill_legend(key: str, fill: Fill, label: str) -> LegendEntry:
     return LegendEntry(draw(key, SWATCH, "", paint), label)
 
 
-def _as_part_of_page(root: ET.Element, prefix: str, label: str) -> str:
+def _told(readout: Readout) -> dict[str, str]:
+    """Write a readout as attributes; places as shares of the axes' width, and these as shares of the drawing."""
+    axes = readout.axes
+    box = axes.get_position()
+    xs = axes.transAxes.inverted().transform(axes.transData.transform([(place, 0.5) for place in readout.places]))[:, 0]
+    return {
+        "data-box": " ".join(f"{share:.4f}" for share in (box.x0, 1 - box.y1, box.x1, 1 - box.y0)),
+        "data-places": " ".join(f"{x:.4f}" for x in xs),
+        "data-headings": BETWEEN.join(readout.headings),
+        "data-values": ";".join(BETWEEN.join(texts) for texts in readout.values),
+    }
+
+
+def _as_part_of_page(root: ET.Element, prefix: str, label: str, told: Mapping[str, str]) -> str:
     """Leave out what a page does not need, and turn sentinels into variables, ids into the drawing's own."""
     for parent in root.iter():
         for child in list(parent):
@@ -287,6 +336,7 @@ def _as_part_of_page(root: ET.Element, prefix: str, label: str) -> str:
         "viewBox": root.attrib["viewBox"],
         "style": "stroke-linejoin: round; stroke-linecap: butt",  # what matplotlib says in the style left out above
         **described,
+        **told,
     }
     return ET.tostring(root, encoding="unicode")
 

@@ -26,7 +26,7 @@ BLOCKS_FILL: Final = FILLS[0]
 RESERVED_FILL: Final = FILLS[1]
 LEVELS: Final = ("live", "cached", "free")
 ROOM_FOR_LABELS: Final = 0.12
-LABEL_SIZE: Final = 9
+LABEL_SIZE: Final = 11
 """Points: seven bars with two decimals each stand side by side."""
 
 

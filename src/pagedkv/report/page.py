@@ -20,11 +20,11 @@ from pagedkv.report.settings import settings_section
 from pagedkv.report.timelines import time_section
 
 try:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("a report needs Jinja2: pip install 'pagedkv[report]'", name=error.name) from error
 
-__all__ = ["render_report", "require_num_runs"]
+__all__ = ["page_template", "render_report", "require_num_runs"]
 
 TEMPLATE: Final = "report.html.j2"
 LONGEST_NAME: Final = 48
@@ -53,15 +53,7 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
     require_num_runs(len(runs))
     names = tuple(f"{number}. {_in_short(run.name)}" for number, run in enumerate(runs, 1))
     single = len(runs) == 1
-    environment = Environment(
-        loader=PackageLoader("pagedkv.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(TEMPLATE).render(
+    return page_template().render(
         title=runs[0].name if single else f"{len(runs)} runs compared",
         runs=() if single else tuple(run.name for run in runs),
         tiles=_tiles(runs[0]) if single else (),
@@ -72,6 +64,19 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
         version=version,
         command=command,
     )
+
+
+def page_template() -> Template:
+    """Give the template that every page is laid out by."""
+    environment = Environment(
+        loader=PackageLoader("pagedkv.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(TEMPLATE)
 
 
 def _warnings(runs: Sequence[ReportRun], names: Sequence[str]) -> tuple[str, ...]:

@@ -20,9 +20,11 @@ from pagedkv.report.drawing import (
     fill_legend,
     line_legend,
     only_axes,
+    read_out,
 )
 from pagedkv.report.elements import Plot, Section
 from pagedkv.report.explanations import PLOTS, SECTIONS
+from pagedkv.report.number_text import COUNT, MEAN, RATIO, Unit
 
 __all__ = ["TimeAxis", "levels", "time_section"]
 
@@ -53,6 +55,16 @@ class TimeAxis:
     def label(self) -> str:
         """What to write at the axis."""
         return f"virtual time, {self.unit}"
+
+    def centres(self, timeline: Timeline) -> Floats:
+        """Middle of each interval; float64."""
+        edges = self.edges(timeline)
+        return (edges[::2] + edges[1::2]) / 2
+
+    def read_out(self, axes: Axes, timeline: Timeline, series: Sequence[Sequence[str]]) -> None:
+        """Let the page tell the values of each interval, as texts, in the order of the legend."""
+        centres = self.centres(timeline).tolist()
+        read_out(axes, centres, [f"{centre:,.3g} {self.unit}" for centre in centres], series)
 
     def edges(self, timeline: Timeline) -> Floats:
         """Begin and end of each interval, in turn; float64 of twice as many."""
@@ -96,6 +108,7 @@ def _blocks(timeline: Timeline, pool: str, key: str, axis: TimeAxis) -> Plot:
             below = below + height
         axes.yaxis.set_major_formatter(COUNT_TICKS)
         _from_zero(axes)
+        axis.read_out(axes, timeline, [_texts(timeline["pools"][pool][level], COUNT) for level in LEVELS])
 
     explanation = PLOTS["blocks"]
     several = len(timeline["pools"]) > 1
@@ -122,6 +135,7 @@ def _requests(timeline: Timeline, axis: TimeAxis) -> Plot:
             axes.plot(axis.edges(timeline), levels(values), color=styles[name].colour, linestyle=styles[name].dashes)
         axes.yaxis.set_major_formatter(COUNT_TICKS)
         _from_zero(axes)
+        axis.read_out(axes, timeline, [_texts(values, MEAN) for values in series.values()])
 
     explanation = PLOTS["requests"]
     return Plot(
@@ -146,10 +160,15 @@ def _hits(timeline: Timeline, axis: TimeAxis) -> Plot:
         )
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
         _from_zero(axes)
+        axis.read_out(axes, timeline, [_texts(timeline["token_hit_ratio"], RATIO)])
 
     explanation = PLOTS["hits"]
     label = "Line over time of the hit ratio by token"
     return Plot(explanation.title, explanation.sentence, *draw_both("hits", HALF, label, paint))
+
+
+def _texts(values: Sequence[float | None], unit: Unit) -> list[str]:
+    return [unit.text(value) for value in values]
 
 
 def _from_zero(axes: Axes) -> None:

@@ -3,6 +3,7 @@
 In the order in which data flows::
 
     cost              CostModel: how long a step takes
+    calibration       the same, fitted to steps that were measured
     config            ServingConfig: the pools, the limits of a step, the rules
     scripted_sampler  what will be generated, in a model's place
     watched_space     WatchedSpace: a block space whose blocks have a history
@@ -11,7 +12,9 @@ In the order in which data flows::
     journeys          Journeys: what else is known of each request under way
     meters            what is measured on the way: waste, ages, latencies, sharing, time series
     result            ServingResult: what came out
+    virtual_clock     VirtualClock: the loop over steps
     server            VirtualServer: the clock, and all of the above
+    planning          many settings on one trace, with few meters, and what they tell
     one_at_a_time     instead of all that: one request after another, without a clock
 
 What exactly happens in a step is told in docs/replay.md.

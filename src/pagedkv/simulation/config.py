@@ -113,8 +113,12 @@ class ServingConfig:
         """Configure the scheduler."""
         return SchedulingConfig(self.max_sequences, self.max_batched_tokens, self.preemption)
 
-    def space_config(self) -> SpaceConfig:
-        """Configure the block space; a sequence may be as long as the largest pool, and as many swapped out as run."""
+    def space_config(self, *, is_watched: bool = True) -> SpaceConfig:
+        """Configure the block space; a sequence may be as long as the largest pool, and as many swapped out as run.
+
+        Args:
+            is_watched: whether it tells of blocks that come and go, and why prompts miss; that is half of the time.
+        """
         names = dict.fromkeys(group.pool for group in self.group_specs)
         num_blocks, num_host_blocks = (
             given if isinstance(given, Mapping) else dict.fromkeys(names, given)
@@ -127,10 +131,10 @@ class ServingConfig:
             max_sequences=2 * self.max_sequences if self.preemption == "swap" else self.max_sequences,
             watermark=self.watermark,
             prefix_caching=True,
-            events=True,
+            events=is_watched,
             max_events=max(LEAST_EVENTS, EVENTS_A_BLOCK * max(num_blocks.values())),
             eviction=self.policy,
-            explain=True,
+            explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,
         )
         longest = max(group.block_size * num_blocks[group.pool] for group in self.group_specs)

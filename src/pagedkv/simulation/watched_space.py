@@ -53,6 +53,7 @@ class WatchedSpace(BlockSpace):
         match: PrefixHit | None = None,
         continues: Receipt | None = None,
         publish: bool | Literal["prompt"] = True,
+        tenant: str | None = None,
     ) -> Allocation | Shortage:
         """Allocate, and note the hits, why no more hit, and what the new blocks evicted."""
         answer = self.match(token_ids, keys=keys, digests=digests) if match is None else match
@@ -68,6 +69,7 @@ class WatchedSpace(BlockSpace):
             match=match,
             continues=continues,
             publish=publish,
+            tenant=tenant,
         )
         if isinstance(allocation, Allocation):
             self._misses.append(misses)

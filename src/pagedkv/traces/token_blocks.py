@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.traces.request import Request
 
-__all__ = ["TokenBlocks", "with_block_ids"]
+__all__ = ["TokenBlocks", "chain_digests", "with_block_ids"]
 
 
 class TokenBlocks:
@@ -51,14 +51,29 @@ class TokenBlocks:
         >>> blocks.block_ids(np.array([5, 6, 7, 7, 7, 8], np.int32)).tolist()
         [0, 2, 3]
         """
-        data = token_ids.astype("<i4").tobytes()
-        block_nbytes = 4 * self._block_size
         ids = np.empty(len(token_ids) // self._block_size, np.int64)
-        digest = b""
-        for position in range(len(ids)):
-            digest = sha256(digest + data[position * block_nbytes : (position + 1) * block_nbytes]).digest()
+        for position, digest in enumerate(chain_digests(token_ids, self._block_size)):
             ids[position] = self._ids_by_digest.setdefault(digest, len(self._ids_by_digest))
         return ids
+
+
+def chain_digests(token_ids: npt.NDArray[np.int32], block_size: int, parent: bytes = b"") -> Iterator[bytes]:
+    """Name full blocks by SHA-256 digests, each over the one before it and the block's tokens.
+
+    Args:
+        token_ids: int32 ``[n]``.
+        block_size: tokens of a block, at least 1.
+        parent: digest of the block before the first; empty where there is none.
+
+    Returns:
+        ``n // block_size`` digests of 32 bytes. O(n).
+    """
+    data = token_ids.astype("<i4").tobytes()
+    nbytes = 4 * block_size
+    digest = parent
+    for position in range(len(token_ids) // block_size):
+        digest = sha256(digest + data[position * nbytes : (position + 1) * nbytes]).digest()
+        yield digest
 
 
 def with_block_ids(path: str, requests: Iterable[Request], block_size: int) -> Iterator[Request]:

@@ -6,20 +6,18 @@ terminal; it shows the share of the file that has been read, in stored bytes.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from gzip import GzipFile
-from io import BufferedWriter
 from itertools import islice
 from pathlib import Path, PurePath
 from secrets import token_bytes
-from typing import Annotated, BinaryIO, Final
+from typing import Annotated, Final
 
 import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import atomic_file, is_replaced_whole, require_writable
 from pagedkv.cli.command_line import command_line
+from pagedkv.cli.compressing import maybe_compressed
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import progress_bars
@@ -34,14 +32,11 @@ from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
 from pagedkv.traces.sorting import sorted_by_arrival
 from pagedkv.traces.token_blocks import with_block_ids
-from pagedkv.traces.writer import ByteSink, TraceWriter
+from pagedkv.traces.writer import TraceWriter
 
 __all__ = ["Conversion", "convert", "convert_trace"]
 
-GZIP_SUFFIX: Final = ".gz"
 SALT_NBYTES: Final = 32
-GZIP_LEVEL: Final = 6
-"""zlib's own default: level 9 takes several times as long for a few per cent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +168,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
                 progress.update(task, completed=trace.num_bytes_read, come_to=f"{num_read:,} requests")
 
             requests = _converted(path, _counted(_in_order(path, trace, conversion), count_one), conversion)
-            with atomic_file(output) as file, _maybe_compressed(file, output) as sink, TraceWriter(sink) as writer:
+            with atomic_file(output) as file, maybe_compressed(file, output) as sink, TraceWriter(sink) as writer:
                 for request in requests:
                     writer.write(request)
             return writer.num_requests, trace.recognised
@@ -214,13 +209,3 @@ def _sorted(requests: Iterator[Request]) -> Iterator[Request]:
     except OSError as error:
         reason = f"sorting cannot write its temporary files: {error.strerror or error}"
         raise OutputError(f"{reason}. Name a folder with room in the environment variable TMPDIR") from error
-
-
-@contextmanager
-def _maybe_compressed(file: BinaryIO, output: Path) -> Iterator[ByteSink]:
-    if output.suffix != GZIP_SUFFIX:
-        yield file
-        return
-    # Neither a name nor a time in the header: the same trace gives the same bytes.
-    with GzipFile("", "wb", GZIP_LEVEL, file, 0) as compressed, BufferedWriter(compressed) as buffered:
-        yield buffered

@@ -4,8 +4,9 @@ The bars go to stderr, and only when that is a terminal. While the trace is read
 in stored bytes; then the share of the points, of which there is one for each policy and capacity.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Annotated, Final
@@ -14,11 +15,15 @@ import typer
 from rich.progress import Progress
 
 from pagedkv.capacity.curve import (
+    FOR_MANY_REQUESTS,
+    MOST_FOR_ALL,
+    OPTIMAL,
     POLICIES,
     CapacityCurve,
     compile_loops,
     default_capacities,
     measure_curve,
+    policies_for,
     with_multiples,
 )
 from pagedkv.capacity.model_curve import ModelCurve, measure_model_curve
@@ -33,7 +38,6 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.pool.eviction import registry
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
 
@@ -42,13 +46,33 @@ __all__ = ["curve", "curve_of_trace", "has_block_ids"]
 DEFAULTS: Final = TraceOptions()
 
 
+@dataclass(frozen=True, slots=True)
+class CurveOptions:
+    """What is measured, as typed."""
+
+    full_blocks_only: Annotated[
+        bool, typer.Option("--full-blocks-only", help="Leave out the id of a partly filled last block.")
+    ] = False
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME,...",
+            help=f"Of eviction. Default: all; beyond {MOST_FOR_ALL:,} requests {', '.join(FOR_MANY_REQUESTS)}.",
+        ),
+    ] = None
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The policies that were named, if any. Raises ConfigurationError."""
+        return None if self.policies is None else policies_for(0, map(str.strip, self.policies.split(",")))
+
+
 @command
 def curve(
     trace: Annotated[str, typer.Argument(help="Trace file with block ids, plain or gzip.")],
     *,
-    full_blocks_only: Annotated[
-        bool, typer.Option("--full-blocks-only", help="Leave out the id of a partly filled last block.")
-    ] = False,
+    measured: CurveOptions,
     sizes: CacheSizes,
     reading: TraceOptions,
     json_file: opt.JsonFile = None,
@@ -67,26 +91,27 @@ def curve(
 
     pagedkv curve mooncake_conversation.jsonl.gz --capacities 1000,10000,100000 --full-blocks-only
 
-    zcat trace.jsonl.gz | pagedkv curve /dev/stdin --limit 1000 --json -
+    zcat trace.jsonl.gz | pagedkv curve /dev/stdin --limit 1000 --policy lru,hazard --json -
 
     pagedkv curve mooncake_conversation.jsonl.gz --model gemma-3-27b --memory 16,32,64
     """
     if json_file is not None:
         require_writable(json_file, trace)
     model = sizes.of_model()
+    names = measured.names
+    read = TraceBlocks(trace, reading, full_blocks_only=measured.full_blocks_only)
     result = (
-        curve_of_trace(trace, sizes.of_one_pool(), full_blocks_only=full_blocks_only, options=reading)
-        if model is None
-        else _curve_of_model(trace, model, full_blocks_only=full_blocks_only, options=reading)
+        _curve(read, sizes.of_one_pool(), names=names) if model is None else _curve_of_model(read, model, names=names)
     )
     if json_file is not None:
-        write_json(json_file, {"trace": trace, "command": command_line(), **result.as_dict()})
+        head = {"trace": trace, "command": command_line(), "read_as": read.recognised}
+        write_json(json_file, {**head, **result.as_dict()})
     if json_file == STANDARD_OUTPUT:
         return
     if isinstance(result, CapacityCurve):
-        print_curve(f"Capacity curve of {Path(trace).name}", result)
+        print_curve(f"Capacity curve of {Path(trace).name}", result, read.recognised)
     else:
-        print_model_curve(f"Capacity curve of {Path(trace).name}, {result.model}", result)
+        print_model_curve(f"Capacity curve of {Path(trace).name}, {result.model}", result, read.recognised)
 
 
 def curve_of_trace(
@@ -111,33 +136,64 @@ def curve_of_trace(
         TraceError: the trace cannot be read, or has no block ids.
         InterruptedRunError: Ctrl-C.
     """
-    with _references(path, full_blocks_only=full_blocks_only, options=options) as (references, progress):
+    return _curve(TraceBlocks(path, options, full_blocks_only=full_blocks_only), capacities, num_tokens=num_tokens)
+
+
+class TraceBlocks:
+    """The blocks that a trace refers to, read with a bar.
+
+    Args:
+        path: the trace; options: how to read it.
+        full_blocks_only: leave out the id of a partly filled last block.
+
+    Attributes:
+        recognised: what it was taken for; known when it has been read.
+    """
+
+    def __init__(self, path: str, options: TraceOptions, *, full_blocks_only: bool) -> None:
+        self._path = path
+        self._options = options
+        self._full_blocks_only = full_blocks_only
+        self.recognised = ""
+
+    @contextmanager
+    def read(self) -> Iterator[tuple[BlockReferences, Progress]]:
+        """Read what the trace refers to, and show progress meanwhile and afterwards."""
+        collector = ReferenceCollector(self._path, full_blocks_only=self._full_blocks_only)
+        with self._options.open(self._path) as trace:
+            prepare(compile_loops)
+            with progress_bars() as progress:
+                requests = self._options.requests(trace)
+                references = _collect(trace, requests, collector, PurePath(self._path).name, progress)
+                self.recognised = trace.recognised
+                yield references, progress
+
+
+def _curve(
+    blocks: TraceBlocks,
+    capacities: list[int] | None,
+    *,
+    num_tokens: int | None = None,
+    names: Sequence[str] | None = None,
+) -> CapacityCurve:
+    """Measure a curve. Raises as :func:`curve_of_trace`."""
+    with blocks.read() as (references, progress):
         wanted = capacities or default_capacities(references)
         if num_tokens is not None:
             capacity = max(1, num_tokens // max(1, references.block_size))
             wanted = with_multiples(wanted, capacity, references.num_unique_blocks)
-        return _measure(references, wanted, progress)
+        policies = {name: POLICIES[name] for name in (*policies_for(references.num_requests, names), OPTIMAL)}
+        with _shown(progress, len(set(wanted)) * len(policies)) as show:
+            return measure_curve(references, wanted, policies, show=show)
 
 
-def _curve_of_model(path: str, sized: SizedModel, *, full_blocks_only: bool, options: TraceOptions) -> ModelCurve:
+def _curve_of_model(blocks: TraceBlocks, sized: SizedModel, *, names: Sequence[str] | None) -> ModelCurve:
     """Measure a model's curve on a trace. Raises as :func:`curve_of_trace`."""
-    with _references(path, full_blocks_only=full_blocks_only, options=options) as (references, progress):
+    with blocks.read() as (references, progress):
         model = sized.split(references.mean_tokens)
-        num_points = len(model.points) * len(registry.POLICIES)
-        with _shown(progress, num_points) as show:
-            return measure_model_curve(references, model, list(registry.POLICIES), show)
-
-
-@contextmanager
-def _references(
-    path: str, *, full_blocks_only: bool, options: TraceOptions
-) -> Iterator[tuple[BlockReferences, Progress]]:
-    """Read what a trace refers to, and show progress meanwhile and afterwards."""
-    collector = ReferenceCollector(path, full_blocks_only=full_blocks_only)
-    with options.open(path) as trace:
-        prepare(compile_loops)
-        with progress_bars() as progress:
-            yield _collect(trace, options.requests(trace), collector, PurePath(path).name, progress), progress
+        policies = policies_for(references.num_requests, names)
+        with _shown(progress, len(model.points) * len(policies)) as show:
+            return measure_model_curve(references, model, policies, show)
 
 
 def has_block_ids(path: str, options: TraceOptions = DEFAULTS) -> bool:
@@ -158,11 +214,6 @@ def _collect(
     except KeyboardInterrupt as error:
         message = f"interrupted after {collector.num_requests:,} requests; nothing was written"
         raise InterruptedRunError(message) from error
-
-
-def _measure(references: BlockReferences, capacities: list[int], progress: Progress) -> CapacityCurve:
-    with _shown(progress, len(set(capacities)) * len(POLICIES)) as show:
-        return measure_curve(references, capacities, show=show)
 
 
 @contextmanager

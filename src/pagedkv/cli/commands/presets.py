@@ -10,19 +10,23 @@ from pagedkv.cli.tables import print_numbers
 from pagedkv.cli.user_errors import reported
 from pagedkv.models import model_names, read_model
 from pagedkv.models.memory import GIB
+from pagedkv.models.presets import PRESETS
 from pagedkv.simulation.cost import cost_model_names, find_gpu, gpu_names
 
 __all__ = ["presets"]
 
 TERA: Final = 10**12
 GIGA: Final = 10**9
+OF_A_PAIR: Final = "peaks of the data sheet, at shares of them; not measured"
+FOR_TRIALS: Final = "made up, for trials"
 
 
 def presets(json_file: opt.JsonFile = None) -> None:
     """List the names that --model, --gpu and --cost-model know, with GiB, bandwidth and bytes per token.
 
     Any model with any number of any GPU is a cost model's name as well: llama-3.1-8b/4xh200. Numbers of GPUs are
-    those of data sheets, of models those of their configs; docs/models-and-costs.md tells what follows from them.
+    those of data sheets, of models those of their configs, and seconds follow from both (docs/models-and-costs.md);
+    pagedkv calibrate makes a cost model of steps that were measured.
 
     For example:
 
@@ -37,7 +41,8 @@ def presets(json_file: opt.JsonFile = None) -> None:
     if json_file != STANDARD_OUTPUT:
         _print_models()
         _print_gpus()
-        print_numbers("Cost models", ("name",), [(name,) for name in cost_model_names()])
+        rows = [(name, OF_A_PAIR if "/" in name else FOR_TRIALS) for name in cost_model_names()]
+        print_numbers("Cost models", ("name", "from"), rows)
 
 
 def _print_models() -> None:
@@ -52,9 +57,10 @@ def _print_models() -> None:
                 "-" if model.weights_nbytes is None else f"{model.weights_nbytes / GIB:,.1f}",
                 "-" if model.max_context is None else f"{model.max_context:,}",
                 " ".join(group.name for group in model.groups),
+                PRESETS[name].source,
             )
         )
-    headings = ("model", "bytes a token", "bytes of state", "GiB of weights", "context", "groups")
+    headings = ("model", "bytes a token", "bytes of state", "GiB of weights", "context", "groups", "config of")
     print_numbers("Models", headings, rows)
 
 
@@ -69,9 +75,10 @@ def _print_gpus() -> None:
                 f"{gpu.memory_nbytes_per_s / GIGA:,.0f}",
                 f"{gpu.flops / TERA:,.0f}",
                 f"{gpu.link_nbytes_per_s / GIGA:,.0f}",
+                gpu.source,
             )
         )
-    print_numbers("GPUs", ("GPU", "GiB", "GB/s of memory", "TFLOP/s, bf16", "GB/s to the host"), rows)
+    print_numbers("GPUs", ("GPU", "GiB", "GB/s of memory", "TFLOP/s, bf16", "GB/s to the host", "from"), rows)
 
 
 def _document() -> dict[str, object]:
@@ -86,6 +93,7 @@ def _document() -> dict[str, object]:
                 "weights_nbytes": model.weights_nbytes,
                 "max_context": model.max_context,
                 "groups": {group.name: group.token_nbytes for group in model.groups},
+                "source": PRESETS[name].source,
             }
             for name, model in models.items()
         },
@@ -95,6 +103,7 @@ def _document() -> dict[str, object]:
                 "memory_nbytes_per_s": gpu.memory_nbytes_per_s,
                 "flops": gpu.flops,
                 "link_nbytes_per_s": gpu.link_nbytes_per_s,
+                "source": gpu.source,
             }
             for name, gpu in gpus.items()
         },

@@ -1,10 +1,10 @@
-"""``pagedkv replay``: a trace on the virtual clock, or one request at a time."""
+"""``pagedkv replay``: a trace on the virtual clock, or one request at a time; or by the engine as well."""
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -23,7 +23,7 @@ from pagedkv.cli.serving import (
 )
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.sizes import parse_blocks
-from pagedkv.cli.tables import print_summary
+from pagedkv.cli.tables import print_numbers, print_summary, print_warnings
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
@@ -34,9 +34,11 @@ from pagedkv.traces.tokens import tokenized
 
 __all__ = ["replay"]
 
+ENGINE: Final = "Engine"
+
 
 @command
-def replay(
+def replay(  # noqa: PLR0913 - a parameter an option, as typer has it
     trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
     *,
     serving: ServingOptions,
@@ -48,6 +50,22 @@ def replay(
             rich_help_panel=opt.SCHEDULING,
         ),
     ] = False,
+    engine: Annotated[
+        bool,
+        typer.Option(
+            "--engine",
+            help="Also serve it with a model by the engine, step by step the same; predicted beside measured.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = False,
+    model_path: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Model for --engine. Default: that of pagedkv demo.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
     json_file: opt.JsonFile = None,
 ) -> None:
     """Serve a request trace on a virtual clock, with continuous batching, through the block space that serves.
@@ -61,10 +79,19 @@ def replay(
 
     pagedkv replay requests.csv.gz --num-blocks 20000 --preemption swap --host-blocks 50000 --json result.json
 
+    pagedkv replay trace.jsonl --engine --limit 200 --num-blocks 2000
+
     zcat trace.jsonl.gz | pagedkv replay /dev/stdin --limit 1000 --samples 4 --json -
     """
     if json_file is not None:
         require_writable(json_file, trace)
+    if engine:
+        if one_at_a_time:
+            raise ConfigurationError("--one-at-a-time has no steps: leave it, or --engine")
+        _replay_with_engine(trace, serving, model_path, json_file)
+        return
+    if model_path is not None:
+        raise ConfigurationError("--model-path names the model of --engine: give both; --model tells sizes alone")
     if one_at_a_time:
         _replay_one_at_a_time(trace, serving, json_file)
         return
@@ -73,6 +100,17 @@ def replay(
         write_json(json_file, {"trace": trace, "command": command_line(), **served.as_dict()})
     if json_file != STANDARD_OUTPUT:
         print_served(f"Replay of {Path(trace).name}", served)
+
+
+def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, json_file: Path | None) -> None:
+    from pagedkv.cli.engine_replay import replay_with_engine  # noqa: PLC0415 - other replays do without torch
+
+    comparison = replay_with_engine(trace, options, model)
+    if json_file is not None:
+        write_json(json_file, {"trace": trace, "command": command_line(), **comparison.as_dict()})
+    if json_file != STANDARD_OUTPUT:
+        print_warnings(comparison.warnings)
+        print_numbers(f"Replay of {Path(trace).name}", ("", "predicted", "measured"), comparison.rows())
 
 
 def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path | None) -> None:

@@ -6,6 +6,7 @@ still be imported.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Final, cast
@@ -27,7 +28,7 @@ from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.report.documents import Curve, Replay, ReportRun
 from pagedkv.simulation import ServingResult
 
-__all__ = ["NO_BLOCK_IDS", "as_run", "report", "write_report"]
+__all__ = ["NO_BLOCK_IDS", "as_run", "import_page", "report", "require_page_output", "write_report"]
 
 HTML_SUFFIX: Final = ".html"
 EXTRA_PACKAGES: Final = ("jinja2", "markupsafe", "matplotlib")
@@ -118,8 +119,8 @@ def write_report(
         TraceError: a source cannot be read, or is neither a trace nor a result.
         OutputError: the output cannot be written, or is a source.
     """
-    _require_output(output, sources)
-    page = _import_page()
+    require_page_output(output, sources)
+    page = import_page("page")
     page.require_num_runs(len(sources))
     for source in sources:
         if Path(source).exists() and not Path(source).is_file() and not Path(source).is_dir():
@@ -156,7 +157,8 @@ def as_run(
     )
 
 
-def _require_output(output: Path, sources: Sequence[str]) -> None:
+def require_page_output(output: Path, sources: Sequence[str]) -> None:
+    """Refuse a target of a page, before the work. Raises ConfigurationError and OutputError."""
     if output == STANDARD_OUTPUT:
         return
     if output.suffix != HTML_SUFFIX:
@@ -172,10 +174,10 @@ def _pool_tokens(result: ServingResult) -> int | None:
     return int(pool["num_blocks"]) * int(result.config["block_size"])
 
 
-def _import_page() -> ModuleType:
-    """Import what needs the report extra; this late, so that all other commands do without it."""
+def import_page(name: str) -> ModuleType:
+    """Import a module of :mod:`pagedkv.report` that needs the report extra; late, as all other commands do without."""
     try:
-        from pagedkv.report import page  # noqa: PLC0415 - see above
+        page = import_module(f"pagedkv.report.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA_PACKAGES:
             raise

@@ -35,6 +35,7 @@ class Gpu:
         flops: dense BF16 operations a second.
         memory_nbytes_per_s: bandwidth of its memory.
         link_nbytes_per_s: bandwidth to the host's memory, in one direction.
+        source: where the numbers come from.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Gpu:
     flops: float
     memory_nbytes_per_s: float
     link_nbytes_per_s: float
+    source: str = ""
 
 
 GPUS: Final[Mapping[str, Gpu]] = MappingProxyType(
@@ -49,17 +51,17 @@ GPUS: Final[Mapping[str, Gpu]] = MappingProxyType(
         gpu.name: gpu
         for gpu in (
             # NVIDIA A100 Tensor Core GPU data sheet: SXM4 40 GB and 80 GB.
-            Gpu("a100-40", 40 * GIB, 312 * TERA, 1555 * GIGA, PCIE_4_X16),
-            Gpu("a100-80", 80 * GIB, 312 * TERA, 2039 * GIGA, PCIE_4_X16),
+            Gpu("a100-40", 40 * GIB, 312 * TERA, 1555 * GIGA, PCIE_4_X16, "NVIDIA A100 data sheet, SXM4 40 GB"),
+            Gpu("a100-80", 80 * GIB, 312 * TERA, 2039 * GIGA, PCIE_4_X16, "NVIDIA A100 data sheet, SXM4 80 GB"),
             # NVIDIA H100 Tensor Core GPU data sheet: SXM5.
-            Gpu("h100", 80 * GIB, 989 * TERA, 3350 * GIGA, PCIE_5_X16),
+            Gpu("h100", 80 * GIB, 989 * TERA, 3350 * GIGA, PCIE_5_X16, "NVIDIA H100 data sheet, SXM5"),
             # NVIDIA H200 Tensor Core GPU data sheet: SXM. Programs see 140.4 GiB of its 141 GB.
-            Gpu("h200", 140 * GIB, 989 * TERA, 4800 * GIGA, PCIE_5_X16),
+            Gpu("h200", 140 * GIB, 989 * TERA, 4800 * GIGA, PCIE_5_X16, "NVIDIA H200 data sheet, SXM"),
             # NVIDIA DGX B200 data sheet, an eighth of the machine. Programs see 179 GiB of its 180 GB.
-            Gpu("b200", 179 * GIB, 2250 * TERA, 8000 * GIGA, PCIE_5_X16),
+            Gpu("b200", 179 * GIB, 2250 * TERA, 8000 * GIGA, PCIE_5_X16, "NVIDIA DGX B200 data sheet, an eighth"),
             # NVIDIA L4 and L40S data sheets.
-            Gpu("l4", int(24 * GIB * GDDR_LEFT_BY_ECC), 121 * TERA, 300 * GIGA, PCIE_4_X16),
-            Gpu("l40s", int(48 * GIB * GDDR_LEFT_BY_ECC), 362 * TERA, 864 * GIGA, PCIE_4_X16),
+            Gpu("l4", int(24 * GIB * GDDR_LEFT_BY_ECC), 121 * TERA, 300 * GIGA, PCIE_4_X16, "NVIDIA L4 data sheet"),
+            Gpu("l40s", int(48 * GIB * GDDR_LEFT_BY_ECC), 362 * TERA, 864 * GIGA, PCIE_4_X16, "NVIDIA L40S data sheet"),
         )
     }
 )

@@ -57,6 +57,11 @@ class Meters:
         self.num_swapped_out_blocks = self.num_swapped_in_blocks = 0
         self._since_step = dict.fromkeys(COUNTS, 0)
 
+    @property
+    def wants_rows(self) -> bool:
+        """Whether anything is made of the rows that run."""
+        return True
+
     # Requests
 
     def arrived(self, request: Request, arrival_s: float, *, has_content: bool) -> None:
@@ -127,6 +132,10 @@ class Meters:
         if batch.decoding is not None:
             self.num_decode_steps += 1
             self._measure_decode(running)
+
+    def stepped(self, step_s: float) -> None:
+        """Count the seconds of a step."""
+        self.busy_s += step_s
 
     def _measure_decode(self, running: RunningRows) -> None:
         lengths = self._space.lengths(running.rows)

@@ -1,0 +1,95 @@
+"""``pagedkv calibrate``: a cost model out of measured steps, for ``--cost-model``."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pagedkv.cli import options as opt
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
+from pagedkv.cli.command_line import command_line
+from pagedkv.cli.json_file import write_json
+from pagedkv.cli.option_groups import command
+from pagedkv.cli.tables import print_numbers, print_table, print_warnings
+from pagedkv.errors import ConfigurationError
+from pagedkv.simulation.calibration import Calibration, ErrorSummary, MeasuredSteps, calibrate as fitted, read_steps
+from pagedkv.simulation.cost import read_cost_model
+
+__all__ = ["calibrate"]
+
+
+@command
+def calibrate(
+    steps: Annotated[str, typer.Argument(help="CSV of steps, StepRecords as JSON lines, or a vLLM log.")],
+    *,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The cost model, as --cost-model takes it.")
+    ],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Cost model that holds for what the steps do not tell. Default: that costs nothing."
+        ),
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(metavar="B", help="Tokens a block, for StepRecords, which count blocks.")
+    ] = 16,
+    json_file: opt.JsonFile = None,
+) -> None:
+    """Fit a cost model to steps that an engine took, and tell how far off it is.
+
+    A CSV file has a header and a step a line: num_new_tokens and seconds, and if you can count them
+    num_attended_pairs, num_context_tokens and num_sequences. docs/models-and-costs.md tells what each is.
+
+    For example:
+
+    pagedkv calibrate steps.csv -o cost.json
+
+    pagedkv calibrate vllm.log --base llama-3.1-8b/h100 -o cost.json
+
+    pagedkv replay trace.jsonl.gz --model llama-3.1-8b --memory 40 --cost-model cost.json
+    """
+    if output == STANDARD_OUTPUT and json_file == STANDARD_OUTPUT:
+        raise ConfigurationError("--output and --json cannot both be the standard output: name a file")
+    for path in (output, json_file):
+        if path is not None:
+            require_writable(path, steps)
+    if not 1 <= block_size <= 2**20:
+        raise ConfigurationError(f"--block-size must be from 1 to {2**20:,} tokens, got {block_size}")
+    start = None if base is None else read_cost_model(base)
+    measured = read_steps(steps, block_size)
+    calibration = fitted(measured, start)
+    write_json(output, calibration.model.as_dict())
+    if json_file is not None:
+        head = {"steps": steps, "command": command_line(), "read_as": measured.told_by, "base": base}
+        write_json(json_file, {**head, **calibration.as_dict()})
+    if STANDARD_OUTPUT not in {output, json_file}:
+        _print(Path(steps).name, measured, calibration, output)
+
+
+def _print(name: str, steps: MeasuredSteps, calibration: Calibration, output: Path) -> None:
+    print_warnings(calibration.notes)
+    facts = [("read as", steps.told_by), ("steps", f"{len(steps):,}"), ("written to", f"{output}, for --cost-model")]
+    print_table(f"Cost model fitted to {name}", facts)
+    values = calibration.model.as_dict()
+    rows = [
+        (key, f"{value:.4g}", "fitted" if key in calibration.fitted else "kept")
+        for key, value in values.items()
+        if value or key in calibration.fitted
+    ]
+    print_numbers("Parameters, in seconds", ("parameter", "value", "from"), rows)
+    title = "Error on steps that were left out of the fit, relative to what was measured"
+    headings = ("tokens of a step", "steps", "median", "p90", "bias")
+    print_numbers(title, headings, _error_rows(calibration))
+
+
+def _error_rows(calibration: Calibration) -> Iterable[tuple[str, ...]]:
+    for each in calibration.by_tokens:
+        sizes = f"{each.least:,}" if each.least == each.most else f"{each.least:,} to {each.most:,}"
+        yield _error_row(sizes, each)
+    yield _error_row("all", calibration.overall)
+
+
+def _error_row(label: str, errors: ErrorSummary) -> tuple[str, ...]:
+    return label, f"{errors.num_steps:,}", f"{errors.median:.1%}", f"{errors.p90:.1%}", f"{errors.bias:+.1%}"

@@ -1,0 +1,128 @@
+"""``pagedkv plan``: many settings on one trace, and the one to take."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pagedkv import __version__
+from pagedkv.cli import options as opt
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
+from pagedkv.cli.command_line import command_line
+from pagedkv.cli.commands.report import import_page, require_page_output
+from pagedkv.cli.json_file import write_json
+from pagedkv.cli.option_groups import command
+from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
+from pagedkv.cli.planning.document import plan_document
+from pagedkv.cli.planning.runs import PointRunner
+from pagedkv.cli.planning.store import PointStore, default_folder, digest_of_file
+from pagedkv.cli.planning.tables import print_plan
+from pagedkv.cli.progress import prepare, working
+from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
+from pagedkv.errors import ConfigurationError
+from pagedkv.simulation import compile_loops
+from pagedkv.simulation.planning import PlanPoint, PointFigures
+
+__all__ = ["plan"]
+
+MOST_JOBS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRuns:
+    """How points are run and kept, as typed."""
+
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", metavar="N", help="Points at once. Default: one for each core.")
+    ] = None
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where figures of points are kept. Default: the user's cache."),
+    ] = None
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run points that were run before, too.")] = False
+
+    def __post_init__(self) -> None:
+        """Check the number of processes."""
+        if self.jobs is not None and not 1 <= self.jobs <= MOST_JOBS:
+            raise ConfigurationError(f"--jobs must be from 1 to {MOST_JOBS:,}, got {self.jobs}")
+
+
+@command
+def plan(
+    trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
+    *,
+    axes: PlanAxes,
+    runs: PlanRuns,
+    page: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Also write an HTML page; needs pagedkv[report].")
+    ] = None,
+    json_file: opt.JsonFile = None,
+) -> None:
+    """Find the memory, block size, policy and batch limits for a trace: many settings, served by the simulator.
+
+    Every combination of the lists is replayed under every load, and choices compared on the same requests. A point that
+    is done is kept, so that the same command goes on after Ctrl-C, and a longer list costs what is new in it.
+    docs/planning.md tells how figures are to be read.
+
+    For example:
+
+    pagedkv plan mooncake_conversation.jsonl.gz --model qwen3-32b --gpu 8xh100 --ttft 5 --tpot 0.1
+
+    pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100,2xh100 --policy lru,adaptive,hazard --load 1,2,4
+
+    pagedkv plan lengths.csv --model gemma-3-27b --memory 40,80 --cost-model cost.json --split need,0.8 --json -
+    """
+    if json_file is not None:
+        require_writable(json_file, trace)
+    renderer = None
+    if page is not None:
+        require_page_output(page, [trace])
+        renderer = import_page("plan_page")
+    if page is not None and page == json_file:
+        raise ConfigurationError(f"--report and --json both go to {page}: name two files")
+    with working("Reading the trace"):
+        digest = digest_of_file(trace)
+        read_as, planned = _planned(trace, axes)
+    store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
+    points = [each.point for each in planned]
+    figures = _figures(PointRunner(trace, axes.trace, runs.jobs or os.cpu_count() or 1), points, store, runs)
+    most = max(figures, key=lambda found: found.num_finished)
+    num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each in planned)
+    require_some_served(most.num_requests, most.num_rejected, num_blocks)
+    document = plan_document({"trace": trace, "command": command_line(), "read_as": read_as}, axes, planned, figures)
+    if json_file is not None:
+        write_json(json_file, document)
+    if page is not None and renderer is not None:
+        with atomic_file(page) as file:
+            file.write(renderer.render_plan(document, version=__version__).encode())
+    if STANDARD_OUTPUT not in {json_file, page}:
+        print_plan(document)
+
+
+def _planned(path: str, axes: PlanAxes) -> tuple[str, list[PlannedPoint]]:
+    """Look at the first requests, by which memory is split, and give all points."""
+    with axes.trace.open(path) as trace:
+        sample = sample_of(axes.trace.requests(trace))
+        longest = max((each.input_length for each in sample), default=0)
+        return trace.recognised, axes.points(
+            mean_tokens(sample), longest, has_content=any(each.has_content for each in sample)
+        )
+
+
+def _figures(runner: PointRunner, points: Sequence[PlanPoint], store: PointStore, runs: PlanRuns) -> list[PointFigures]:
+    """Give the figures of all points: those that are known, and those that are run now."""
+    found = {place: None if runs.fresh else store.get(point) for place, point in enumerate(points)}
+    known = {place: figures for place, figures in found.items() if figures is not None}
+    places = [place for place in found if place not in known]
+    if places:
+        prepare(compile_loops)
+
+    def keep(number: int, figures: PointFigures) -> None:
+        store.put(points[places[number]], figures)
+        known[places[number]] = figures
+
+    runner.run([points[place] for place in places], keep, len(known))
+    return [known[place] for place in found]

@@ -1,0 +1,267 @@
+"""``pagedkv record``: follows a running engine's KV events, and joins them with its request log into a trace.
+
+Ctrl-C and SIGTERM end a recording as a bound does: what came until then is told, and the trace is written whole.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Annotated, Final
+
+import typer
+
+from pagedkv.cli import options as opt
+from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
+from pagedkv.cli.command_line import command_line
+from pagedkv.cli.compressing import maybe_compressed
+from pagedkv.cli.json_file import write_json
+from pagedkv.cli.option_groups import command
+from pagedkv.cli.recording_tables import print_recording, recording_document
+from pagedkv.cli.source_options import SourceOptions
+from pagedkv.cli.user_errors import OutputError
+from pagedkv.errors import ConfigurationError, RecordingError, TraceError
+from pagedkv.recording.joining import JoinCounts, LogClock, joined
+from pagedkv.recording.metrics import MetricsFollower
+from pagedkv.recording.recorder import Bounds, Ending, Recorder
+from pagedkv.traces.clocks import rebased
+from pagedkv.traces.sorting import sorted_by_arrival
+from pagedkv.traces.writer import TraceWriter
+
+__all__ = ["Publisher", "record"]
+
+SOCKET_PACKAGE: Final = "zmq"
+ENGINE: Final = "Engine"
+REQUESTS: Final = "Requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """What is followed, and for how long, as typed.
+
+    Raises:
+        ConfigurationError: a bound or an interval makes no sense.
+    """
+
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="ENDPOINT", help="Where the engine sends missed messages again.", rich_help_panel=ENGINE),
+    ] = None
+    topic: Annotated[str, typer.Option(metavar="TEXT", help="What topics begin with.", rich_help_panel=ENGINE)] = ""
+    bind: Annotated[
+        bool,
+        typer.Option("--bind", help="The engine connects to us: its endpoint names a machine.", rich_help_panel=ENGINE),
+    ] = False
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The engine's metrics page: usage, hits.", rich_help_panel=ENGINE),
+    ] = None
+    metrics_interval: Annotated[
+        float, typer.Option(metavar="S", help="Seconds between two looks at it.", rich_help_panel=ENGINE)
+    ] = 15.0
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="Stop after so long. Default: Ctrl-C.", rich_help_panel=ENGINE)
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Stop after so many messages.", rich_help_panel=ENGINE)
+    ] = None
+    patience: Annotated[
+        float, typer.Option(metavar="S", help="Stop when nobody publishes for so long.", rich_help_panel=ENGINE)
+    ] = 30.0
+
+    @property
+    def bounds(self) -> Bounds:
+        """When to stop. Raises ConfigurationError."""
+        return Bounds(self.seconds, self.limit, self.patience)
+
+    def follower(self) -> MetricsFollower | None:
+        """Make what reads the metrics page, if there is one. Raises ConfigurationError."""
+        return None if self.metrics is None else MetricsFollower(self.metrics, self.metrics_interval)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLog:
+    """Where requests come from, and what of them is written, as typed.
+
+    Raises:
+        ConfigurationError: a trace is asked for without a log, or a number is out of range.
+    """
+
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Request log of the engine, or of what stands before it.", rich_help_panel=REQUESTS
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="Trace to write; .gz is compressed.", rich_help_panel=REQUESTS
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        typer.Option(metavar="B", help="Tokens a block of the trace. Default: the engine's.", rich_help_panel=REQUESTS),
+    ] = None
+    utc_offset: Annotated[
+        float,
+        typer.Option(metavar="H", help="Hours that the log's dates are ahead of UTC.", rich_help_panel=REQUESTS),
+    ] = 0.0
+    source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be used, before anything is recorded."""
+        if self.output is not None and self.log is None:
+            raise ConfigurationError(
+                "--output is a trace of requests, which events do not show: give the engine's request log, too (--log)"
+            )
+        if self.log is not None and self.output is None:
+            raise ConfigurationError("--log is joined into a trace: say where to write it (--output)")
+        if self.block_size is not None and self.block_size < 1:
+            raise ConfigurationError(f"--block-size must be at least 1 token, got {self.block_size}")
+        LogClock(self.utc_offset, 0.0)
+
+    def require_usable(self) -> None:
+        """Refuse a log that cannot be opened, and a target that cannot be written. Raises TraceError, OutputError."""
+        if self.log is not None and self.output is not None:
+            require_writable(self.output, self.log)
+            with self.source.open(self.log, None):
+                pass
+
+
+@command
+def record(
+    endpoint: Annotated[str, typer.Argument(help="Of KV events, as in tcp://127.0.0.1:5557.")],
+    *,
+    requests: RequestLog,
+    publisher: Publisher,
+    json_file: opt.JsonFile = None,
+) -> None:
+    """Record a running vLLM or SGLang: its KV events, and with its request log a trace to curve and replay.
+
+    Events show what was stored and removed: how full the cache was, and how long blocks stay. Requests, their times,
+    lengths and tokens are those of the log. docs/recording.md tells what follows from which.
+
+    For example:
+
+    pagedkv record tcp://127.0.0.1:5557 --seconds 60
+
+    pagedkv record tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --log server.log -o trace.jsonl.gz
+
+    pagedkv record tcp://127.0.0.1:5557 --metrics http://127.0.0.1:8000/metrics --json recording.json
+    """
+    sockets = _import_sockets()
+    bounds, follower = publisher.bounds, publisher.follower()
+    endpoints = sockets.Endpoints(endpoint, publisher.replay, publisher.topic, publisher.bind)
+    requests.require_usable()
+    if json_file == requests.output == STANDARD_OUTPUT:
+        raise ConfigurationError("--json and --output cannot both be the standard output: name a file for one of them")
+    if json_file is not None:
+        require_writable(json_file, *([] if requests.log is None else [requests.log]))
+    if follower is not None:
+        follower.begin()
+    with sockets.Subscription(endpoints) as subscription, _signals() as is_over:
+        typer.echo(f"recording {endpoint}; Ctrl-C ends it", err=True)
+        recorder = Recorder(subscription, time.time)
+        failure: Exception | None
+        ending, failure = _run(recorder, bounds, is_over, follower)
+    if follower is not None:
+        follower.read_once_more()
+    counts = None
+    try:
+        counts = _write_trace(requests, recorder)
+    except (TraceError, ConfigurationError, OutputError) as error:
+        failure = failure or error
+    found = (recorder, ending, counts, None if follower is None else follower.metrics)
+    if json_file is not None:
+        write_json(json_file, {"endpoint": endpoint, "command": command_line(), **recording_document(*found)})
+    if STANDARD_OUTPUT not in {json_file, requests.output}:
+        print_recording(f"Recording of {endpoint}", *found)
+    if failure is not None:
+        raise failure
+
+
+def _import_sockets() -> ModuleType:
+    """Import what needs the record extra; this late, so that all other commands do without it."""
+    try:
+        from pagedkv.recording import subscription  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != SOCKET_PACKAGE:
+            raise
+        raise ConfigurationError(str(error)) from error
+    return subscription
+
+
+def _run(
+    recorder: Recorder, bounds: Bounds, is_over: Callable[[], bool], follower: MetricsFollower | None
+) -> tuple[Ending | None, RecordingError | None]:
+    """Record; what fails after something came is kept for the end."""
+    try:
+        each_tick = (lambda _now_s: None) if follower is None else follower.tick
+        return recorder.run(bounds, is_over=is_over, each_tick=each_tick), None
+    except RecordingError as error:
+        if not recorder.num_messages:
+            raise
+        return None, error
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C and SIGTERM end a recording, and not the process: what came is still to be written."""
+    asked: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
+    """Join the log with what was recorded; the trace is there whole or not at all.
+
+    Raises:
+        TraceError: the log cannot be read, or has no request of that time.
+        ConfigurationError: it has blocks of several sizes.
+        OutputError: the trace cannot be written.
+    """
+    if log.log is None or log.output is None:
+        return None
+    counts = JoinCounts()
+    window_s = (recorder.began_s, recorder.ended_s)
+    clock = LogClock(log.utc_offset, sum(window_s) / len(window_s))
+    size = log.block_size or recorder.contents.block_size
+    with log.source.open(log.log, None, any_order=True) as trace:
+        requests = rebased(
+            joined(sorted_by_arrival(trace), window_s, recorder.contents, clock, counts, block_size=size)
+        )
+        first = next(requests, None)
+        if first is None:
+            raise _none_in_time(log.log, counts, window_s)
+        with (
+            atomic_file(log.output) as file,
+            maybe_compressed(file, log.output) as sink,
+            TraceWriter(sink) as writer,
+        ):
+            writer.write(first)
+            for request in requests:
+                writer.write(request)
+        told = trace.recognised
+    typer.echo(f"{counts.num_taken:,} requests written to {log.output}, read as {told}", err=True)
+    return counts
+
+
+def _none_in_time(path: str, counts: JoinCounts, window_s: tuple[float, float]) -> TraceError:
+    first_s, last_s = counts.first_s or 0.0, counts.last_s or 0.0
+    reason = (
+        f"none of its {counts.num_read:,} requests came while events were recorded: they came from {first_s:.3f} to "
+        f"{last_s:.3f} s since 1970, the recording went from {window_s[0]:.3f} to {window_s[1]:.3f} s"
+    )
+    return TraceError(path, None, reason, "Name the log of the same time, or tell its zone: --utc-offset")

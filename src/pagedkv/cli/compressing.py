@@ -1,0 +1,27 @@
+"""Traces that are compressed as they are written, where their name asks for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from gzip import GzipFile
+from io import BufferedWriter
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from pagedkv.traces.writer import ByteSink
+
+__all__ = ["maybe_compressed"]
+
+GZIP_SUFFIX: Final = ".gz"
+GZIP_LEVEL: Final = 6
+"""zlib's own default: level 9 takes several times as long for a few per cent."""
+
+
+@contextmanager
+def maybe_compressed(file: BinaryIO, output: Path) -> Iterator[ByteSink]:
+    """Compress what is written to a file whose name ends in .gz; always to the same bytes."""
+    if output.suffix != GZIP_SUFFIX:
+        yield file
+        return
+    # Neither a name nor a time in the header: the same trace gives the same bytes.
+    with GzipFile("", "wb", GZIP_LEVEL, file, 0) as compressed, BufferedWriter(compressed) as buffered:
+        yield buffered

@@ -1,0 +1,292 @@
+"""What is swept: lists of values as typed, and the settings that follow, each with what is called what.
+
+The first value of each axis is what the others are compared with. Where one number of GPUs or GiB is given, half and
+twice as much are tried as well, as far as the weights and a prompt fit.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Annotated, Final, TypeVar
+
+import typer
+
+from pagedkv.cli import options as opt
+from pagedkv.cli.serving import ServingOptions
+from pagedkv.cli.sizes import parse_gpu
+from pagedkv.cli.trace_options import TimedTraceOptions
+from pagedkv.errors import ConfigurationError
+from pagedkv.models import ModelMemory, read_model
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.cost import Gpu, find_gpu, kv_budget_nbytes
+from pagedkv.simulation.planning import Bounds, PlanPoint
+from pagedkv.simulation.planning.arrivals import ClosedLoop
+from pagedkv.simulation.planning.decision import GPU_AXIS
+from pagedkv.spec import FullAttention
+
+__all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
+
+AXES: Final = "Axes: lists, the first value being the one that others are compared with"
+MOST_POINTS: Final = 1000
+BY_NEED: Final = "need"
+MOST_OF_MEMORY: Final = 0.98
+GOALS: Final = "Goals"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPoint:
+    """A point with the names of what was chosen.
+
+    Args:
+        choices: by axis, as told to people.
+        load: how many times the recorded traffic.
+        point: what is run.
+    """
+
+    choices: Mapping[str, str]
+    load: float
+    point: PlanPoint
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAxes:
+    """The options of ``pagedkv plan`` that say what is tried, as typed."""
+
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="Preset (see pagedkv presets) or config.json.", rich_help_panel=AXES)
+    ]
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="[Nx]GPU,...", help="4xh100,8xh100: memory and seconds.", rich_help_panel=AXES),
+    ] = None
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="GIB,...", help="Memory for the KV cache, instead of a GPU's.", rich_help_panel=AXES),
+    ] = None
+    block_sizes: Annotated[
+        str, typer.Option("--block-size", metavar="B,...", help="Tokens a block.", rich_help_panel=AXES)
+    ] = "16,64"
+    policies: Annotated[
+        str, typer.Option("--policy", metavar="NAME,...", help="Of eviction.", rich_help_panel=AXES)
+    ] = "lru,hazard"
+    splits: Annotated[
+        str,
+        typer.Option(
+            "--split",
+            metavar="X,...",
+            help=f"Of models with several pools: {BY_NEED}, or the memory of full attention times so much.",
+            rich_help_panel=AXES,
+        ),
+    ] = BY_NEED
+    max_sequences: Annotated[
+        str, typer.Option(metavar="N,...", help="Sequences that run at once.", rich_help_panel=AXES)
+    ] = "256"
+    max_batched_tokens: Annotated[
+        str, typer.Option(metavar="N,...", help="Tokens that a step computes.", rich_help_panel=AXES)
+    ] = "8192"
+    loads: Annotated[
+        str,
+        typer.Option("--load", metavar="X,...", help="Times the recorded traffic.", rich_help_panel=AXES),
+    ] = "1,2"
+    ttft_s: Annotated[
+        float | None,
+        typer.Option("--ttft", metavar="S", help="Good answers begin within so long.", rich_help_panel=GOALS),
+    ] = None
+    tpot_s: Annotated[
+        float | None,
+        typer.Option("--tpot", metavar="S", help="Good answers take so long a further token.", rich_help_panel=GOALS),
+    ] = None
+    closed_loop: Annotated[
+        bool,
+        typer.Option(
+            "--closed-loop",
+            help="The next turn of a session comes a think time after the answer, and not when it was recorded.",
+            rich_help_panel=GOALS,
+        ),
+    ] = False
+    answer_speed: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="Tokens a second of the recorded answers, for think times.", rich_help_panel=GOALS
+        ),
+    ] = 50.0
+    kv_dtype: opt.KvDtype = None
+    cost_model: opt.CostModelName = None
+    trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
+
+    @property
+    def bounds(self) -> Bounds:
+        """What a good answer is. Raises ConfigurationError."""
+        return Bounds(self.ttft_s, self.tpot_s)
+
+    @property
+    def loop(self) -> ClosedLoop | None:
+        """How turns wait for answers. Raises ConfigurationError."""
+        return ClosedLoop(self.answer_speed) if self.closed_loop else None
+
+    @property
+    def is_cost_model_assumed(self) -> bool:
+        """Whether nothing that was typed says what steps cost."""
+        return self.cost_model is None and self.gpus is None
+
+    def points(self, mean_tokens: float, longest: int, *, has_content: bool) -> list[PlannedPoint]:
+        """Give all points, in the order of the axes.
+
+        Args:
+            mean_tokens, longest: of requests, by which memory is split among several pools.
+            has_content: whether anything is known to hit; policies are all the same if not, and the first one is taken.
+
+        Raises:
+            ConfigurationError: a value is out of range or none, or a setting cannot work.
+        """
+        axes = self._axes()
+        if not has_content:
+            axes["policy"] = axes["policy"][:1]
+        loads = _listed("--load", self.loads, _positive)
+        num_points = len(loads)
+        for axis in axes.values():
+            num_points *= len(axis)
+        if num_points > MOST_POINTS:
+            raise ConfigurationError(f"{num_points:,} points are more than {MOST_POINTS:,}: give shorter lists")
+        points = []
+        for values in product(*axes.values()):
+            setting = dict(zip(axes, values, strict=True))
+            points += [self._point(setting, axes, load, mean_tokens, longest) for load in loads]
+        bounds = self.bounds
+        if bounds.are_given:
+            fastest = min((each.point for each in points), key=lambda point: point.costs.step_s(1, 1, 1, 1))
+            bounds.require_possible(str(fastest.config.cost_model_name), fastest.costs)
+        return points
+
+    def _axes(self) -> dict[str, list[object]]:
+        """Give the values of each axis, by its name."""
+        axes: dict[str, list[object]] = {}
+        if self.gpus is not None and (self.memory is None or "," in self.gpus):
+            if self.memory is not None:
+                raise ConfigurationError("--memory goes with one --gpu, whose seconds count: give one of the two lists")
+            axes[GPU_AXIS] = list(self._gpus(self.gpus))
+        elif self.memory is not None:
+            axes["memory"] = list(_with_half_and_double(_listed("--memory", self.memory, _positive)))
+        else:
+            raise ConfigurationError("say what to plan for: --gpu 8xh100, or --memory 40 (GiB for the KV cache)")
+        axes["block size"] = list(_listed("--block-size", self.block_sizes, int))
+        axes["policy"] = list(_listed("--policy", self.policies, str))
+        axes["split"] = list(_listed("--split", self.splits, _split))
+        axes["sequences"] = list(_listed("--max-sequences", self.max_sequences, int))
+        axes["tokens a step"] = list(_listed("--max-batched-tokens", self.max_batched_tokens, int))
+        return axes
+
+    def _gpus(self, text: str) -> Iterator[str]:
+        given = _listed("--gpu", text, str)
+        if len(given) > 1:
+            yield from given
+            return
+        num_gpus, name = parse_gpu(given[0])
+        yield given[0]
+        model, gpu = read_model(self.model, self.kv_dtype), find_gpu(name)
+        for number in (num_gpus // 2, 2 * num_gpus):
+            if number and _fits(model, gpu, number):
+                yield f"{number}x{name}" if number > 1 else name
+
+    def _point(
+        self, setting: Mapping[str, object], axes: Mapping[str, list[object]], load: float, mean: float, longest: int
+    ) -> PlannedPoint:
+        options = ServingOptions(
+            model=self.model,
+            gpu=str(setting[GPU_AXIS]) if GPU_AXIS in setting else self.gpus,
+            memory_gib=_number(setting["memory"]) if "memory" in setting else None,
+            kv_dtype=self.kv_dtype,
+            cost_model=self.cost_model,
+            block_size=int(_number(setting["block size"])),
+            policy=str(setting["policy"]),
+            max_sequences=int(_number(setting["sequences"])),
+            max_batched_tokens=int(_number(setting["tokens a step"])),
+            speed=load,
+            trace=self.trace,
+        )
+        config, costs = options.configuration(mean, longest)
+        config = _split_by(config, setting["split"])
+        choices = {
+            axis: _named(axis, value)
+            for axis, value in setting.items()
+            if len(axes[axis]) > 1 or axis in {GPU_AXIS, "memory"}
+        }
+        return PlannedPoint(choices, load, PlanPoint(config, costs, self.bounds, self.loop))
+
+
+def _listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
+    """Read a list as typed. Raises ConfigurationError."""
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        values = [read(part) for part in parts if part]
+    except ValueError as error:
+        raise ConfigurationError(f"{option} must be a list of values such as 16,64, got {text!r:.60}") from error
+    if not values or len(values) < len(parts) or len(set(values)) < len(values):
+        raise ConfigurationError(f"{option} must be a list of different values, got {text!r:.60}")
+    return values
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _split(text: str) -> str:
+    return text if text == BY_NEED else f"{_positive(text):g}"
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float), "an axis of numbers"
+    return value
+
+
+def _with_half_and_double(values: list[float]) -> list[float]:
+    return values if len(values) > 1 else [values[0], values[0] / 2, values[0] * 2]
+
+
+def _fits(model: ModelMemory, gpu: Gpu, number: int) -> bool:
+    try:
+        return kv_budget_nbytes(model, gpu, number) > 0
+    except ConfigurationError:
+        return False
+
+
+def _named(axis: str, value: object) -> str:
+    """Say what was chosen, so that it can stand alone."""
+    match axis:
+        case "gpu" | "policy":
+            return str(value)
+        case "memory":
+            return f"{value:g} GiB"
+        case "block size":
+            return f"block {value}"
+        case "split":
+            return "split by need" if value == BY_NEED else f"full attention x{value}"
+        case "sequences":
+            return f"{value:,} sequences"
+        case _:
+            return f"{value:,} tokens a step"
+
+
+def _split_by(config: ServingConfig, split: object) -> ServingConfig:
+    """Move memory between the pools of full attention and the others.
+
+    Raises:
+        ConfigurationError: the model has one pool, or none is left.
+    """
+    if split == BY_NEED:
+        return config
+    assert isinstance(config.num_blocks, Mapping), "a model has pools with names"
+    full = {group.pool for group in config.group_specs if isinstance(group, FullAttention)}
+    if len(config.num_blocks) < len({"full", "another"}) or not full:
+        raise ConfigurationError(f"--split is for models with several pools, and {config.model} has one: leave it out")
+    nbytes = {pool: count * config.block_nbytes[pool] for pool, count in config.num_blocks.items()}
+    total, by_need = sum(nbytes.values()), sum(nbytes[pool] for pool in full)
+    wanted = min(float(str(split)) * by_need, MOST_OF_MEMORY * total)
+    scales = {pool: wanted / by_need if pool in full else (total - wanted) / (total - by_need) for pool in nbytes}
+    num_blocks = {pool: max(2, int(count * scales[pool])) for pool, count in config.num_blocks.items()}
+    return replace(config, num_blocks=num_blocks)

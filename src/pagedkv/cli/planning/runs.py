@@ -1,0 +1,163 @@
+"""Points in processes of their own, as many as are wanted at once; one bar for all.
+
+Workers live until there is no point left, so that each reads the compiled loops once. They do not hear Ctrl-C: who
+started them does, keeps what is done and ends them. Figures are the same in any number of processes.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Final
+
+from pagedkv.cli.progress import progress_bars
+from pagedkv.cli.trace_options import TimedTraceOptions
+from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.simulation import compile_loops
+from pagedkv.simulation.planning import PlanPoint, PointFigures, run_point
+
+__all__ = ["PointRunner"]
+
+LOOK_EVERY_S: Final = 0.2
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process, its end of the line, and the number of the point that it runs."""
+
+    place: int
+    process: SpawnProcess
+    line: "Connection[Any, Any]"
+    under_way: int | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class PointRunner:
+    """Runs points of one trace.
+
+    Args:
+        path: the trace; reading: how it is read.
+        num_processes: how many points at once.
+    """
+
+    path: str
+    reading: TimedTraceOptions
+    num_processes: int
+
+    def run(self, points: Sequence[PlanPoint], keep: Callable[[int, PointFigures], None], num_known: int = 0) -> None:
+        """Run points, in no order.
+
+        Args:
+            points: what to run.
+            keep: called with the place and the figures of each as soon as it is done.
+            num_known: points that were known before, for the bar.
+
+        Raises:
+            ConfigurationError: a point cannot be run, or a process was ended by somebody.
+            InterruptedRunError: Ctrl-C.
+        """
+        total, num_done = num_known + len(points), num_known
+        number = min(self.num_processes, len(points))
+        try:
+            with progress_bars() as progress, _workers(self.path, self.reading, number) as (workers, shares):
+                task = progress.add_task("plan", total=total, come_to="")
+                left = iter(enumerate(points))
+                for worker in workers:
+                    _give(worker, left)
+                while busy := [worker for worker in workers if worker.under_way is not None]:
+                    for worker in _answering(busy):
+                        keep(*_answer(worker))
+                        num_done += 1
+                        shares[worker.place] = 0.0
+                        _give(worker, left)
+                    come_to = f"{num_done} of {total} points"
+                    progress.update(task, completed=num_done + sum(shares), come_to=come_to)
+        except KeyboardInterrupt as error:
+            told = f"interrupted after {num_done} of {total} points; they are kept, the same command goes on from there"
+            raise InterruptedRunError(told) from error
+
+
+def _give(worker: _Worker, left: Iterator[tuple[int, PlanPoint]]) -> None:
+    """Give a worker the next point, if there is one."""
+    task = next(left, None)
+    worker.under_way = None if task is None else task[0]
+    if task is not None:
+        worker.line.send(task)
+
+
+def _answering(busy: Sequence[_Worker]) -> list[_Worker]:
+    """Wait a moment for workers that have an answer, or are no more."""
+    by_what = {each: worker for worker in busy for each in (worker.line, worker.process.sentinel)}
+    ready = wait(list(by_what), timeout=LOOK_EVERY_S)
+    return list({worker.place: worker for each in ready for worker in [by_what[each]]}.values())  # type: ignore[index] # what was given
+
+
+def _answer(worker: _Worker) -> tuple[int, PointFigures]:
+    """Take the answer of a worker. Raises ConfigurationError."""
+    try:
+        answer = worker.line.recv()
+    except (EOFError, OSError) as error:
+        worker.process.join()
+        raise ConfigurationError(
+            f"a process that ran a point ended by itself (exit code {worker.process.exitcode}), as when memory runs "
+            "out: run fewer at once (--jobs 1); the points that are done are kept"
+        ) from error
+    if isinstance(answer, str):
+        raise ConfigurationError(answer)
+    number = worker.under_way
+    assert number is not None, "an answer to nothing"
+    return number, answer
+
+
+@contextmanager
+def _workers(path: str, reading: TimedTraceOptions, number: int) -> Iterator[tuple[list[_Worker], Any]]:
+    """Start workers, and end them whatever happens."""
+    context = multiprocessing.get_context("spawn")
+    shares = context.Array("d", max(1, number), lock=False)
+    workers: list[_Worker] = []
+    try:
+        for place in range(number):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, shares, place, path, reading), daemon=True)
+            process.start()
+            theirs.close()
+            workers.append(_Worker(place, process, ours))
+        yield workers, shares
+    finally:
+        for worker in workers:
+            worker.line.close()
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join()
+
+
+def _work(line: "Connection[Any, Any]", shares: Any, place: int, path: str, reading: TimedTraceOptions) -> None:  # noqa: ANN401 - shared numbers
+    """Run what comes down the line, until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    compile_loops()
+    while True:
+        try:
+            _, point = line.recv()
+        except EOFError:
+            return
+        try:
+            line.send(_run(point, shares, place, path, reading))
+        except (ConfigurationError, TraceError) as error:
+            line.send(str(error))
+        except MemoryError:
+            line.send("not enough memory: run fewer points at once (--jobs 1), or ask for less memory")
+
+
+def _run(point: PlanPoint, shares: Any, place: int, path: str, reading: TimedTraceOptions) -> PointFigures:  # noqa: ANN401 - as above
+    with reading.open(path) as trace:
+        num_bytes = trace.num_bytes or 1
+
+        def show() -> None:
+            shares[place] = min(1.0, trace.num_bytes_read / num_bytes)
+
+        return run_point(point, reading.requests(trace), show)

@@ -1,0 +1,79 @@
+"""Figures of points that were run before: a file each, there whole or not at all, named by a digest of what it is of.
+
+The digest is of the version, the trace's bytes, how it is read, and everything that the figures depend on; so a file is
+of use to whatever plan has the same point, and of none to others. A file that cannot be read counts as missing.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pagedkv import __version__
+from pagedkv.cli.atomic_file import atomic_file
+from pagedkv.cli.user_errors import OutputError
+from pagedkv.simulation.planning import PlanPoint, PointFigures
+
+__all__ = ["PointStore", "default_folder", "digest_of_file"]
+
+FORMAT: Final = 1
+"""Of the files, and of what figures mean: raised when either changes."""
+
+
+def default_folder() -> Path:
+    """Name the user's folder for what can be had again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedkv-plans"
+
+
+def digest_of_file(path: str) -> str:
+    """Digest a file.
+
+    Raises:
+        OutputError: it is not an ordinary file, which can be read once for each point.
+    """
+    if not Path(path).is_file():
+        raise OutputError(f"{path}: a plan reads the trace once for each point: name a file, not a pipe")
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class PointStore:
+    """A folder of figures.
+
+    Args:
+        folder: where; it is made.
+        trace_digest: of the trace; reading: how it is read, as text.
+
+    Raises:
+        OutputError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, trace_digest: str, reading: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"{folder}: cannot be made: {error.strerror or error}. Name another folder for results (--results)"
+            ) from error
+        self._folder = folder
+        self._trace = {"version": __version__, "format": FORMAT, "trace": trace_digest, "reading": reading}
+
+    def get(self, point: PlanPoint) -> PointFigures | None:
+        """Give the figures of a point, if it was run before."""
+        try:
+            values = json.loads(self._path(point).read_bytes())
+            return PointFigures.from_dict(values["figures"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def put(self, point: PlanPoint, figures: PointFigures) -> None:
+        """Keep the figures of a point. Raises OutputError."""
+        values: Mapping[str, object] = {**self._trace, "point": point.as_dict(), "figures": figures.as_dict()}
+        with atomic_file(self._path(point)) as file:
+            file.write(json.dumps(values).encode() + b"\n")
+
+    def _path(self, point: PlanPoint) -> Path:
+        told = json.dumps({**self._trace, "point": point.as_dict()}, sort_keys=True)
+        return self._folder / f"{hashlib.sha256(told.encode()).hexdigest()[:40]}.json"

@@ -1,0 +1,80 @@
+"""The answer for humans: a recommendation of one screen, and the table that it rests on."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from pagedkv.cli.tables import print_numbers, print_warnings
+from pagedkv.report.plan_documents import Plan, PlanPointDocument
+
+__all__ = ["print_plan"]
+
+INTERVALS: Final = (
+    "In brackets: 95 % intervals of paired differences, by eighths of the trace. --json has those of both halves."
+)
+
+
+def print_plan(plan: Plan) -> None:
+    """Print what was found out."""
+    print_warnings(plan["warnings"])
+    console = Console()
+    console.print()
+    console.print(f"[bold]{escape(plan['headline'])}.[/bold]", highlight=False)
+    console.print()
+    for reason in plan["reasons"]:
+        console.print(f"- {escape(reason[:1].upper() + reason[1:])}.", highlight=False)
+    console.print()
+    console.print(f"Arrivals: {escape(plan['arrivals'])}. {INTERVALS}", style="dim", highlight=False)
+    console.print()
+    print_numbers(f"Settings for {plan['model']}, read as {plan['read_as']}", _headings(plan), _rows(plan))
+
+
+def _headings(plan: Plan) -> list[str]:
+    has_bounds = any(bound is not None for bound in plan["bounds"].values())
+    return [
+        "setting",
+        "GiB",
+        "load",
+        "answers/s",
+        *(["good"] if has_bounds else []),
+        "tokens/s",
+        "hit ratio",
+        "TTFT p50",
+        "p99",
+        "TPOT p50",
+        "p99",
+        "ITL p99",
+        "preempted",
+    ]
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    has_bounds = any(bound is not None for bound in plan["bounds"].values())
+    for point in plan["points"]:
+        yield _row(point, has_bounds=has_bounds)
+
+
+def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
+    figures = point["figures"]
+    good = figures["num_good"] / figures["num_requests"] if figures["num_requests"] else 0.0
+    return (
+        f"{'* ' if point['is_chosen'] else ''}{', '.join(point['choices'].values())}",
+        f"{point['kv_gib']:,.1f}",
+        f"{point['load']:g}x",
+        f"{figures['throughput_per_s']:.3g}",
+        *([f"{good:.1%}"] if has_bounds else []),
+        f"{figures['output_tokens_per_s']:,.0f}",
+        "unknown" if figures["hit_ratio"] is None else f"{figures['hit_ratio']:.1%}",
+        _seconds(figures["ttft_s"], "p50"),
+        _seconds(figures["ttft_s"], "p99"),
+        _seconds(figures["tpot_s"], "p50"),
+        _seconds(figures["tpot_s"], "p99"),
+        _seconds(figures["itl_s"], "p99"),
+        f"{figures['num_preemptions']:,}",
+    )
+
+
+def _seconds(times: dict[str, Any], name: str) -> str:
+    return "-" if times[name] is None else f"{times[name]:.3g}"

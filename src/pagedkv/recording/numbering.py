@@ -1,0 +1,58 @@
+"""Messages and their numbers: which one this is, told by its number and its time.
+
+A publisher numbers its messages from 0, and begins anew when its process does. Nothing tells one process from another
+but this: what was sent before comes with an old time, what a new process sends with a later one.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+__all__ = ["Message", "MessageNumbers", "Place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, not yet understood: its number, and what it carries."""
+
+    number: int
+    payload: bytes
+
+
+class Place(Enum):
+    """Where a message stands among those before it."""
+
+    NEXT = auto()
+    SEEN = auto()
+    """Asked for again, and there already."""
+    BEHIND_GAP = auto()
+    RESTARTED = auto()
+    """A lower number with a later time: of a new process, whose cache began empty."""
+
+
+class MessageNumbers:
+    """Follows the numbers of one publisher."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        """Number of the message that comes next."""
+        self._latest_s = float("-inf")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any message was taken."""
+        return self._latest_s > float("-inf")
+
+    def place(self, number: int, sent_s: float) -> Place:
+        """Tell where a message stands. Changes nothing."""
+        if number >= self.expected:
+            return Place.NEXT if number == self.expected else Place.BEHIND_GAP
+        return Place.SEEN if sent_s <= self._latest_s else Place.RESTARTED
+
+    def take(self, number: int, sent_s: float) -> None:
+        """Go on behind a message."""
+        self.expected = number + 1
+        self._latest_s = sent_s
+
+    def begin_anew(self) -> None:
+        """Follow a new process."""
+        self.expected = 0

@@ -1,0 +1,184 @@
+"""The sockets of one publisher of KV events: messages as they come, and those that are asked for again.
+
+A message has three frames: a topic, its number as 8 bytes, most significant first, and the payload. What was missed is
+asked for at a second socket, where the publisher offers one: an empty frame and a number go there, and the messages
+from that number on come back, as far as it kept them, then one with the number -1. ZeroMQ connects again by itself;
+that it had to is told, since a process that is started again counts from 0, and nothing else tells the two apart.
+
+Knows nothing of what is in a payload.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from pagedkv.errors import ConfigurationError, RecordingError
+from pagedkv.recording.numbering import Message
+
+try:
+    import zmq
+    from zmq.utils.monitor import recv_monitor_message
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("recording needs pyzmq: pip install 'pagedkv[record]'", name=error.name) from error
+
+__all__ = ["Endpoints", "Subscription"]
+
+NUM_FRAMES: Final = 3
+NUMBER_NBYTES: Final = 8
+END_NUMBER: Final = -1
+MOST_WAITING: Final = 100_000
+"""Messages that wait to be read, as many as publishers keep by default; those beyond are a gap."""
+REPLAY_PATIENCE_MS: Final = 5000
+"""A publisher answers between two messages of its own."""
+WHAT_TO_NAME: Final = "Name the endpoint of KV events, as in tcp://127.0.0.1:5557"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a publisher is.
+
+    Args:
+        events: of its messages: tcp://HOST:PORT or ipc://PATH.
+        replay: where it sends messages again, if it does.
+        topic: what topics must begin with.
+        bind: whether the publisher connects to us, as one does whose own endpoint names a machine.
+
+    Raises:
+        ConfigurationError: an endpoint cannot be one.
+    """
+
+    events: str
+    replay: str | None = None
+    topic: str = ""
+    bind: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be connected to."""
+        for endpoint in (self.events, *([] if self.replay is None else [self.replay])):
+            scheme, found, rest = endpoint.partition("://")
+            if not found or scheme not in {"tcp", "ipc"} or not rest:
+                raise ConfigurationError(f"{endpoint!r} is no endpoint. {WHAT_TO_NAME}")
+            if "*" in rest and (not self.bind or endpoint == self.replay):
+                raise ConfigurationError(f"{endpoint} stands for every address of a machine. {WHAT_TO_NAME}")
+
+
+class Subscription:
+    """Follows one publisher; use it as a context manager.
+
+    Args:
+        endpoints: where it is.
+
+    Raises:
+        ConfigurationError: the system refuses an endpoint.
+    """
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._is_connected = False
+        self._num_breaks = 0
+        with ExitStack() as on_failure:
+            self._context = zmq.Context()
+            self._socket = self._context.socket(zmq.SUB)
+            self._socket.set_hwm(MOST_WAITING)
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            on_failure.callback(self._close)
+            self._socket.subscribe(endpoints.topic)
+            with _refusals(endpoints.events):
+                (self._socket.bind if endpoints.bind else self._socket.connect)(endpoints.events)
+            on_failure.pop_all()
+        self._poller = zmq.Poller()
+        for socket in (self._socket, self._monitor):
+            self._poller.register(socket, zmq.POLLIN)
+
+    @property
+    def source(self) -> str:
+        """The endpoint, for messages to humans."""
+        return self._endpoints.events
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether messages can be asked for again."""
+        return self._endpoints.replay is not None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a publisher is there, as far as was noticed."""
+        return self._is_connected
+
+    @property
+    def num_breaks(self) -> int:
+        """How often the connection broke so far, behind the messages received so far."""
+        return self._num_breaks
+
+    def __enter__(self) -> Self:
+        """Hold the sockets open."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the sockets."""
+        self._close()
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """Wait for the next message, or for a change of the connection; None if no message came.
+
+        Messages that came before the connection broke are given first.
+
+        Raises:
+            RecordingError: what came has not the frames of KV events.
+        """
+        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        if self._socket in ready:
+            return self._message(self._socket.recv_multipart())
+        if self._monitor in ready:
+            self._note(int(recv_monitor_message(self._monitor)["event"]))
+        return None
+
+    def replayed(self, first: int) -> Iterator[Message]:
+        """Ask for the messages from a number on, as far as the publisher kept them; may end before its last.
+
+        Raises:
+            ConfigurationError: the system refuses the endpoint.
+            RecordingError: what came has not the frames of an answer.
+        """
+        assert self._endpoints.replay is not None
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.set_hwm(0)
+            socket.linger = 0
+            with _refusals(self._endpoints.replay):
+                socket.connect(self._endpoints.replay)
+            socket.send_multipart([b"", first.to_bytes(NUMBER_NBYTES, "big")])
+            while socket.poll(REPLAY_PATIENCE_MS):
+                message = self._message(socket.recv_multipart())
+                if message.number == END_NUMBER:
+                    return
+                yield message
+
+    def _close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _message(self, frames: list[bytes]) -> Message:
+        if len(frames) != NUM_FRAMES or len(frames[1]) != NUMBER_NBYTES:
+            sizes = ", ".join(str(len(frame)) for frame in frames[:10])
+            reason = f"a message has frames of {sizes} bytes, not a topic, a number of {NUMBER_NBYTES} and a payload"
+            raise RecordingError(self.source, reason, WHAT_TO_NAME)
+        return Message(int.from_bytes(frames[1], "big", signed=True), frames[2])
+
+    def _note(self, event: int) -> None:
+        if event == zmq.EVENT_DISCONNECTED:
+            self._num_breaks += 1
+        self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+@contextmanager
+def _refusals(endpoint: str) -> Iterator[None]:
+    try:
+        yield
+    except zmq.ZMQError as error:
+        raise ConfigurationError(f"{endpoint} cannot be used: {error.strerror}. {WHAT_TO_NAME}") from error

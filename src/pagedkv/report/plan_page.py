@@ -1,0 +1,245 @@
+"""The page of a plan: the decision as its headline, why, figures over GiB of memory, and every point.
+
+Made of the document of ``pagedkv plan --json`` alone, so that a page can be made again from the file. The same document
+gives the same bytes. Lays out what was found; concludes nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pagedkv.report.drawing import (
+    COUNT_TICKS,
+    HALF,
+    LINES,
+    PERCENT_TICKS,
+    Figure,
+    draw_both,
+    line,
+    line_legend,
+    logarithmic,
+    only_axes,
+)
+from pagedkv.report.elements import Cell, Plot, Section, Table, Tile
+from pagedkv.report.explanations import Explanation
+from pagedkv.report.number_text import COUNT, RATIO, SECONDS
+from pagedkv.report.page import page_template
+from pagedkv.report.plan_documents import Plan, PlanPointDocument
+
+__all__ = ["render_plan"]
+
+OF_MEMORY: Final = ("gpu", "memory")
+METHOD: Final = (
+    "Every setting was served by the production block space and scheduler on a virtual clock, with seconds by a cost "
+    "model. Traffic is the most answers a second within the bounds (all answers, where there are none) over the loads "
+    "tried. Choices are compared on the same requests, over everything else that was tried; intervals are those of the "
+    "jackknife over eighths of the trace, 95 %. docs/planning.md tells more."
+)
+GLOSSARY: Final = (
+    Explanation("Load", "How many times the recorded traffic came."),
+    Explanation("Answers", "Finished requests, from the first arrival to the last answer."),
+    Explanation("Good", "Requests whose answer kept the bounds, of all requests."),
+    Explanation("TTFT", "Seconds from arrival to the first token."),
+    Explanation("TPOT", "Seconds for each further token, in the mean of an answer, waits after preemptions included."),
+    Explanation("ITL", "Seconds between two tokens, over all tokens, waits after preemptions left out."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """What is drawn over memory: its name on the axis, and how to find it."""
+
+    key: str
+    title: str
+    sentence: str
+    label: str
+    value: Callable[[Mapping[str, Any]], float | None]
+    is_share: bool = False
+
+
+MEASURES: Final = (
+    _Measure(
+        "traffic",
+        "Traffic",
+        "Answers a second that kept the bounds, over the memory for keys and values.",
+        "answers a second",
+        lambda figures: figures["goodput_per_s"],
+    ),
+    _Measure(
+        "hits",
+        "Hit ratio",
+        "Share of the prompt tokens found in the cache, over memory.",
+        "hit ratio by token",
+        lambda figures: figures["hit_ratio"],
+        is_share=True,
+    ),
+    _Measure(
+        "ttft",
+        "First token, p99",
+        "99 % of the answers began within so many seconds, over memory.",
+        "seconds",
+        lambda figures: figures["ttft_s"]["p99"],
+    ),
+    _Measure(
+        "tpot",
+        "Further tokens, p99",
+        "99 % of the answers took at most so many seconds a further token, over memory.",
+        "seconds a token",
+        lambda figures: figures["tpot_s"]["p99"],
+    ),
+)
+
+
+def render_plan(plan: Plan, *, version: str) -> str:
+    """Write the page of a plan.
+
+    Args:
+        plan: everything found out.
+        version: of the program that made it.
+
+    Returns:
+        One HTML document that refers to nothing outside itself.
+    """
+    return page_template().render(
+        title=plan["headline"],
+        subtitle=f"a plan for {plan['model']} on {plan['trace']}",
+        runs=(),
+        tiles=_tiles(plan),
+        warnings=tuple(f"{warning[:1].upper()}{warning[1:]}" for warning in plan["warnings"]),
+        sections=(_reasons(plan), _figures(plan), _points(plan)),
+        glossary=GLOSSARY,
+        method=METHOD,
+        version=version,
+        command=plan["command"],
+    )
+
+
+def _chosen(plan: Plan) -> PlanPointDocument:
+    chosen = [point for point in plan["points"] if point["is_chosen"]]
+    return max(chosen, key=lambda point: point["figures"]["goodput_per_s"])
+
+
+def _tiles(plan: Plan) -> tuple[Tile, ...]:
+    point = _chosen(plan)
+    figures = point["figures"]
+    ratio = figures["hit_ratio"]
+    load = f"With the setting of the headline, at {point['load']:g} times the recorded traffic."
+    tiles = [
+        Tile("Answers a second", f"{figures['goodput_per_s']:.3g}", f"Within the bounds. {load}"),
+        Tile("Hit ratio by token", "unknown" if ratio is None else RATIO.text(ratio), "Prompt tokens in the cache."),
+        Tile("First token, p99", SECONDS.text(figures["ttft_s"]["p99"]), "From arrival."),
+        Tile("Further tokens, p99", SECONDS.text(figures["tpot_s"]["p99"]), "Each, in the mean of an answer."),
+        Tile("Memory", f"{point['kv_gib']:,.1f} GiB", "For keys, values and states."),
+    ]
+    return tuple(tiles)
+
+
+def _reasons(plan: Plan) -> Section:
+    reasons = tuple(f"{reason[:1].upper()}{reason[1:]}." for reason in plan["reasons"])
+    return Section("why", "Why", (*reasons, f"Arrivals: {plan['arrivals']}.", _bounds(plan)), tables=_effects(plan))
+
+
+def _bounds(plan: Plan) -> str:
+    ttft_s, tpot_s = plan["bounds"]["ttft_s"], plan["bounds"]["tpot_s"]
+    parts = [
+        *([] if ttft_s is None else [f"the first token within {SECONDS.text(ttft_s)}"]),
+        *([] if tpot_s is None else [f"each further token within {SECONDS.text(tpot_s)} in the mean"]),
+    ]
+    return f"Good answers have {' and '.join(parts)}." if parts else "No bounds were given: every answer counts."
+
+
+def _effects(plan: Plan) -> tuple[Table, ...]:
+    rows = tuple(
+        (
+            Cell(f"{effect['value']} instead of {effect['reference']}"),
+            Cell(_estimate(effect["traffic"], lambda value: f"{value:.2f}x")),
+            Cell(_halves(effect["traffic"], lambda value: f"{value:.2f}x")),
+            Cell(_estimate(effect["hit_ratio"], lambda value: f"{100 * value:+.2f}")),
+            Cell(_halves(effect["hit_ratio"], lambda value: f"{100 * value:+.2f}")),
+            Cell(COUNT.text(effect["num_pairs"])),
+        )
+        for effect in plan["effects"]
+    )
+    columns = ("choice", "traffic (95 %)", "halves of the trace", "hit ratio, points (95 %)", "halves", "pairs")
+    return (Table("What each choice brings, paired", columns, rows),) if rows else ()
+
+
+def _estimate(estimate: Any, written: Callable[[float], str]) -> str:  # noqa: ANN401 - of a JSON document
+    if estimate is None:
+        return "unknown"
+    return f"{written(estimate['value'])} ({written(estimate['low'])} to {written(estimate['high'])})"
+
+
+def _halves(estimate: Any, written: Callable[[float], str]) -> str:  # noqa: ANN401 - as above
+    return "unknown" if estimate is None else ", ".join(map(written, estimate["halves"]))
+
+
+def _figures(plan: Plan) -> Section:
+    series = _series(plan["points"])
+    shown = dict(list(series.items())[: len(LINES)])
+    sentences: tuple[str, ...] = ()
+    if len(series) > len(shown):
+        sentences = (f"Of {len(series)} combinations the first {len(shown)} are drawn; the table has all.",)
+    plots = tuple(_plot(measure, shown) for measure in MEASURES if _is_known(measure, plan["points"]))
+    return Section("figures", "Over memory", sentences, plots)
+
+
+def _series(points: Sequence[PlanPointDocument]) -> dict[str, list[PlanPointDocument]]:
+    """Gather what differs in memory alone, by the names of everything else."""
+    loads = {point["load"] for point in points}
+    series: dict[str, list[PlanPointDocument]] = {}
+    for point in points:
+        others = [value for axis, value in point["choices"].items() if axis not in OF_MEMORY]
+        name = ", ".join([*others, *([f"{point['load']:g}x the traffic"] if len(loads) > 1 else [])])
+        series.setdefault(name or "all settings", []).append(point)
+    return series
+
+
+def _is_known(measure: _Measure, points: Sequence[PlanPointDocument]) -> bool:
+    return any(measure.value(point["figures"]) is not None for point in points)
+
+
+def _plot(measure: _Measure, series: Mapping[str, Sequence[PlanPointDocument]]) -> Plot:
+    def paint(figure: Figure) -> None:
+        axes = only_axes(figure, "GiB for keys and values", measure.label)
+        for style, points in zip(LINES, series.values(), strict=False):
+            known = sorted(
+                (point["kv_gib"], value) for point in points if (value := measure.value(point["figures"])) is not None
+            )
+            line(axes, [gib for gib, _ in known], [value for _, value in known], style)
+        logarithmic(axes, "x")
+        axes.yaxis.set_major_formatter(PERCENT_TICKS if measure.is_share else COUNT_TICKS)
+        axes.set_ylim(bottom=0)
+
+    legend = tuple(
+        line_legend(f"plan-{measure.key}-legend-{number}", style, name)
+        for number, (style, name) in enumerate(zip(LINES, series, strict=False))
+    )
+    label = f"Lines of {measure.title} over memory, one a combination of choices"
+    return Plot(measure.title, measure.sentence, *draw_both(f"plan-{measure.key}", HALF, label, paint), legend)
+
+
+def _points(plan: Plan) -> Section:
+    columns = (
+        *("setting", "GiB", "load", "answers/s", "good", "tokens/s", "hit ratio"),
+        *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "preempted"),
+    )
+    table = Table("Every setting under every load", columns, tuple(map(_row, plan["points"])))
+    return Section("points", "All settings", tables=(table,))
+
+
+def _row(point: PlanPointDocument) -> tuple[Cell, ...]:
+    figures = point["figures"]
+    ratio = figures["hit_ratio"]
+    times = [(name, percent) for name in ("ttft_s", "tpot_s", "itl_s") for percent in ("p50", "p99")]
+    return (
+        Cell(", ".join(point["choices"].values()), "chosen" if point["is_chosen"] else ""),
+        Cell(f"{point['kv_gib']:,.1f}"),
+        Cell(f"{point['load']:g}x"),
+        Cell(f"{figures['throughput_per_s']:.3g}"),
+        Cell(RATIO.text(figures["num_good"] / max(1, figures["num_requests"]))),
+        Cell(f"{figures['output_tokens_per_s']:,.0f}"),
+        Cell("unknown" if ratio is None else RATIO.text(ratio)),
+        *(Cell(SECONDS.text(figures[name][percent])) for name, percent in times),
+        Cell(COUNT.text(figures["num_preemptions"])),
+    )

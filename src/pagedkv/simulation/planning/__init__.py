@@ -1,0 +1,32 @@
+"""Many settings on one trace, and what they tell: what ``pagedkv plan`` is made of.
+
+In the order in which data flows::
+
+    bounds        Bounds: what a good answer is
+    request_log   RequestLog: the times and hits of each request, in place of all meters
+    figures       PointFigures: what one run comes to, in all and in parts of the trace
+    arrivals      open loop, as recorded; closed loop, after the previous answer
+    point         run_point(): one setting, served by the production space and scheduler
+    effects       what one choice brings beside another, over all other choices, with its uncertainty
+    decision      the setting to take, and why, in words
+
+Points know nothing of one another, so that they run in any order and process.
+"""
+
+from pagedkv.simulation.planning.bounds import Bounds
+from pagedkv.simulation.planning.decision import Decision, decide
+from pagedkv.simulation.planning.effects import Effect, PointResult, effects_of
+from pagedkv.simulation.planning.figures import PointFigures
+from pagedkv.simulation.planning.point import PlanPoint, run_point
+
+__all__ = [
+    "Bounds",
+    "Decision",
+    "Effect",
+    "PlanPoint",
+    "PointFigures",
+    "PointResult",
+    "decide",
+    "effects_of",
+    "run_point",
+]

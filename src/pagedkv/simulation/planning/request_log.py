@@ -1,0 +1,151 @@
+"""RequestLog: the times and hits of each request, in place of all meters.
+
+Some 50 bytes a request. Times between tokens are counted in a histogram whose bins are 1 % wide, as there is one for
+every token; they are the seconds of steps that decode, and a preemption, which is in the time per token of its request,
+is not among them.
+"""
+
+import math
+from array import array
+from typing import Final
+
+import numpy as np
+
+from pagedkv.arrays import Float64Array
+from pagedkv.scheduling import Batch, Progress, Request
+from pagedkv.simulation.running_rows import RunningRows
+from pagedkv.simulation.step_work import StepWork
+
+__all__ = ["RequestLog", "StepHistogram"]
+
+NOT_YET: Final = math.nan
+SHORTEST_S: Final = 1e-7
+WIDTH: Final = math.log(1.01)
+NUM_BINS: Final = 3500
+
+
+class StepHistogram:
+    """Seconds between tokens, each as often as tokens followed at it; within 1 %."""
+
+    def __init__(self) -> None:
+        self._num_tokens = np.zeros(NUM_BINS, np.int64)
+
+    def add(self, step_s: float, num_tokens: int) -> None:
+        """Count tokens that came so many seconds after those before."""
+        place = int(math.log(max(step_s, SHORTEST_S) / SHORTEST_S) / WIDTH)
+        self._num_tokens[min(place, NUM_BINS - 1)] += num_tokens
+
+    def percentile_s(self, percent: float) -> float | None:
+        """Give the seconds that so many percent of the tokens came within; None if there are none."""
+        counted = self._num_tokens.cumsum()
+        if not counted[-1]:
+            return None
+        place = int(np.searchsorted(counted, percent / 100 * counted[-1]))
+        return SHORTEST_S * math.exp((place + 0.5) * WIDTH)
+
+
+class RequestLog:
+    """What is noted of each request, by its number.
+
+    Attributes:
+        between_tokens: times between tokens.
+        num_preemptions: how often a request had to give its blocks up.
+        num_with_content: requests whose content is known.
+        num_steps: steps so far; busy_s: their seconds.
+    """
+
+    def __init__(self) -> None:
+        self._arrival_s = array("d")
+        self._first_token_s = array("d")
+        self._end_s = array("d")
+        self._num_prompt_tokens = array("q")
+        self._num_output_tokens = array("q")
+        self._num_hit_tokens = array("q")
+        self._num_sequences = array("q")
+        self._ended: list[int] = []
+        self._num_decoded = 0
+        self.between_tokens = StepHistogram()
+        self.num_preemptions = self.num_with_content = self.num_steps = 0
+        self.busy_s = 0.0
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether anything is made of the rows that run."""
+        return False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have arrived."""
+        return len(self._arrival_s)
+
+    @property
+    def arrival_s(self) -> Float64Array:
+        """When each arrived: float64 ``[requests]``, as are the next two."""
+        return np.array(self._arrival_s)
+
+    @property
+    def first_token_s(self) -> Float64Array:
+        """When each had its first token; NaN if it never had."""
+        return np.array(self._first_token_s)
+
+    @property
+    def end_s(self) -> Float64Array:
+        """When each had its last token; NaN if it never had."""
+        return np.array(self._end_s)
+
+    def counts(self, name: str) -> Float64Array:
+        """Give num_prompt_tokens, num_output_tokens, num_hit_tokens or num_sequences: float64 ``[requests]``."""
+        return np.array(getattr(self, f"_{name}"), np.float64)
+
+    def arrived(self, request: Request, arrival_s: float, *, has_content: bool) -> None:
+        """Note a request; nothing else is known of it yet."""
+        self.num_with_content += has_content
+        self._arrival_s.append(arrival_s)
+        self._first_token_s.append(NOT_YET)
+        self._end_s.append(NOT_YET)
+        self._num_prompt_tokens.append(request.num_prompt_tokens)
+        self._num_output_tokens.append(request.max_new_tokens)
+        self._num_hit_tokens.append(-1)
+        self._num_sequences.append(request.num_sequences)
+
+    def rejected(self, request: Request) -> None:
+        """Note that a request is over without an answer."""
+        self._ended.append(request.number)
+
+    def take_ended(self) -> list[int]:
+        """Give the requests that are over since the last call, by number."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def scheduled(self, batch: Batch, now_s: float) -> None:  # noqa: ARG002 - as meters are told
+        """Note the hits of first admissions, and preemptions."""
+        for admission in batch.admitted:
+            number = admission.request.number
+            if self._num_hit_tokens[number] < 0:
+                self._num_hit_tokens[number] = admission.num_hit_tokens
+        self.num_preemptions += len(batch.preempted)
+        for request in batch.rejected:
+            self.rejected(request)
+
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:  # noqa: ARG002 - as meters are told
+        """Note how many sequences decode."""
+        self._num_decoded = len(batch.decoded_token_ids)
+
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
+        """Learn that time passes, which nothing here depends on."""
+
+    def stepped(self, step_s: float) -> None:
+        """Note the seconds of a step."""
+        self.num_steps += 1
+        self.busy_s += step_s
+        if self._num_decoded:
+            self.between_tokens.add(step_s, self._num_decoded)
+
+    def progressed(self, progress: Progress, end_s: float) -> None:
+        """Note first and last tokens."""
+        for request in progress.first_tokens:
+            if math.isnan(self._first_token_s[request.number]):
+                self._first_token_s[request.number] = end_s
+        for request in progress.finished:
+            self._end_s[request.number] = end_s
+            self._ended.append(request.number)

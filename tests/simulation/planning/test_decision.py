@@ -1,0 +1,117 @@
+"""What is concluded from points: paired differences, their intervals, and the setting to take."""
+
+import math
+
+import pytest
+
+from pagedkv.simulation.planning import decide, effects_of
+from tests.simulation.planning.results import figures, result
+
+FEW = (2, 3, 2, 3, 2, 3, 2, 3)
+MANY = (4, 6, 4, 6, 4, 6, 4, 6)
+
+
+def test_a_ratio_that_is_the_same_in_each_part_is_certain() -> None:
+    (effect,) = effects_of([result(figures(FEW), gpu="4xh100"), result(figures(MANY), gpu="8xh100")])
+    assert (effect.axis, effect.value, effect.reference, effect.num_pairs) == ("gpu", "8xh100", "4xh100", 1)
+    assert effect.traffic is not None
+    assert (effect.traffic.value, effect.traffic.low, effect.traffic.high) == pytest.approx((2, 2, 2))
+    assert effect.traffic.halves == pytest.approx((2, 2))
+    assert effect.changes_traffic
+
+
+def test_a_ratio_of_one_part_alone_is_not() -> None:
+    lucky = (10, 1, 1, 1, 1, 1, 1, 1)
+    (effect,) = effects_of([result(figures((1,) * 8), policy="lru"), result(figures(lucky), policy="hazard")])
+    assert effect.traffic is not None
+    assert effect.traffic.value == pytest.approx(17 / 8)
+    assert effect.traffic.low < 1 < effect.traffic.high
+    assert effect.is_open
+    assert not effect.changes_traffic
+
+
+def test_the_interval_is_that_of_the_jackknife() -> None:
+    ours, theirs = (3, 4, 5, 6, 7, 8, 9, 10), (5,) * 8
+    (effect,) = effects_of([result(figures(theirs), policy="lru"), result(figures(ours), policy="hazard")])
+    without = [math.log((sum(ours) - each) / 35) for each in ours]
+    mean = sum(without) / 8
+    error = math.sqrt(7 / 8 * sum((each - mean) ** 2 for each in without))
+    assert effect.traffic is not None
+    assert effect.traffic.high == pytest.approx(52 / 40 * math.exp(2.365 * error))
+    assert effect.traffic.halves == pytest.approx((18 / 20, 34 / 20))
+
+
+def test_pairs_differ_in_nothing_else() -> None:
+    points = [
+        result(figures(hits=(100,) * 8), block_size="block 16", policy="lru"),
+        result(figures(hits=(130,) * 8), block_size="block 16", policy="hazard"),
+        result(figures(hits=(200,) * 8), block_size="block 64", policy="lru"),
+        result(figures(hits=(250,) * 8), block_size="block 64", policy="hazard"),
+    ]
+    blocks, policy = effects_of(points)
+    assert (blocks.axis, blocks.num_pairs, policy.num_pairs) == ("block size", 2, 2)
+    assert policy.hit_ratio is not None
+    assert policy.hit_ratio.value == pytest.approx((0.03 + 0.05) / 2)
+    assert policy.changes_hits
+
+
+def test_of_several_loads_the_one_counts_under_which_a_setting_serves_most() -> None:
+    points = [
+        result(figures((5,) * 8), 1, gpu="h100"),
+        result(figures((2,) * 8), 2, gpu="h100"),
+        result(figures((5,) * 8), 1, gpu="2xh100"),
+        result(figures((5,) * 8, span_s=5), 2, gpu="2xh100"),
+    ]
+    (effect,) = effects_of(points)
+    assert effect.traffic is not None
+    assert effect.traffic.value == pytest.approx(2)
+    assert decide(points, has_bounds=True).best.load == 2
+
+
+def test_the_decision_is_told_in_words_with_figures() -> None:
+    points = [
+        result(
+            figures(tuple(n * factor for n in FEW), hits=(100 + 30 * bonus,) * 8), gpu=gpu, block=block, policy=policy
+        )
+        for gpu, factor in (("4xh100", 1), ("8xh100", 2))
+        for block in ("block 16", "block 64")
+        for policy, bonus in (("lru", 0), ("hazard", 1))
+    ]
+    decision = decide(points, has_bounds=True)
+    assert decision.headline == (
+        "Take 8xh100, block 16, hazard: 0.5 answers a second within the bounds, 2x what 4xh100, block 16, lru serves"
+    )
+    assert decision.reasons[:5] == (
+        "8xh100 instead of 4xh100: 2.00x the traffic (2.00 to 2.00)",
+        "block 64 instead of block 16: makes no difference",
+        "hazard instead of lru: +3.0 points of the hit ratio (+3.0 to +3.0)",
+        "answers a second for each GPU, at best: 4xh100 0.062, 8xh100 0.062",
+        "within the bounds at 1 times the recorded traffic: 25.0% with 4xh100, 50.0% with 8xh100",
+    )
+
+
+def test_what_makes_no_difference_stays_as_it_was_typed_first() -> None:
+    points = [result(figures(hits=(h,) * 8), policy=policy) for policy, h in (("lru", 100), ("hazard", 101))]
+    decision = decide(points, has_bounds=False)
+    assert decision.chosen == {"policy": "lru"}
+    assert decision.headline.startswith("Stay with lru: 1 answers a second; nothing else")
+
+
+def test_limits_that_were_not_found_are_said() -> None:
+    assert (
+        "every setting keeps up with 1 times" in decide([result(figures(), gpu="h100")], has_bounds=False).reasons[-1]
+    )
+    slow = figures(offered_s=8.0)
+    assert "no setting keeps up with 1 times" in decide([result(slow, gpu="h100")], has_bounds=False).reasons[-1]
+
+
+def test_nothing_within_the_bounds_is_said() -> None:
+    none = (0,) * 8
+    decision = decide([result(figures(none), gpu="h100"), result(figures(none), gpu="2xh100")], has_bounds=True)
+    assert decision.headline.startswith("None of the settings gives answers a second within the bounds")
+    assert "serves nothing within the bounds" in decision.reasons[0]
+
+
+def test_lengths_alone_claim_no_hits() -> None:
+    points = [result(figures(has_content=False), policy=policy) for policy in ("lru", "hazard")]
+    assert effects_of(points)[0].hit_ratio is None
