@@ -22,6 +22,7 @@ RULES_A_RUN = 50
 RUNS = 60
 OPERATIONS_OF_ALL_RUNS = 50_000  # of the other machines: who asks for fewer gets as much less of these
 LEAST_RUNS = 24
+RUNS_TO_NOTICE = 1000  # at most: a fault that is noticed ends them
 MET = frozenset({"unknown", "filled"})
 MET_WITH_DRAFTS = MET | {
     "refused",
@@ -58,7 +59,7 @@ def test_rows_read_their_own_tokens_for_long(mix: Mix) -> None:
 def require_noticed(name: str) -> None:
     mix = next(mix for mix in MIXES if mix.name == name)
     with pytest.raises((AssertionError, PagedKVError)):
-        overlap(mix, 200, settings(phases=[Phase.generate], database=None, print_blob=False))
+        overlap(mix, RUNS_TO_NOTICE, settings(phases=[Phase.generate], database=None, print_blob=False))
 
 
 def test_ranges_in_flight_that_do_not_move_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +91,7 @@ def test_a_failed_step_that_advanced_a_state_in_place_and_loses_no_row_is_notice
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(aborting, "_has_state", lambda *_: True)
-    require_noticed("drafts of states")
+    require_noticed("state")
 
 
 def test_tokens_that_are_accepted_before_they_are_computed_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
