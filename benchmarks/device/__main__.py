@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.device.limits import limit_figures
 from benchmarks.device.moves import move_figures
 from benchmarks.device.steps import cpu_figures, step_figures
 from benchmarks.device.timing import Figure
@@ -38,6 +39,7 @@ def main() -> int:
 def _figures(*, only_cpu: bool) -> Iterator[Figure]:
     yield from cpu_figures()
     if not only_cpu:
+        yield from limit_figures()
         yield from step_figures()
         yield from move_figures()
 

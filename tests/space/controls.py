@@ -32,7 +32,7 @@ def _require_noticed(mix_name: str, sabotage: Sabotage | None, *, tangled: bool)
     machine = (tangled_machine_of if tangled else machine_of)(mix, Counter(), sabotage)
     bounded = settings(
         settings.get_profile("pagedkv"),
-        max_examples=200 if tangled else 400,
+        max_examples=1000 if tangled else 2000,  # at most: a fault that is noticed ends them
         stateful_step_count=12 if tangled else 50,
         derandomize=True,
         database=None,
