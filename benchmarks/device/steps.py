@@ -47,6 +47,14 @@ def decode_plans(config: SpaceConfig, count: int) -> Iterator[StepPlan]:
         lengths = lengths + np.int32(1)
 
 
+def uneven_plans(config: SpaceConfig, count: int) -> Iterator[StepPlan]:
+    """The same, but how many rows begin a block differs from step to step, so that no plan is laid out as the last."""
+    lengths = (LENGTH + np.random.default_rng(1).integers(0, BLOCK_SIZE, NUM_ROWS)).astype(np.int32)
+    for step in range(1, count + 1):
+        yield decode_plan(config, step, lengths)
+        lengths = lengths + np.int32(1)
+
+
 def require_same_tables(config: SpaceConfig) -> None:
     """Prove that the GPU's tables are those of plain torch on the CPU, step by step."""
     fast, plain = filled_tables(config, "cuda"), filled_tables(config, "cpu")
@@ -63,14 +71,18 @@ def step_figures() -> Iterator[Figure]:
     for num_groups, bar in ((1, 8.0), (4, 12.0)):
         require_same_tables(config_of(num_groups))
         plans = list(decode_plans(config_of(num_groups), NUM_STEPS))
-        what = f"1,024 rows of 131k tokens, {num_groups} {'group' if num_groups == 1 else 'groups'}"
-        yield from figures_of(plans, num_groups, f"decode step, {what}", (bar, 50.0))
+        groups = f"{num_groups} {'group' if num_groups == 1 else 'groups'}"
+        yield from figures_of(plans, num_groups, f"decode step, 1,024 rows of 131k tokens, {groups}", (bar, 50.0))
+        uneven = list(uneven_plans(config_of(num_groups), NUM_STEPS))
+        yield from figures_of(uneven, num_groups, f"decode step, plans of uneven sizes, {groups}", (None, None))
     config = config_of(4)
     plans = [prefill_plan(config, step, NUM_PREFILLED, BLOCKS_OF_PROMPT) for step in range(1, NUM_STEPS + 1)]
     yield from figures_of(plans, 4, "prefill step, 8 rows of 512 new blocks, 4 groups", (14.0, 100.0))
 
 
-def figures_of(plans: list[StepPlan], num_groups: int, name: str, bars: tuple[float, float]) -> Iterator[Figure]:
+def figures_of(
+    plans: list[StepPlan], num_groups: int, name: str, bars: tuple[float | None, float | None]
+) -> Iterator[Figure]:
     """Measure some steps on the GPU, by graphs, and further ones on the host."""
     tables = filled_tables(config_of(num_groups), "cuda")
     tables.step(plans[0])

@@ -7,6 +7,7 @@ simulated memory requires of a row, the tensors must hold as well.
 
 from collections.abc import Iterable, Iterator
 from math import lcm
+from typing import Self
 
 import numpy as np
 import torch
@@ -213,6 +214,13 @@ class BodyDevice(Device):
     def __init__(self, groups: list[GroupRule], num_blocks: dict[str, int], body: Body) -> None:
         super().__init__(groups, num_blocks)
         self.body = body
+
+    @classmethod
+    def beside(cls, device: Device, groups: list[GroupRule], body: Body) -> Self:
+        """Put a body beside a simulated memory that has held nothing yet."""
+        made = cls(groups, {label: len(blocks) for label, blocks in device.memory.items()}, body)
+        made.max_epoch_lag = device.max_epoch_lag
+        return made
 
     def forget(self, place: Place) -> None:
         """Poison the block as well."""

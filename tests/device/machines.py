@@ -23,8 +23,7 @@ class SpaceMachineWithBody(SpaceMachine):
         super().build_space(size)
         model = self.model
         self.body = Body(model.config, model.groups, self.device_name)
-        sizes = {label: len(blocks) for label, blocks in model.device.memory.items()}
-        model.device = BodyDevice(model.groups, sizes, self.body)
+        model.device = BodyDevice.beside(model.device, model.groups, self.body)
 
     # What moves blocks, drawn more often than in the machine of the core: a body is about moves.
 
@@ -73,9 +72,8 @@ class OverlapMachineWithBody(OverlapMachine):
     @initialize(size=st.integers(0, 5))
     def build(self, size: int) -> None:
         super().build(size)
-        sizes = {label: len(blocks) for label, blocks in self.device.memory.items()}
         self.body = Body(self.config, self.groups, self.device_name)
-        self.device = BodyDevice(self.groups, sizes, self.body)
+        self.device = BodyDevice.beside(self.device, self.groups, self.body)
 
     @precondition(lambda self: self.planned)
     @rule(place=PLACE)

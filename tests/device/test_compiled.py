@@ -18,9 +18,8 @@ HOPPER, AMPERE = 90, 80
 WIDE = ("clock", "geometry", "run_stamps", "place_stamps", "changed", "held_stamps", "sample_steps", "slots", "pieces")
 SIZES: dict[str, int] = {
     "num_tables": 4, "num_buffers": 4, "buffer_words": 65_536, "max_rows": 1024, "max_tokens": 8192, "depth": 8,
-    "directory_words": 112, "draft_line": 108, "DIRECTORY_TILE": 128, "RUN_TILE": 256, "RANGE_TILE": 4096,
-    "ROW_TILE": 1024, "COPY_PROGRAMS": 24, "COPY_TILE": 1024, "ENTRY_PROGRAMS": 8, "PLACE_PROGRAMS": 256,
-    "TOKEN_PROGRAMS": 16, "ENTRY_TILE": 512, "PLACES": 4, "PLACE_TILE": 512, "TOKEN_TILE": 512,
+    "draft_line": 108, "ROW_TILE": 1024, "COPY_PROGRAMS": 24, "COPY_TILE": 1024, "ENTRY_PROGRAMS": 8,
+    "PLACE_PROGRAMS": 256, "TOKEN_PROGRAMS": 16, "ENTRY_TILE": 512, "PLACES": 4, "PLACE_TILE": 512, "TOKEN_TILE": 512,
     "WRITES_ONLY": 0, "TILE": 512, "UNIT": 16, "CHUNK": 32_768, "num_heads": 8, "block_size": 16, "scale_step": 0,
     "NUM_SIDES": 2,
     "IS_SCALED": 0, "HEAD_TILE": 8, "DIM_TILE": 128,

@@ -44,8 +44,10 @@ NUM_COLUMNS: Final = 8
 PULLED: Final = 0  # packets carried out: the next one is in buffer PULLED % num_buffers of the ring
 NOW: Final = 1  # number of the packet that was pulled last, from 1 on
 LAST_WORDS: Final = 2  # words of the packet that was carried out last: the next one may have as many
-RANGES_AT: Final = 3  # word at which the ranges of that packet began
-NUM_CLOCKS: Final = 4
+RANGES_AT: Final = 3  # word at which the ranges of that packet began; the next one's may begin there
+NUM_RANGES: Final = 4  # how many they were
+UNKNOWN_AT: Final = 5  # word at which it said how many tokens of each are unknown; 0: nowhere
+NUM_CLOCKS: Final = 8
 
 # Columns of ``run_of_row``.
 RUN_START: Final = 0  # logical block of its first entry
@@ -64,6 +66,7 @@ NUM_TOKENS: Final = 6
 PADDED_TO: Final = 7  # slots from NUM_TOKENS up to here held something before
 ARE_SINGLE: Final = 8  # 1 where each run has one entry: the entry's number is the run's
 ARE_DECODES: Final = 9  # 1 where each range has one position: the token's number is the place's
+UNKNOWNS_AT: Final = 10  # 0 where the packet has none
 NUM_HEADS: Final = 12
 
 NO_FIRST: Final = 2**31 - 1
@@ -113,10 +116,9 @@ class TableArrays:
     Args:
         ring: int32 ``[num_buffers, buffer_words]``, pinned host memory: packets on their way.
         packet: int32 ``[buffer_words]``: the one that was pulled last.
-        clock: int64 ``[4]``: PULLED, NOW, LAST_WORDS, RANGES_AT.
+        clock: int64 ``[NUM_CLOCKS]``.
         geometry: int64 ``[G, NUM_COLUMNS]``; compute_line, unknown_line, draft_line: words of the directory's lines; 0
             where plans have no such part.
-        directory_words: of a packet, up to where its directory ends.
         tables: int32, all tables behind one another, each ``[R, width]``: block ids by row.
         batch_tables: the same shape, by place in the batch.
         run_of_row: int32 ``[G, R, 4]``: what the packet writes into a row; run_stamps: int64 ``[G, R]``: in which
@@ -144,7 +146,6 @@ class TableArrays:
     compute_line: int
     unknown_line: int
     draft_line: int
-    directory_words: int
     tables: torch.Tensor
     batch_tables: torch.Tensor
     run_of_row: torch.Tensor
@@ -201,7 +202,6 @@ def make_arrays(sizes: TableGeometry, device: torch.device) -> TableArrays:
         compute_line=sizes.line(COMPUTE),
         unknown_line=sizes.line(UNKNOWN),
         draft_line=sizes.line(DRAFT_STATES),
-        directory_words=HEADER_WORDS + LINE_WORDS * len(sizes.layout.lines),
         tables=zeros(arena),
         batch_tables=zeros(arena),
         run_of_row=zeros(count, rows, NUM_RUN_COLUMNS),

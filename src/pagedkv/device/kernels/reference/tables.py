@@ -14,6 +14,7 @@ from pagedkv.device.table_arrays import (
     NO_FIRST,
     NOW,
     NUM_ENTRIES,
+    NUM_RANGES,
     NUM_ROWS,
     NUM_RUNS,
     NUM_TOKENS,
@@ -27,6 +28,8 @@ from pagedkv.device.table_arrays import (
     RUNS_AT,
     RUNS_LINE,
     STARTS_LINE,
+    UNKNOWN_AT,
+    UNKNOWNS_AT,
     WIDTH,
     TableArrays,
 )
@@ -68,7 +71,7 @@ def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
         _push_samples(arrays)
     arrays.clock[PULLED] = arrays.clock[NOW]
     arrays.clock[LAST_WORDS] = arrays.packet[NUM_WORDS]
-    arrays.clock[RANGES_AT] = arrays.heads[0, ROWS_AT]
+    arrays.clock[[RANGES_AT, NUM_RANGES, UNKNOWN_AT]] = arrays.heads[0, [ROWS_AT, NUM_ROWS, UNKNOWNS_AT]].long()
 
 
 def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> None:
@@ -171,6 +174,7 @@ def _index_ranges(arrays: TableArrays, group: int) -> None:
     arrays.offsets[group, num_rows:] = total
     head = arrays.heads[group]
     head[NUM_ROWS], head[ROWS_AT] = num_rows, arrays.packet[arrays.compute_line + OFFSET]
+    head[UNKNOWNS_AT] = arrays.packet[arrays.unknown_line + OFFSET]
     head[PADDED_TO] = max(total, int(head[NUM_TOKENS]))
     head[NUM_TOKENS] = total
     head[ARE_DECODES] = bool((lengths == 1).all())

@@ -27,6 +27,7 @@ from pagedkv.device.kernels.triton.words import (
     NUM_COLUMNS,
     NUM_ENTRIES,
     NUM_HEADS,
+    NUM_RANGES,
     NUM_ROWS,
     NUM_RUN_COLUMNS,
     NUM_RUNS,
@@ -40,6 +41,8 @@ from pagedkv.device.kernels.triton.words import (
     RUN_FIRST,
     RUN_START,
     RUNS_AT,
+    UNKNOWN_AT,
+    UNKNOWNS_AT,
     WIDTH,
 )
 from pagedkv.device.table_arrays import TableArrays
@@ -159,6 +162,8 @@ def _step_kernel(
             tl.store(clock + PULLED, now)
             tl.store(clock + LAST_WORDS, tl.load(packet + NUM_WORDS).to(tl.int64))
             tl.store(clock + RANGES_AT, tl.load(head + ROWS_AT).to(tl.int64))
+            tl.store(clock + NUM_RANGES, num_rows.to(tl.int64))
+            tl.store(clock + UNKNOWN_AT, tl.load(head + UNKNOWNS_AT).to(tl.int64))
         _write_entries(
             packet + tl.load(head + RUNS_AT),
             entries,

@@ -19,6 +19,7 @@ from pagedkv.device.table_arrays import (
     NUM_COLUMNS as NUM_COLUMNS_,
     NUM_ENTRIES as NUM_ENTRIES_,
     NUM_HEADS as NUM_HEADS_,
+    NUM_RANGES as NUM_RANGES_,
     NUM_ROWS as NUM_ROWS_,
     NUM_RUN_COLUMNS as NUM_RUN_COLUMNS_,
     NUM_RUNS as NUM_RUNS_,
@@ -33,6 +34,8 @@ from pagedkv.device.table_arrays import (
     RUNS_AT as RUNS_AT_,
     RUNS_LINE as RUNS_LINE_,
     STARTS_LINE as STARTS_LINE_,
+    UNKNOWN_AT as UNKNOWN_AT_,
+    UNKNOWNS_AT as UNKNOWNS_AT_,
     WIDTH as WIDTH_,
 )
 from pagedkv.plan_buffer import (
@@ -40,7 +43,6 @@ from pagedkv.plan_buffer import (
     LENGTH as LENGTH_,
     NUM_WORDS as NUM_WORDS_,
     OFFSET as OFFSET_,
-    STEP_HIGH as STEP_HIGH_,
     STEP_LOW as STEP_LOW_,
 )
 
@@ -60,6 +62,7 @@ __all__ = [
     "NUM_COLUMNS",
     "NUM_ENTRIES",
     "NUM_HEADS",
+    "NUM_RANGES",
     "NUM_ROWS",
     "NUM_RUNS",
     "NUM_RUN_COLUMNS",
@@ -76,8 +79,9 @@ __all__ = [
     "RUN_FIRST",
     "RUN_START",
     "STARTS_LINE",
-    "STEP_HIGH",
     "STEP_LOW",
+    "UNKNOWNS_AT",
+    "UNKNOWN_AT",
     "WIDTH",
 ]
 
@@ -94,6 +98,7 @@ NOW = tl.constexpr(NOW_)
 NUM_COLUMNS = tl.constexpr(NUM_COLUMNS_)
 NUM_ENTRIES = tl.constexpr(NUM_ENTRIES_)
 NUM_HEADS = tl.constexpr(NUM_HEADS_)
+NUM_RANGES = tl.constexpr(NUM_RANGES_)
 NUM_ROWS = tl.constexpr(NUM_ROWS_)
 NUM_RUN_COLUMNS = tl.constexpr(NUM_RUN_COLUMNS_)
 NUM_RUNS = tl.constexpr(NUM_RUNS_)
@@ -108,10 +113,11 @@ RUN_START = tl.constexpr(RUN_START_)
 RUNS_AT = tl.constexpr(RUNS_AT_)
 RUNS_LINE = tl.constexpr(RUNS_LINE_)
 STARTS_LINE = tl.constexpr(STARTS_LINE_)
+UNKNOWN_AT = tl.constexpr(UNKNOWN_AT_)
+UNKNOWNS_AT = tl.constexpr(UNKNOWNS_AT_)
 WIDTH = tl.constexpr(WIDTH_)
 ALIGNMENT = tl.constexpr(ALIGNMENT_)
 LENGTH = tl.constexpr(LENGTH_)
 NUM_WORDS = tl.constexpr(NUM_WORDS_)
 OFFSET = tl.constexpr(OFFSET_)
-STEP_HIGH = tl.constexpr(STEP_HIGH_)
 STEP_LOW = tl.constexpr(STEP_LOW_)
