@@ -134,8 +134,9 @@ class TableArrays:
         heads: int32 ``[G, NUM_HEADS]``: sizes and places of what the packet has for a table.
         firsts: int32 ``[R]``: from which position on the states of each place are in slots of the second tables;
             NO_FIRST where none is.
-        sample_steps: int64 ``[R, depth]``, sample_refused: int32 ``[R, depth]``, sample_counts: int32 ``[R]``: the last
-            steps that computed a row, what they refused, and how many there were.
+        sample_steps: int64 ``[R, depth]``, sample_ends, sample_refused: int32 ``[R, depth]``, sample_counts: int32
+            ``[R]``: the last steps that computed a row, where their ranges ended, what they refused, and how many such
+            steps there were.
         slots: int64 ``[G, T]``: slot of each token; -1 behind them, and for groups of states.
     """
 
@@ -164,6 +165,7 @@ class TableArrays:
     heads: torch.Tensor
     firsts: torch.Tensor
     sample_steps: torch.Tensor
+    sample_ends: torch.Tensor
     sample_refused: torch.Tensor
     sample_counts: torch.Tensor
     slots: torch.Tensor
@@ -220,6 +222,7 @@ def make_arrays(sizes: TableGeometry, device: torch.device) -> TableArrays:
         heads=zeros(count, NUM_HEADS),
         firsts=torch.full((rows,), NO_FIRST, dtype=torch.int32, device=device),
         sample_steps=nothing(rows, sizes.depth, dtype=torch.int64),
+        sample_ends=zeros(rows, sizes.depth),
         sample_refused=zeros(rows, sizes.depth),
         sample_counts=zeros(rows),
         slots=nothing(count, sizes.max_tokens, dtype=torch.int64),

@@ -143,6 +143,31 @@ def test_refused_tokens_move_ranges_down_alike() -> None:
         space.append(rows, None, [3, 3, 3])
 
 
+def test_what_was_refused_behind_a_rollback_moves_nothing() -> None:
+    config = SpaceConfig((FullAttention(2),), num_blocks=60, max_sequences=4, max_tokens=40)
+    space = BlockSpace(config)
+    row = space.allocate([1, 2, 3]).row  # type: ignore[union-attr]
+    plain, fast = both(config)
+
+    def step(refused: int) -> list[list[int]]:
+        plan, starts = space.plan_step(), []
+        for tables in (plain, fast):
+            starts.append(tables.step(plan).starts[0].tolist())
+            told = (torch.tensor([value], dtype=torch.int32, device=tables.device) for value in (row, refused))
+            tables.record_refused(plan.step_id, *told)
+        require_same(plain.arrays, fast.arrays)
+        return starts
+
+    assert step(0) == [[0], [0]]
+    space.append([row], None, [4])
+    assert step(2) == [[3], [3]]
+    space.truncate([row], [3])
+    space.append([row], None, [2])
+    assert step(1) == [[3], [3]]
+    space.append([row], None, [2])
+    assert step(0) == [[4], [4]]
+
+
 @pytest.mark.parametrize("num_places", [3, 5])
 def test_rows_are_gathered_and_positions_mapped_alike(num_places: int) -> None:
     plain, fast = both(CONFIG)

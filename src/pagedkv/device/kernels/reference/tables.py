@@ -160,7 +160,7 @@ def _index_runs(arrays: TableArrays, group: int) -> None:
 def _index_ranges(arrays: TableArrays, group: int) -> None:
     rows = _part(arrays, arrays.compute_line)
     num_rows, starts = len(rows), _part(arrays, arrays.compute_line, 1)
-    shift = _refused(arrays, rows)
+    shift = _refused(arrays, rows, starts)
     line = int(arrays.geometry[group, STARTS_LINE])
     mine = _part(arrays, line) if line else starts
     begin = torch.where(mine == starts, starts - shift, mine)
@@ -195,10 +195,12 @@ def _step_id(arrays: TableArrays) -> torch.Tensor:
     return (high << 32) + (low & 0xFFFF_FFFF)
 
 
-def _refused(arrays: TableArrays, rows: torch.Tensor) -> torch.Tensor:
+def _refused(arrays: TableArrays, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Count the tokens of each row that were refused since the step that samples its first unknown one.
 
-    A plan may name any step that is over for one that is: then the row's last step before that is meant.
+    A plan may name any step that is over for one that is: then the row's last step before that is meant. What was
+    refused behind the place to which the row was rolled back meanwhile does not count: no range begins before the last
+    one left off.
     """
     counts, steps_back = _part(arrays, arrays.unknown_line), _part(arrays, arrays.unknown_line, 1)
     if len(counts) == 0:
@@ -210,6 +212,9 @@ def _refused(arrays: TableArrays, rows: torch.Tensor) -> torch.Tensor:
     sampler = torch.where(sampler < 0, named, sampler)
     counted = (steps >= sampler) & (steps < step_id)
     total = torch.where(counted, refused, 0).sum(1, dtype=torch.int32)
+    last = torch.where(counted, steps, -1).argmax(1, keepdim=True)
+    left_off = (arrays.sample_ends[index] - refused).gather(1, last)[:, 0]
+    total = torch.minimum(total, torch.clamp(starts - left_off, min=0))
     return torch.where((counts > 0) & (steps_back > 0), total, 0).to(torch.int32)
 
 
@@ -217,6 +222,7 @@ def _push_samples(arrays: TableArrays) -> None:
     rows = _part(arrays, arrays.compute_line).long()
     cursor = (arrays.sample_counts[rows] % arrays.sample_steps.shape[1]).long()
     arrays.sample_steps[rows, cursor] = _step_id(arrays)
+    arrays.sample_ends[rows, cursor] = arrays.seq_lens[0, : len(rows)]
     arrays.sample_refused[rows, cursor] = 0
     arrays.sample_counts[rows] += 1
 

@@ -72,6 +72,7 @@ def pull_packet(arrays: TableArrays) -> None:
         arrays.offsets,
         arrays.heads,
         arrays.sample_steps,
+        arrays.sample_ends,
         arrays.sample_refused,
         arrays.compute_line,
         arrays.unknown_line,
@@ -186,6 +187,7 @@ def _pull_kernel(
     offsets,
     heads,
     sample_steps,
+    sample_ends,
     sample_refused,
     compute_line,
     unknown_line,
@@ -242,6 +244,7 @@ def _pull_kernel(
             offsets + (program - num_tables) * (max_rows + 1),
             heads + (program - num_tables) * NUM_HEADS,
             sample_steps,
+            sample_ends,
             sample_refused,
             firsts,
             max_rows,
@@ -325,6 +328,7 @@ def _index_ranges(
     offsets,
     head,
     sample_steps,
+    sample_ends,
     sample_refused,
     firsts,
     max_rows: tl.constexpr,
@@ -361,7 +365,9 @@ def _index_ranges(
         if num_unknown > 0:
             count = _words(buffer, unknown, place, num_unknown, counts, num_unknown_guessed)
             steps_back = _words(buffer, unknown + unknown_stride, place, num_unknown, backs, num_unknown_guessed)
-            shift = _refused(is_place, count, steps_back, row, step_id, sample_steps, sample_refused, depth)
+            shift = _refused(
+                is_place, count, steps_back, row, start, step_id, sample_steps, sample_ends, sample_refused, depth
+            )
         begin = tl.where(begin == start, start - shift, begin)
         end = end - shift
         length = tl.maximum(end - begin, 0)
@@ -394,8 +400,19 @@ def _index_draft_states(buffer, draft_line, firsts, max_rows: tl.constexpr, ROW_
 
 
 @triton.jit
-def _refused(is_place, count, steps_back, row, step_id, sample_steps, sample_refused, depth: tl.constexpr):
-    """As in the reference: from the row's last step that is not after the one that the plan names."""
+def _refused(
+    is_place,
+    count,
+    steps_back,
+    row,
+    start,
+    step_id,
+    sample_steps,
+    sample_ends,
+    sample_refused,
+    depth: tl.constexpr,
+):
+    """As in the reference: from the row's last step that is not after the one that the plan names, and as bounded."""
     concerns = is_place & (count > 0) & (steps_back > 0)
     named = step_id - steps_back
     sampler = tl.zeros_like(named) - 1
@@ -403,9 +420,15 @@ def _refused(is_place, count, steps_back, row, step_id, sample_steps, sample_ref
         step = tl.load(sample_steps + row * depth + entry, mask=concerns, other=-1)
         sampler = tl.where(step <= named, tl.maximum(sampler, step), sampler)
     sampler = tl.where(sampler < 0, named, sampler)
-    shift = tl.zeros_like(row)
+    total = tl.zeros_like(row)
+    last = tl.zeros_like(named) - 1
+    left_off = start
     for entry in tl.static_range(depth):
         step = tl.load(sample_steps + row * depth + entry, mask=concerns, other=-1)
+        end = tl.load(sample_ends + row * depth + entry, mask=concerns, other=0)
         refused = tl.load(sample_refused + row * depth + entry, mask=concerns, other=0)
-        shift += tl.where((step >= sampler) & (step < step_id), refused, 0)
-    return tl.where(concerns, shift, 0)
+        is_counted = (step >= sampler) & (step < step_id)
+        total += tl.where(is_counted, refused, 0)
+        left_off = tl.where(is_counted & (step > last), end - refused, left_off)
+        last = tl.where(is_counted, tl.maximum(last, step), last)
+    return tl.where(concerns, tl.minimum(total, tl.maximum(start - left_off, 0)), 0)

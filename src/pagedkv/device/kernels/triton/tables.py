@@ -83,9 +83,11 @@ def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
         arrays.held_extents,
         arrays.held_stamps,
         arrays.starts,
+        arrays.seq_lens,
         arrays.offsets,
         arrays.heads,
         arrays.sample_steps,
+        arrays.sample_ends,
         arrays.sample_refused,
         arrays.sample_counts,
         arrays.slots,
@@ -124,9 +126,11 @@ def _step_kernel(
     held_extents,
     held_stamps,
     starts,
+    seq_lens,
     offsets,
     heads,
     sample_steps,
+    sample_ends,
     sample_refused,
     sample_counts,
     slots,
@@ -212,7 +216,9 @@ def _step_kernel(
                 num_rows,
                 program - ENTRY_PROGRAMS,
                 step_of(packet),
+                seq_lens,
                 sample_steps,
+                sample_ends,
                 sample_refused,
                 sample_counts,
                 depth,
@@ -383,7 +389,9 @@ def _push_samples(
     num_rows,
     program,
     step_id,
+    ends,
     sample_steps,
+    sample_ends,
     sample_refused,
     sample_counts,
     depth: tl.constexpr,
@@ -395,8 +403,10 @@ def _push_samples(
     is_place = place < num_rows
     row = tl.load(rows + place, mask=is_place, other=0)
     count = tl.load(sample_counts + row, mask=is_place, other=0)
+    end = tl.load(ends + place, mask=is_place, other=0)
     at = row * depth + count % depth
     tl.store(sample_steps + at, step_id, mask=is_place)
+    tl.store(sample_ends + at, end, mask=is_place)
     tl.store(sample_refused + at, 0, mask=is_place)
     tl.debug_barrier()  # no warp stores what another one still has to read
     tl.store(sample_counts + row, count + 1, mask=is_place)
