@@ -1,13 +1,14 @@
-"""Serve 32 prompts, half of which share 96 tokens, 48 new tokens each, on one thread, in turn by three ways.
+"""Serve 32 prompts, half of which share 96 tokens, 48 new tokens each, on one thread, in turn by four ways.
 
     python -m benchmarks.engine [--rounds 5]
 
 The model is a Llama of 4 layers and 256 dimensions with random weights. Ways: this engine; ``generate`` on padded
-prompts; transformers' continuous batching with pages of 16 tokens, its start included. Best of all rounds.
+prompts; transformers' continuous batching with pages of 16 and of 256 tokens, its start included. Best of all rounds.
 """
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, TypeAlias, cast
 
@@ -22,6 +23,7 @@ Tokens: TypeAlias = list[list[int]]
 NUM_NEW: Final = 48
 NUM_PROMPTS: Final = 32
 VOCABULARY: Final = 2048
+NUM_SLOTS: Final = 64_000
 
 
 def make_model() -> LlamaForCausalLM:
@@ -72,10 +74,10 @@ def run_padded(model: LlamaForCausalLM, prompts: Tokens) -> tuple[float, Tokens]
     return perf_counter() - start, out[:, longest:].tolist()
 
 
-def run_continuous(model: LlamaForCausalLM, prompts: Tokens) -> tuple[float, Tokens]:
-    """Serve by transformers' continuous batching."""
+def run_continuous(model: LlamaForCausalLM, prompts: Tokens, page_size: int) -> tuple[float, Tokens]:
+    """Serve by transformers' continuous batching, with room for 64,000 tokens."""
     wishes = GenerationConfig(max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    pages = ContinuousBatchingConfig(page_size=16, num_blocks=4000)
+    pages = ContinuousBatchingConfig(page_size=page_size, num_blocks=NUM_SLOTS // page_size)
     start = perf_counter()
     outputs = cast("Any", model).generate_batch(
         inputs=prompts, generation_config=wishes, continuous_batching_config=pages, progress_bar=False
@@ -86,7 +88,8 @@ def run_continuous(model: LlamaForCausalLM, prompts: Tokens) -> tuple[float, Tok
 WAYS: Final[dict[str, Callable[[LlamaForCausalLM, Tokens], tuple[float, Tokens]]]] = {
     "this engine": run_engine,
     "generate, padded": run_padded,
-    "continuous batching, pages of 16": run_continuous,
+    "continuous batching, pages of 16": partial(run_continuous, page_size=16),
+    "continuous batching, pages of 256": partial(run_continuous, page_size=256),
 }
 
 

@@ -47,6 +47,11 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
     return _compile(function, forceinline=True)
 
 
+def inlined_sums(function: Callable[P, R]) -> Callable[P, R]:
+    """Both: a piece of a loop whose sums may be taken in any order, compiled into every loop that calls it."""
+    return _compile(function, forceinline=True, fastmath=set(REORDERED), nogil=True)
+
+
 def _compile(function: Callable[P, R], **given: object) -> Callable[P, R]:
     options: dict[str, Any] = {"error_model": "numpy", "_nrt": False, **given}
     loop = cast("Any", numba.njit(**options)(function))

@@ -5,7 +5,7 @@ Versions 5.16 to 5.23 are meant. What they share is only given a name here; a di
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, cast
 
@@ -22,6 +22,7 @@ try:
         GenerationConfig,
         LlamaConfig,
         LlamaForCausalLM,
+        PreTrainedConfig,
         PreTrainedModel,
     )
     from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin
@@ -36,6 +37,7 @@ __all__ = [
     "Model",
     "State",
     "accepts",
+    "attention_configs",
     "be_silent",
     "body",
     "dense_cache",
@@ -84,20 +86,21 @@ def register(name: str, attention: Callable[..., Any], mask: Callable[..., Any] 
         AttentionMaskInterface.register(name, mask)
 
 
-@contextmanager
-def implementation(model: Model, name: str) -> Iterator[None]:
-    """Let a model, and all models in it, call an attention function for a while.
-
-    Raises:
-        UnsupportedModelError: the model cannot change its attention: its source does not go through the interface.
-    """
+def attention_configs(model: Model) -> tuple[PreTrainedConfig, ...]:
+    """Find where a model, and all models in it, are told which attention function they call. O(modules)."""
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     for config in list(configs.values()):
         for key in config.sub_configs:
             part = getattr(config, key, None)
             if part is not None:
                 configs[id(part)] = part
-    before = [(config, config._attn_implementation) for config in configs.values()]  # noqa: SLF001 - transformers' name
+    return tuple(configs.values())
+
+
+@contextmanager
+def implementation(configs: Iterable[PreTrainedConfig], name: str) -> Iterator[None]:
+    """Let a model call an attention function for a while; ``configs`` are those of :func:`attention_configs`."""
+    before = [(config, config._attn_implementation) for config in configs]  # noqa: SLF001 - transformers' name
     for config, _ in before:
         config._attn_implementation_internal = name  # noqa: SLF001 - no walk over modules, no warnings
     try:

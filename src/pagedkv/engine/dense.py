@@ -46,7 +46,7 @@ def ask_dense(model: compat.Model, llm: LLM, prompt_token_ids: Sequence[int], nu
         num_new: how many tokens, at least one.
     """
     has_cap = any(layer.soft_cap for layer in llm.groups.attention)
-    with compat.implementation(model, compat.dense_implementation(model, has_cap=has_cap)):
+    with compat.implementation(compat.attention_configs(model), compat.dense_implementation(model, has_cap=has_cap)):
         token_ids, logits = compat.dense_generate(model, prompt_token_ids, num_new)
     top = logits.topk(2, dim=1).values
     is_close = (top[:, 0] - top[:, 1] < TOLERANCE * logits.std(dim=1)).tolist()

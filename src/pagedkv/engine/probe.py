@@ -198,7 +198,7 @@ def probe(model: compat.Model) -> ModelLayers:
         )
     wanted = torch.tensor([NUM_TOKENS - 1], device=model.device)
     try:
-        with torch.inference_mode(), compat.implementation(model, PROBE), listening(recorder):
+        with torch.inference_mode(), compat.implementation(compat.attention_configs(model), PROBE), listening(recorder):
             compat.forward(model, wanted, **inputs)
     except UnsupportedModelError:
         raise

@@ -91,6 +91,7 @@ class ModelRunner:
         self._executor = executor
         self._backend = backend
         self._cache = PagedCache(model)
+        self._configs = compat.attention_configs(model)
         self._device = executor.storage.device
         self._decodes_together = not groups.latents
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
@@ -115,7 +116,7 @@ class ModelRunner:
         positions = plan.compute.positions().astype(np.int64)
         step = StepMetadata.of(inputs)
         token_ids, wanted = batch.token_ids, batch.wanted
-        with torch.inference_mode(), compat.implementation(self._model, IMPLEMENTATION):
+        with torch.inference_mode(), compat.implementation(self._configs, IMPLEMENTATION):
             if not self._groups.states:
                 piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
                 return self._run(piece, step, token_ids, positions, wanted, scorings)

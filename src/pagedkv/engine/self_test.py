@@ -109,11 +109,12 @@ def _dense(model: compat.Model, groups: EngineGroups, tokens: Int32Array, num_de
     cache = compat.dense_cache(model)
     answers = []
     num_prompt = len(tokens) - num_decoded
-    has_cap = any(layer.soft_cap for layer in groups.attention)
+    configs = compat.attention_configs(model)
+    dense = compat.dense_implementation(model, has_cap=any(layer.soft_cap for layer in groups.attention))
     for start, stop in ((0, num_prompt), *((at, at + 1) for at in range(num_prompt, len(tokens)))):
         where = torch.arange(start, stop, device=model.device)
         inputs = {"input_ids": ids[:, start:stop], "position_ids": where[None], "past_key_values": cache}
-        with torch.inference_mode(), compat.implementation(model, compat.dense_implementation(model, has_cap=has_cap)):
+        with torch.inference_mode(), compat.implementation(configs, dense):
             answers.append(compat.forward(model, where - start, **inputs))
     return torch.cat(answers)
 

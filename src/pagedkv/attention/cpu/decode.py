@@ -17,10 +17,12 @@ from typing import Final
 import numpy as np
 
 from pagedkv.arrays import Float32Array, Int32Array, Int64Array
-from pagedkv.compilation.compiled import compiled_sums
+from pagedkv.compilation.compiled import compiled_sums, inlined_sums
 
 __all__ = ["decode_attention", "write_tokens"]
 
+FOUR: Final = 4
+"""Positions whose keys, or values, are taken at once."""
 LOG2_E: Final = np.float32(1.4426950408889634)
 LEAST_EXPONENT: Final = np.float32(-126.0)
 EXPONENT_BIAS: Final = np.int32(127)
@@ -122,13 +124,22 @@ def _score(
 ) -> None:
     """Multiply the queries that share a key head with the keys of positions ``[first, stop)``."""
     dim = queries.shape[1]
+    step = strides[2]
     for block in range(first // block_size, (stop + block_size - 1) // block_size):
-        base = strides[0] + table[block] * strides[1] + key_head * strides[3]
-        for position in range(max(first, block * block_size), min(stop, (block + 1) * block_size)):
-            start = base + (position - block * block_size) * strides[2]
+        begin, end = max(first, block * block_size), min(stop, (block + 1) * block_size)
+        start = strides[0] + table[block] * strides[1] + key_head * strides[3] + (begin - block * block_size) * step
+        whole = begin + (end - begin) // FOUR * FOUR
+        for position in range(begin, whole, FOUR):
+            four = keys[start : start + 3 * step + dim]
+            for head in range(len(queries)):
+                seen = position - first
+                _four_products(scores[head, seen : seen + FOUR], queries[head], four, step, np.float32(scale))
+            start += FOUR * step
+        for position in range(whole, end):
             key = keys[start : start + dim]
             for head in range(len(queries)):
                 scores[head, position - first] = _product(queries[head], key) * np.float32(scale)
+            start += step
 
 
 @compiled_sums
@@ -146,16 +157,25 @@ def _add_values(
     """Add up the values of positions ``[first, stop)`` by their weights."""
     answers[:] = np.float32(0.0)
     dim = answers.shape[1]
+    step = strides[2]
     for block in range(first // block_size, (stop + block_size - 1) // block_size):
-        base = strides[0] + table[block] * strides[1] + key_head * strides[3]
-        for position in range(max(first, block * block_size), min(stop, (block + 1) * block_size)):
-            start = base + (position - block * block_size) * strides[2]
+        begin, end = max(first, block * block_size), min(stop, (block + 1) * block_size)
+        start = strides[0] + table[block] * strides[1] + key_head * strides[3] + (begin - block * block_size) * step
+        whole = begin + (end - begin) // FOUR * FOUR
+        for position in range(begin, whole, FOUR):
+            four = values[start : start + 3 * step + dim]
+            for head in range(len(answers)):
+                seen = position - first
+                _add_four_weighted(answers[head], weights[head, seen : seen + FOUR], four, step)
+            start += FOUR * step
+        for position in range(whole, end):
             value = values[start : start + dim]
             for head in range(len(answers)):
                 _add_weighted(answers[head], weights[head, position - first], value)
+            start += step
 
 
-@compiled_sums
+@inlined_sums
 def _product(left: Float32Array, right: Float32Array) -> np.float32:
     total = np.float32(0.0)
     for element in range(len(left)):
@@ -163,7 +183,43 @@ def _product(left: Float32Array, right: Float32Array) -> np.float32:
     return total
 
 
-@compiled_sums
+@inlined_sums
+def _four_products(
+    products: Float32Array, query: Float32Array, keys: Float32Array, step: int, scale: np.float32
+) -> None:
+    """Multiply a query with four keys that lie ``step`` elements apart, reading the query once."""
+    dim = len(query)
+    key_0, key_1, key_2, key_3 = keys[:dim], keys[step:][:dim], keys[2 * step :][:dim], keys[3 * step :][:dim]
+    product_0, product_1, product_2, product_3 = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for element in range(dim):
+        product_0 += query[element] * key_0[element]
+        product_1 += query[element] * key_1[element]
+        product_2 += query[element] * key_2[element]
+        product_3 += query[element] * key_3[element]
+    products[0] = product_0 * scale
+    products[1] = product_1 * scale
+    products[2] = product_2 * scale
+    products[3] = product_3 * scale
+
+
+@inlined_sums
+def _add_four_weighted(out: Float32Array, weights: Float32Array, values: Float32Array, step: int) -> None:
+    """Add four values that lie ``step`` elements apart, writing the sum once."""
+    dim = len(out)
+    value_0, value_1, value_2, value_3 = (
+        values[:dim],
+        values[step:][:dim],
+        values[2 * step :][:dim],
+        values[3 * step :][:dim],
+    )
+    weight_0, weight_1, weight_2, weight_3 = weights[0], weights[1], weights[2], weights[3]
+    for element in range(dim):
+        out[element] += (weight_0 * value_0[element] + weight_1 * value_1[element]) + (
+            weight_2 * value_2[element] + weight_3 * value_3[element]
+        )
+
+
+@inlined_sums
 def _add_weighted(out: Float32Array, weight: np.float32, value: Float32Array) -> None:
     for element in range(len(out)):
         out[element] += weight * value[element]
