@@ -143,29 +143,56 @@ def test_refused_tokens_move_ranges_down_alike() -> None:
         space.append(rows, None, [3, 3, 3])
 
 
+class Overlapped:
+    """One row of three tokens, in tables of both kinds."""
+
+    def __init__(self) -> None:
+        config = SpaceConfig((FullAttention(2),), num_blocks=60, max_sequences=4, max_tokens=40)
+        self.space = BlockSpace(config)
+        self.row = self.space.allocate([1, 2, 3]).row  # type: ignore[union-attr]
+        self.both = both(config)
+
+    def append_unknown(self, count: int) -> None:
+        """Append tokens that are not known yet."""
+        self.space.append([self.row], None, [count])
+
+    def step(self, refused: int) -> int:
+        """Carry a step out that refuses so many; where its range began."""
+        plan, starts = self.space.plan_step(), set[int]()
+        for tables in self.both:
+            starts |= {*tables.step(plan).starts[0].tolist()}
+            rows, told = (torch.tensor([each], dtype=torch.int32, device=tables.device) for each in (self.row, refused))
+            tables.record_refused(plan.step_id, rows, told)
+        require_same(*(tables.arrays for tables in self.both))
+        self.space.acknowledge(plan.step_id)
+        (start,) = starts
+        return start
+
+
 def test_what_was_refused_behind_a_rollback_moves_nothing() -> None:
-    config = SpaceConfig((FullAttention(2),), num_blocks=60, max_sequences=4, max_tokens=40)
-    space = BlockSpace(config)
-    row = space.allocate([1, 2, 3]).row  # type: ignore[union-attr]
-    plain, fast = both(config)
+    overlapped = Overlapped()
+    assert overlapped.step(0) == 0
+    overlapped.append_unknown(4)
+    assert overlapped.step(2) == 3
+    overlapped.space.truncate([overlapped.row], [3])
+    overlapped.append_unknown(2)
+    assert overlapped.step(1) == 3
+    overlapped.append_unknown(2)
+    assert overlapped.step(0) == 4
 
-    def step(refused: int) -> list[list[int]]:
-        plan, starts = space.plan_step(), []
-        for tables in (plain, fast):
-            starts.append(tables.step(plan).starts[0].tolist())
-            told = (torch.tensor([value], dtype=torch.int32, device=tables.device) for value in (row, refused))
-            tables.record_refused(plan.step_id, *told)
-        require_same(plain.arrays, fast.arrays)
-        return starts
 
-    assert step(0) == [[0], [0]]
-    space.append([row], None, [4])
-    assert step(2) == [[3], [3]]
-    space.truncate([row], [3])
-    space.append([row], None, [2])
-    assert step(1) == [[3], [3]]
-    space.append([row], None, [2])
-    assert step(0) == [[4], [4]]
+def test_what_several_steps_refused_and_nobody_filled_in_adds_up() -> None:
+    """The plan may name any step that is over for the one that samples the first unknown token."""
+    overlapped = Overlapped()
+    assert overlapped.step(0) == 0
+    overlapped.append_unknown(3)
+    assert overlapped.step(1) == 3
+    overlapped.append_unknown(2)
+    assert overlapped.step(1) == 5
+    overlapped.append_unknown(1)
+    assert overlapped.step(0) == 6
+    overlapped.append_unknown(1)
+    assert overlapped.step(0) == 7
 
 
 @pytest.mark.parametrize("num_places", [3, 5])

@@ -196,26 +196,21 @@ def _step_id(arrays: TableArrays) -> torch.Tensor:
 
 
 def _refused(arrays: TableArrays, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Count the tokens of each row that were refused since the step that samples its first unknown one.
+    """Count by how much the range of each row with unknown tokens moves down.
 
-    A plan may name any step that is over for one that is: then the row's last step before that is meant. What was
-    refused behind the place to which the row was rolled back meanwhile does not count: no range begins before the last
-    one left off.
+    It begins where the row's last step left off: where that ended, but for what it refused. A plan tells the most that
+    may have been accepted, or less where the row was rolled back meanwhile: then it begins there.
     """
     counts, steps_back = _part(arrays, arrays.unknown_line), _part(arrays, arrays.unknown_line, 1)
     if len(counts) == 0:
         return torch.zeros_like(rows)
-    step_id, index = _step_id(arrays), rows.long()
-    steps, refused = arrays.sample_steps[index], arrays.sample_refused[index]
-    named = step_id - steps_back[:, None]
-    sampler = torch.where(steps <= named, steps, -1).amax(1, keepdim=True)
-    sampler = torch.where(sampler < 0, named, sampler)
-    counted = (steps >= sampler) & (steps < step_id)
-    total = torch.where(counted, refused, 0).sum(1, dtype=torch.int32)
-    last = torch.where(counted, steps, -1).argmax(1, keepdim=True)
-    left_off = (arrays.sample_ends[index] - refused).gather(1, last)[:, 0]
-    total = torch.minimum(total, torch.clamp(starts - left_off, min=0))
-    return torch.where((counts > 0) & (steps_back > 0), total, 0).to(torch.int32)
+    index = rows.long()
+    steps = arrays.sample_steps[index]
+    steps = torch.where(steps < _step_id(arrays), steps, -1)
+    last, entry = steps.max(1, keepdim=True)
+    left_off = (arrays.sample_ends[index] - arrays.sample_refused[index]).gather(1, entry)[:, 0]
+    is_moved = (counts > 0) & (steps_back > 0) & (last[:, 0] >= 0)
+    return torch.where(is_moved, torch.clamp(starts - left_off, min=0), 0).to(torch.int32)
 
 
 def _push_samples(arrays: TableArrays) -> None:

@@ -412,23 +412,15 @@ def _refused(
     sample_refused,
     depth: tl.constexpr,
 ):
-    """As in the reference: from the row's last step that is not after the one that the plan names, and as bounded."""
+    """As in the reference: down to where the row's last step left off."""
     concerns = is_place & (count > 0) & (steps_back > 0)
-    named = step_id - steps_back
-    sampler = tl.zeros_like(named) - 1
-    for entry in tl.static_range(depth):
-        step = tl.load(sample_steps + row * depth + entry, mask=concerns, other=-1)
-        sampler = tl.where(step <= named, tl.maximum(sampler, step), sampler)
-    sampler = tl.where(sampler < 0, named, sampler)
-    total = tl.zeros_like(row)
-    last = tl.zeros_like(named) - 1
+    last = tl.zeros_like(row).to(tl.int64) - 1
     left_off = start
     for entry in tl.static_range(depth):
         step = tl.load(sample_steps + row * depth + entry, mask=concerns, other=-1)
         end = tl.load(sample_ends + row * depth + entry, mask=concerns, other=0)
         refused = tl.load(sample_refused + row * depth + entry, mask=concerns, other=0)
-        is_counted = (step >= sampler) & (step < step_id)
-        total += tl.where(is_counted, refused, 0)
-        left_off = tl.where(is_counted & (step > last), end - refused, left_off)
-        last = tl.where(is_counted, tl.maximum(last, step), last)
-    return tl.where(concerns, tl.minimum(total, tl.maximum(start - left_off, 0)), 0)
+        is_later = (step < step_id) & (step > last)
+        left_off = tl.where(is_later, end - refused, left_off)
+        last = tl.where(is_later, step, last)
+    return tl.maximum(start - left_off, 0)
