@@ -31,6 +31,24 @@ def test_greedy_rows_take_the_first_of_the_greatest_logits() -> None:
     assert answer.token_ids.tolist() == [int((row == row.max()).nonzero()[0]) for row in logits]
 
 
+@pytest.mark.parametrize("vocab_size", [3, 288, 1024, 1025, 3000])
+def test_batches_where_all_are_greedy_answer_as_in_company(vocab_size: int) -> None:
+    """Ties, a row that allows nothing, and one that is no number, by the way of greedy batches and by the other one."""
+    logits = logits_of(6, vocab_size=vocab_size).round()
+    logits[1], logits[2, vocab_size // 2] = -torch.inf, torch.nan
+    greedy = SampledSequence(GREEDY, [0], vocab_size=vocab_size)
+    drawn = SampledSequence(SamplingParams(temperature=1.0, top_k=1, seed=1), [0], vocab_size=vocab_size)
+    sampler = BatchSampler(vocab_size)
+    alone = sampler.sample(logits, [Place(greedy)] * 6)
+    beside = sampler.sample(torch.cat([logits, logits[:1]]), [*[Place(greedy)] * 6, Place(drawn)])
+    first = [int((row == row.max()).nonzero()[0]) for row in logits[[0, 3, 4, 5]]]
+    assert alone.token_ids.tolist() == [first[0], NO_TOKEN, NO_TOKEN, *first[1:]] == beside.token_ids.tolist()[:6]
+    assert {row: str(failure) for row, failure in alone.failures.items()} == {
+        row: str(failure) for row, failure in beside.failures.items()
+    }
+    assert set(alone.failures) == {1, 2}
+
+
 @pytest.mark.parametrize("vocab_size", [1, 2, 127, 128, 129, 256, 50_257])
 def test_vocabularies_of_all_sizes(vocab_size: int) -> None:
     logits = logits_of(3, vocab_size=vocab_size)

@@ -30,9 +30,9 @@ class Place(NamedTuple):
     drafts: Sequence[int] = ()
 
 
-def features_of(places: Iterable[Place]) -> Feature:
+def features_of(places: Iterable[Place]) -> int:
     """Tell which features rows ask for, each asked for by at least one."""
-    asked = Feature.NONE
+    asked: int = Feature.NONE
     for place in places:
         asked |= place.sequence.features
     return asked
@@ -57,7 +57,7 @@ class Adjustment:
         self._undone: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._has_changed = False
 
-    def apply(self, asked: Feature) -> None:
+    def apply(self, asked: int) -> None:
         """Change the scores.
 
         Args:
@@ -109,7 +109,7 @@ class Adjustment:
         before = self._flat.index_select(0, where)
         self._write(where, before, torch.full_like(before, -torch.inf))
 
-    def _asking(self, feature: Feature) -> list[tuple[int, Place]]:
+    def _asking(self, feature: int) -> list[tuple[int, Place]]:
         return [(row, place) for row, place in enumerate(self._places) if place.sequence.features & feature]
 
     def _where(self, tokens_of_rows: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> torch.Tensor:

@@ -14,13 +14,16 @@ from pagedkv.engine.sampling.drawing import draw, draw_from_window
 from pagedkv.engine.sampling.noise import keys_of
 from pagedkv.engine.sampling.sequence import Feature
 from pagedkv.engine.sampling.thresholds import WINDOW, Filters, thresholds
-from pagedkv.engine.sampling.tiles import TiledScores
+from pagedkv.engine.sampling.tiles import TiledScores, tiled
 from pagedkv.errors import SamplingError
 
-__all__ = ["NO_TOKEN", "Chosen", "choose", "kept_least"]
+__all__ = ["NO_TOKEN", "Chosen", "choose", "choose_greatest", "kept_least"]
 
 NO_TOKEN: Final = -1
 """Stands for the token of a row that waits or failed."""
+
+FEW_SCORES: Final = 1024
+"""Of so many tiles do not pay."""
 
 
 class Chosen(NamedTuple):
@@ -51,10 +54,16 @@ def choose(tiles: TiledScores, rows: Sequence[int], places: Sequence[Place]) -> 
             which = torch.tensor(drawn, device=device)
             draw_some = _draw_filtered if is_filtered else _draw_unfiltered
             chosen[which] = draw_some(tiles, at[which], [places[index] for index in drawn])
-    failures = _failures(tiles, at, places)
-    for index in failures:
-        chosen[index] = NO_TOKEN
-    return Chosen(chosen, failures)
+    return _but_failures(chosen, tiles.maxima[at].amax(dim=1), places)
+
+
+def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Choose the first of the greatest scores of every row, ``places[i]``'s in row ``i``: one pass over the scores."""
+    if scores.shape[1] <= FEW_SCORES:
+        return _but_failures(scores.argmax(dim=1), scores.amax(dim=1), places)
+    tiles = tiled(scores)
+    token_ids = tiles.argmax(torch.arange(len(scores), device=scores.device))
+    return _but_failures(token_ids, tiles.maxima.amax(dim=1), places)
 
 
 def _draw_unfiltered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
@@ -103,12 +112,11 @@ def _column(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) 
     return torch.tensor(numbers, dtype=dtype, device=device)
 
 
-def _failures(tiles: TiledScores, at: torch.Tensor, places: Sequence[Place]) -> dict[int, Exception]:
-    """Find rows whose greatest score is not finite: nothing is allowed there, or the logits are no numbers."""
-    greatest = tiles.maxima[at].amax(dim=1)
+def _but_failures(token_ids: torch.Tensor, greatest: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Take tokens away from rows whose greatest score is not finite: nothing is allowed there, or it is no number."""
     is_finite = torch.isfinite(greatest)
     if bool(is_finite.all()):
-        return {}
+        return Chosen(token_ids, {})
     failures: dict[int, Exception] = {}
     for index in (~is_finite).nonzero()[:, 0].tolist():
         if float(greatest[index]) == -torch.inf:
@@ -117,4 +125,5 @@ def _failures(tiles: TiledScores, at: torch.Tensor, places: Sequence[Place]) -> 
             reason = f"its greatest score is {float(greatest[index])}: the model or a foreign processor gave no numbers"
         position = places[index].sequence.position(places[index].drafts)
         failures[index] = SamplingError(f"position {position} of this sequence cannot be sampled: {reason}")
-    return failures
+        token_ids[index] = NO_TOKEN
+    return Chosen(token_ids, failures)

@@ -23,7 +23,7 @@ import torch
 
 from pagedkv.arguments import as_count
 from pagedkv.engine.sampling.adjusting import Adjustment, Place, features_of
-from pagedkv.engine.sampling.choosing import NO_TOKEN, choose
+from pagedkv.engine.sampling.choosing import NO_TOKEN, choose, choose_greatest
 from pagedkv.engine.sampling.foreign import apply_foreign
 from pagedkv.engine.sampling.logprobs import TokenLogprobs, logprobs_of
 from pagedkv.engine.sampling.sequence import Feature
@@ -100,6 +100,9 @@ class BatchSampler:
         answer = _Answer(torch.full((len(places),), NO_TOKEN, dtype=torch.int32, device=scores.device))
         if not places:
             return answer.told()
+        if asked == Feature.NONE:
+            answer.choose_greatest(scores, places)
+            return answer.told()
         apart = {row for row, place in enumerate(places) if place.sequence.features & Feature.FOREIGN}
         together = [row for row in range(len(places)) if row not in apart]
         adjustment = Adjustment(scores, places)
@@ -164,6 +167,12 @@ class _Answer:
         else:
             self._token_ids[torch.tensor(rows, device=self._token_ids.device)] = chosen.token_ids.int()
         self._failures |= {rows[index]: failure for index, failure in chosen.failures.items()}
+
+    def choose_greatest(self, scores: torch.Tensor, places: Sequence[Place]) -> None:
+        """Choose the most likely tokens, where nobody asks for anything else."""
+        chosen = choose_greatest(scores, places)
+        self._token_ids.copy_(chosen.token_ids)
+        self._failures |= chosen.failures
 
     def tell_logprobs(self, tiles: TiledScores, rows: Iterable[int], places: Iterable[Place]) -> None:
         """Add log-probabilities of rows that want them and have a token; ``tiles`` are of the logits as they came."""
