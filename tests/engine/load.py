@@ -44,15 +44,15 @@ class Visitor:
 
     Args:
         request: the request; place: of its prompt.
-        arrived: the step before which it came.
+        began: the step at which it was first admitted.
         ends_at, expires_at: steps before which it is cancelled, and is past its deadline.
     """
 
     request: EngineRequest
     place: int
-    arrived: int
     ends_at: int
     expires_at: int
+    began: int | None = None
 
 
 @dataclass(eq=False)
@@ -62,6 +62,10 @@ class Load:
     Args:
         model: the model, whose passes fail now and then.
         seed: of everything.
+
+    Attributes:
+        longest_stay: steps from when a request is first admitted to its end. Before that it waits its turn, and nobody
+            overtakes it; how long depends on who came before.
     """
 
     model: PreTrainedModel
@@ -119,7 +123,7 @@ class Load:
                 self.outcomes["refused"] += samples
                 continue
             ends_at, expires_at = (self.num_steps + stay).tolist()
-            self._visitors.append(Visitor(request, place, self.num_steps, ends_at, expires_at))
+            self._visitors.append(Visitor(request, place, ends_at, expires_at))
         return num_new
 
     def _let_leave(self, llm: LLM) -> None:
@@ -156,10 +160,13 @@ class Load:
             if not is_in and not visitor.request.is_finished
         ]
         assert not began or not waiting or max(began) < min(waiting), "somebody was overtaken"
-        for visitor in self._visitors:
+        for visitor, is_in in zip(self._visitors, admitted, strict=True):
+            if is_in and visitor.began is None:
+                visitor.began = self.num_steps
             if visitor.request.is_finished:
                 self._look(visitor)
-                self.longest_stay = max(self.longest_stay, self.num_steps - visitor.arrived)
+                if visitor.began is not None:
+                    self.longest_stay = max(self.longest_stay, self.num_steps - visitor.began)
         self._visitors = [visitor for visitor in self._visitors if not visitor.request.is_finished]
 
     def _look(self, visitor: Visitor) -> None:
