@@ -20,6 +20,7 @@ MODULES: Final = (
     "benchmarks.plans",
     "benchmarks.receipts",
     "benchmarks.partial_hits",
+    "benchmarks.replay",
     "benchmarks.explaining",
     "benchmarks.draft_states",
     "benchmarks.tenants",

@@ -282,7 +282,8 @@ class StepPlan:
         """Positions to be written in one group: those of :attr:`compute`, and of the same rows.
 
         A group that stays out of prefix caching begins each range somewhere else: earlier where the others hit, and
-        at its end, perhaps, where there is nothing for it to do.
+        at its end, perhaps, where there is nothing for it to do. So does a window that is computed again
+        (:class:`~pagedkv.Replay`): what its first positions would see before the start is gone, and 0 in the table.
 
         Args:
             group: index of the group; one that the plan does not know has the ranges of all.
@@ -291,7 +292,7 @@ class StepPlan:
 
     @property
     def compute_outside(self) -> Mapping[int, TokenRanges]:
-        """What :meth:`compute_in` answers for each group that stays out of prefix caching, by its index."""
+        """What :meth:`compute_in` answers for each group with starts of its own, by its index."""
         return self._parts().compute_outside
 
     @property

@@ -27,6 +27,7 @@ __all__ = [
     "FullAttention",
     "GroupSpec",
     "RecurrentState",
+    "Replay",
     "Row",
     "Sequence",
     "SequenceGroup",
@@ -110,12 +111,39 @@ class FullAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """How a window that is gone is computed again, where full attention still has the prompt.
+
+    The step computes the last tokens of the hit once more, in the layers of windows alone; layers of full attention
+    read the keys that they have cached. The first of these tokens lack what lay before them, and each layer carries
+    that on by a window: with n layers of windows behind one another the window before the hit's end is exact where
+    ``num_tokens >= n * (window - 1)``. Rounded up to whole blocks, so much is computed then that the blocks that are
+    kept of it are exact throughout. With less it is approximate: nothing of it is published, nor anything that the
+    sequence computes from there on.
+
+    Args:
+        num_tokens: tokens to compute again, at least 1.
+        num_layers: layers of windows that lie behind one another in the model, those of other groups included.
+    """
+
+    num_tokens: int
+    num_layers: int
+
+    def __post_init__(self) -> None:
+        _check_count(self, "num_tokens")
+        _check_count(self, "num_layers")
+
+
+@dataclass(frozen=True, slots=True)
 class SlidingWindow:
     """Layers whose query at position q attends to positions in ``(q - window, q]`` and the sinks.
 
     Args:
         window: tokens attended to, the query's own included; at least 1.
         num_sink_tokens: leading tokens that stay attended to (StreamingLLM); their blocks are kept.
+        replay: how windows that the cache has lost may be computed again, where a match allows it
+            (:meth:`BlockSpace.match <pagedkv.BlockSpace.match>`). None: never. All of a space's groups with prefix
+            caching are full attention or windows with a replay then.
     """
 
     window: int
@@ -123,12 +151,19 @@ class SlidingWindow:
     num_sink_tokens: int = 0
     pool: str = DEFAULT_POOL
     prefix_caching: bool = True
+    replay: Replay | None = None
     kind: Literal["window"] = field(default="window", init=False)
 
     __repr__ = _short_repr
 
     def __post_init__(self) -> None:
         _check_group(self, "block_size", "window", "num_sink_tokens")
+        is_replay = self.replay is None or isinstance(self.replay, Replay)
+        _require(is_replay, f"replay must be a Replay or None, got {self.replay!r}")
+        _require(
+            self.replay is None or self.prefix_caching,
+            f"{self.replay!r} brings back what hits lack, but prefix_caching is False",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +345,23 @@ class SpaceConfig:
                 f"the host pool of {name!r} needs 0 blocks or at least 2, got {blocks}",
             )
         self._check_tenants()
+        self._check_replays()
+
+    def _check_replays(self) -> None:
+        replaying = [group for group in self.groups if isinstance(group, SlidingWindow) and group.replay]
+        if not replaying:
+            return
+        _require(self.prefix_caching, f"{replaying[0]!r} brings back what hits lack, but prefix_caching is False")
+        inside = [group for group in self.groups if group.prefix_caching and group not in replaying]
+        for group in inside:
+            _require(
+                isinstance(group, FullAttention),
+                f"{group!r} cannot be replayed with {replaying[0]!r}: the tokens go through all layers, so each group "
+                "with prefix caching is full attention, or a window with a replay",
+            )
+        _require(
+            bool(inside), f"{replaying[0]!r} is replayed where full attention has a prompt cached: no group is such"
+        )
 
     def _check_tenants(self) -> None:
         tenants = {} if self.tenants is None else self.tenants
@@ -341,6 +393,19 @@ class SpaceConfig:
             )
         else:
             object.__setattr__(self, "weights_epoch", as_epoch(self.weights_epoch))
+
+    @property
+    def replaying(self) -> tuple[int, ...]:
+        """Groups whose windows can be computed again."""
+        return tuple(
+            index for index, group in enumerate(self.groups) if isinstance(group, SlidingWindow) and group.replay
+        )
+
+    @property
+    def own_starts(self) -> tuple[int, ...]:
+        """Groups in which plans may begin ranges elsewhere: those outside prefix caching, and those replayed."""
+        outside = [index for index, group in enumerate(self.groups) if self.prefix_caching and not group.prefix_caching]
+        return tuple(sorted({*outside, *self.replaying}))
 
     @property
     def counts_epochs(self) -> bool:

@@ -111,10 +111,13 @@ class Body:
             for place, (row, start, end) in enumerate(step.ranges_in(group)):
                 prefixes = step.views[row].prefixes
                 first = step.first_open(row) if group.num_draft_states else end
-                positions = group.kept(min(first, end)) if group.is_state else group.read(start, end)
+                read = step.read_in(group, row, start, end)
+                positions = group.kept(min(first, end)) if group.is_state else step.views[row].exact(group, read)
                 for position in positions if start < end else ():
                     index, offset = group.slot(position)
                     self.require(group, int(table[place, index]), offset, prefixes[position])
+                for index in group.indices(step.masked_in(group, row, start)):
+                    assert int(table[place, index]) == 0, f"group {group.index}: entry {index} cannot be masked"
 
     def fail(self, step: Step) -> None:
         """Carry a plan out up to its forward pass, which fails."""
@@ -157,7 +160,7 @@ class Body:
 
     def _write_tokens(self, group: GroupRule, step: Step, inputs: StepInputs) -> None:
         prefixes = [
-            step.views[row].prefixes[position]
+            step.views[row].number(group, position)
             for row, start, end in step.ranges_in(group)
             for position in range(start, end)
         ]

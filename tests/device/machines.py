@@ -7,9 +7,9 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from tests.device.body import Body, BodyDevice
 from tests.space.mixes import Mix
-from tests.space.overlap_machine import OverlapMachine, Planned
+from tests.space.overlap_machine import OverlapMachine, Planned, WithoutWindows as OverlapWithoutWindows
 from tests.space.sequence_model import ModelSequence
-from tests.space.space_machine import COUNTS, PLACE, PLACES, TOKEN, SpaceMachine
+from tests.space.space_machine import COUNTS, PLACE, PLACES, TOKEN, SpaceMachine, WithoutWindows as SpaceWithoutWindows
 
 __all__ = ["overlap_machine_with_body", "space_machine_with_body"]
 
@@ -103,7 +103,10 @@ def space_machine_with_body(mix: Mix, seen: Counter[str], device: str = "cpu") -
         def __init__(self) -> None:
             super().__init__(mix, seen)
 
-    return Machine
+    class Replaying(SpaceWithoutWindows, Machine):
+        pass
+
+    return Replaying if mix.replays else Machine
 
 
 def overlap_machine_with_body(mix: Mix, seen: Counter[str], device: str = "cpu") -> type[OverlapMachineWithBody]:
@@ -115,4 +118,7 @@ def overlap_machine_with_body(mix: Mix, seen: Counter[str], device: str = "cpu")
         def __init__(self) -> None:
             super().__init__(mix, seen)
 
-    return Machine
+    class Replaying(OverlapWithoutWindows, Machine):
+        pass
+
+    return Replaying if mix.replays else Machine

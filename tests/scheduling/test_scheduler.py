@@ -9,8 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 from pagedkv.errors import ConfigurationError, StepError, TokenError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.spec import FullAttention, RecurrentState, SpaceConfig
+from pagedkv.spec import FullAttention, RecurrentState, Replay, SlidingWindow, SpaceConfig
 from tests.scheduling.engine import Engine
+from tests.space.replay_model import evict_windows
 
 pytestmark = pytest.mark.interpreted
 
@@ -273,3 +274,34 @@ def test_promise_23_a_chunk_ends_where_a_state_is_to_be_kept() -> None:
         told.append((first.admitted[0].num_hit_tokens, [(chunk.start, chunk.stop) for chunk in first.prefilling]))
         served.run()
     assert told == [(0, [(0, 20)]), (20, [(20, 22)]), (20, [(20, 24)])]
+
+
+def replaying_engine(max_batched_tokens: int) -> Engine:
+    """Make an engine whose windows are lost once a prompt of 40 tokens has run."""
+    config = SpaceConfig(
+        (FullAttention(4), SlidingWindow(5, 4, pool="windows", replay=Replay(12, 3))),
+        num_blocks={"device": 60, "windows": 40},
+        max_sequences=8,
+        max_tokens=200,
+        watermark=0.0,
+        receipts=True,
+    )
+    served = Engine(SchedulingConfig(max_sequences=8, max_batched_tokens=max_batched_tokens), config)
+    served.add(list(range(100, 160)), 1)
+    served.run()
+    evict_windows(served.space)
+    return served
+
+
+@pytest.mark.parametrize(
+    ("budget", "start", "stop"), [(64, 40, 47), (16, 40, 44), (13, 40, 41), (12, 0, 12)], ids=lambda number: f"{number}"
+)
+def test_windows_are_computed_again_within_the_budget_of_a_step(budget: int, start: int, stop: int) -> None:
+    served = replaying_engine(budget)
+    served.add([*range(100, 140), *range(7)], 1)
+    (chunk,) = served.step().prefilling
+    assert (chunk.start, chunk.stop) == (start, stop)
+    served.run()
+    receipts = served.space.statistics().receipts
+    assert receipts is not None
+    assert receipts.num_replayed == (12 if start else 0)

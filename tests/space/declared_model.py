@@ -92,17 +92,17 @@ class DeclaredModel(StepModel):
             table = sequence.tables[group.index]
             for position in group.present(table, len(sequence.tokens)):
                 block, offset = table[group.slot(position)[0]], group.slot(position)[1]
-                slot, epoch = (group.pool, block, offset), self._epoch_in_flight(sequence, position)
+                slot, epoch = (group.pool, block, offset), self._epoch_in_flight(group, sequence, position)
                 if self.device.content(group, block, position) != (group.index, sequence.prefixes[position]):
                     labels.bring(self._last_before(), slot, (epoch, epoch))
-                elif position >= sequence.num_planned:
+                elif position >= sequence.planned_in(group):
                     labels.doubt(slot, epoch)
 
-    def _epoch_in_flight(self, sequence: ModelSequence, position: int) -> int:
+    def _epoch_in_flight(self, computing: GroupRule, sequence: ModelSequence, position: int) -> int:
         """With which weights a step in flight computes a position; those in force if none does."""
         epoch = self.epoch
         for step in self.in_flight:
-            for row, start, end in step.ranges:
+            for row, start, end in step.ranges_in(computing):
                 if start <= position < end and self._holds_same(step.views[row].tables, sequence, position):
                     epoch = step.epoch
         return epoch
@@ -173,11 +173,12 @@ class DeclaredModel(StepModel):
         awaited = {place for step in self.planned for place in step.touched} | self.open_written
         for group, table in zip(self.groups, sequence.tables, strict=True):
             told = self.space.computed_block_ids(sequence.row, group.index)
-            assert told == table[: len(told)]
+            assert told == sequence.sure_blocks(group, table)[: len(told)]
             for index, block in enumerate(told):
                 if block and (group.pool, block) not in awaited:
                     start, stop = index * group.block_size, (index + 1) * group.block_size
-                    self.device.expect(group, table, sequence.prefixes, group.written(start, stop))
+                    written = [each for each in group.written(start, stop) if not sequence.is_inexact(group, each)]
+                    self.device.expect(group, table, sequence.prefixes, written)
             is_computed = sequence.is_planned and sequence.planned_in(group) == len(sequence.tokens)
             if is_computed and not self.in_flight and self._is_alone(group, sequence):
                 num_tokens = sequence.num_accepted if group.num_draft_states else len(sequence.tokens)

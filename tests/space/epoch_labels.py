@@ -68,21 +68,29 @@ class EpochLabels:
         index, offset = group.slot(position)
         return self.at(pool or group.pool, table[index], offset)
 
-    def oldest_before(self, tables: list[list[int]], position: int) -> int:
-        """What the oldest is that a position continues; a large number at the beginning."""
+    def oldest_before(self, tables: list[list[int]], starts: list[int], position: int) -> int:
+        """What the oldest is that a position continues; a large number at the beginning.
+
+        Where a group computes what comes before as well, others tell.
+        """
         oldest = NO_LABEL[0]
         for group in self.groups:
+            if starts[group.index] < position:
+                continue
             table = tables[group.index]
             index = (position - 1) // group.block_size
             if position > 0 and index < len(table) and table[index]:
                 oldest = min(oldest, self.of(group, table, position - 1)[0])
         return oldest
 
-    def compute(self, ranges: list[tuple[list[list[int]], int, int]], epoch: int) -> None:
-        """A step computes positions ``[start, end)`` of sequences with these tables; some continue what others do."""
-        for tables, start, end in sorted(ranges, key=lambda computed: computed[1]):
-            oldest = min(epoch, self.oldest_before(tables, start))
+    def compute(self, ranges: list[tuple[list[list[int]], list[int], int, int]], epoch: int) -> None:
+        """A step computes positions ``[start, end)`` of sequences with these tables; some continue what others do.
+
+        In each group it begins at a start of its own.
+        """
+        for tables, starts, start, end in sorted(ranges, key=lambda computed: computed[2]):
+            oldest = min(epoch, self.oldest_before(tables, starts, start))
             for group in self.groups:
-                for position in group.written(start, end):
+                for position in group.written(starts[group.index], end) if starts[group.index] < end else ():
                     index, offset = group.slot(position)
                     self.write(group.pool, tables[group.index][index], offset, (oldest, epoch))

@@ -9,6 +9,7 @@ from pagedkv.errors import PagedKVError, SharedPrefixError, TruncationError
 from tests.space.draft_states_model import DraftStatesModel
 from tests.space.live_model import Refusal, num_holders
 from tests.space.memory_model import Move
+from tests.space.replay_model import with_replay
 from tests.space.sequence_model import GroupRule, ModelSequence
 from tests.space.tenant_model import Tenant
 
@@ -84,12 +85,15 @@ class GrowthModel(DraftStatesModel):
         )
         sequence.generation, sequence.tenant = self.generation, tenant
         sequence.first_epoch, sequence.num_hit = self.epoch, num_hit_tokens
+        sequence.planned_replayed = sequence.sure_replayed = num_hit_tokens
         sequence.extend(self.prefixes, tokens)
+        with_replay(sequence, self.groups, hit, self.prefixes, self.seen["allocation"])
         sequence.tables, sequence.slots = self.read_tables(row), self.read_slots(row)
         assert not any(map(any, sequence.slots)), "a prompt has draft states"
         for group, table in zip(self.groups, sequence.tables, strict=True):
             assert len(table) == group.num_blocks(len(tokens), num_lookahead)
-            num_hits = 0 if group.stays_out else num_hit_tokens // group.block_size
+            num_hits = len(hit.block_ids[group.index])
+            assert num_hits == (0 if group.stays_out else num_hit_tokens // group.block_size) or group.replays
             assert all(table[index] for index in group.indices(group.kept(num_hit_tokens)))
             assert len(set(table[num_hits:])) == len(table) - num_hits
             is_inside = not group.stays_out and num_hit_tokens % group.block_size > 0
@@ -110,6 +114,8 @@ class GrowthModel(DraftStatesModel):
         self.seen["hit"] += num_hit_tokens > 0
         self.seen["kept state hit"] += any(group.is_state and group.index in kept for group in self.groups)
         self.seen["partial hit"] += num_hit_tokens > hit.num_whole_tokens
+        self.seen["replay"] += hit.num_replayed > 0 and hit.is_exact
+        self.seen["approximate replay"] += not hit.is_exact
 
     # Growth
 
@@ -260,6 +266,8 @@ class GrowthModel(DraftStatesModel):
         table = sequence.tables[group.index]
         if group.num_draft_states and length >= sequence.num_accepted:
             return False
+        if not sequence.is_beyond_replay(group, length):
+            return True
         if not group.is_state:
             return not all(table[group.first_kept(length) // group.block_size : group.num_blocks(length)])
         is_checkpoint = length % group.block_size == 0 and bool(table[length // group.block_size - 1])
@@ -267,8 +275,8 @@ class GrowthModel(DraftStatesModel):
 
     def may_lag(self, sequence: ModelSequence, length: int) -> bool:
         """Whether all that would remain may be hit, and a group outside prefix caching computes it only now."""
-        is_out = any(group.stays_out for group in self.groups)
-        return is_out and sequence.planned_outside < length <= sequence.num_planned
+        apart = [group for group in self.groups if group.has_own_start]
+        return any(sequence.planned_in(group) < length <= sequence.num_planned for group in apart)
 
     def truncated(self, sequence: ModelSequence, length: int) -> None:
         """A row was rolled back."""
@@ -296,6 +304,7 @@ class GrowthModel(DraftStatesModel):
             child.num_accepted, child.is_plain = parent.num_accepted, False
             child.num_planned, child.is_planned = parent.num_planned, parent.is_planned
             child.planned_outside = parent.planned_outside
+            parent.forked_replay(child)
             child.sure_from = child.sure_outside = num_tokens
             child.tables, child.slots = self.read_tables(row), self.read_slots(row)
             for group, table, mine in zip(self.groups, parent.tables, child.tables, strict=True):
@@ -311,8 +320,8 @@ class GrowthModel(DraftStatesModel):
         is_draft = self.keeps_draft_states and parent.num_accepted < length
         if is_unplanned or is_draft or any(self._is_gone(group, parent, length) for group in self.groups):
             return Refusal(is_sure=True, is_possible=True)
-        is_out = any(group.stays_out for group in self.groups)
-        may_lag = is_out and not (parent.is_planned and parent.planned_outside == len(parent.tokens))
+        apart = [group for group in self.groups if group.has_own_start]
+        may_lag = any(not (parent.is_planned and parent.planned_in(group) == len(parent.tokens)) for group in apart)
         return Refusal(is_sure=False, is_possible=may_lag)
 
     def branch_needs(self, length: int) -> dict[str, int]:
@@ -340,6 +349,7 @@ class GrowthModel(DraftStatesModel):
             child.num_accepted, child.is_plain = min(parent.num_accepted, length), False
             child.num_planned = min(parent.num_planned, length)
             child.planned_outside = min(parent.planned_outside, length)
+            parent.forked_replay(child)
             child.sure_from = child.sure_outside = length
             child.tables, child.slots = self.read_tables(row), self.read_slots(row)
             assert child.tables == tables

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from pagedkv.plan import BlockMoves, StepPlan, TableWrites
 from tests.space.epoch_labels import EpochLabels
+from tests.space.replay_model import ReplayedRange, require_exact
 from tests.space.sequence_model import GroupRule, ModelSequence
 
 __all__ = ["UNDEFINED", "Device", "Move", "Place", "Step", "View", "host", "moves_of", "nonempty"]
@@ -60,6 +61,14 @@ class View:
     accepted: int = sys.maxsize
     slots: list[list[int]] = field(default_factory=list)
 
+    def number(self, group: GroupRule, position: int) -> int:
+        """What stands for a position in a group."""
+        return self.sequence.number(group, position, self.prefixes[position])
+
+    def exact(self, group: GroupRule, positions: Iterable[int]) -> list[int]:
+        """Those of some positions that are to hold their prefix."""
+        return [position for position in positions if not self.sequence.is_inexact(group, position)]
+
     def block_of(self, group: GroupRule, position: int) -> int:
         """The block of a position: of an open one's state, that of its slot."""
         if group.num_draft_states and position >= self.accepted:
@@ -74,7 +83,7 @@ class Step:
     Args:
         views: every running sequence, by row.
         ranges: ``(row, start, end)`` that the plan computes.
-        outside: the same for each group that stays out of prefix caching.
+        outside: the same for each group that has starts of its own.
         touched: blocks that the device may read or write for it.
         epoch: of the weights that were in force when it was planned; 0 where epochs are not counted.
     """
@@ -89,6 +98,33 @@ class Step:
     def ranges_in(self, group: GroupRule) -> list[tuple[int, int, int]]:
         """``(row, start, end)`` that the plan computes in a group."""
         return self.outside.get(group.index, self.ranges)
+
+    def read_in(self, group: GroupRule, row: int, start: int, end: int) -> list[int]:
+        """Positions that a row reads in a group; of windows that are computed again, from where that is exact."""
+        sequence, positions = self.views[row].sequence, group.read(start, end)
+        replay = sequence.replay if group.replays else None
+        if replay is not None and start < replay.inexact[group.index].stop:
+            first = replay.inexact[group.index].stop
+            return [position for position in positions if position >= first or position < group.num_sink_tokens]
+        return positions
+
+    def masked_in(self, group: GroupRule, row: int, start: int) -> list[int]:
+        """Positions in the windows of a row that are gone: a replay goes without."""
+        replay = self.views[row].sequence.replay if group.replays else None
+        if replay is None or start >= replay.inexact[group.index].stop:
+            return []
+        table = self.views[row].tables[group.index]
+        return [position for position in group.kept(start) if not table[group.slot(position)[0]]]
+
+    def replays(self, groups: list[GroupRule]) -> list[ReplayedRange]:
+        """What is computed again, in windows alone."""
+        windows = [group.index for group in groups if group.replays]
+        found = []
+        for place, (row, start, _) in enumerate(self.ranges if windows else []):
+            starts = {index: self.outside[index][place][1] for index in windows}
+            if min(starts.values()) < start:
+                found.append(ReplayedRange(self.views[row].sequence, self.views[row].tables, starts, start))
+        return found
 
     def first_open(self, row: int) -> int:
         """From which position on a row's states are in slots, as the plan tells it; the largest number if nowhere."""
@@ -232,6 +268,8 @@ class Device:
         self._write_tables(step.plan.table_writes)
         self._require_tables(step)
         self._label(step)
+        for replayed in step.replays(self.groups):
+            require_exact(self.groups, replayed)
         for group in self.groups:
             if group.is_state:
                 self._require_one_owner(group, step)
@@ -302,6 +340,8 @@ class Device:
                 entries = self.tables[group.index].get(row, {})
                 table = step.views[row].tables[group.index]
                 read, written = self._in_table(group, step, row, start, end)
+                for index in group.indices(step.masked_in(group, row, start)):
+                    assert entries.get(index) == 0, f"group {group.index}, row {row}: the device cannot mask {index}"
                 for index in group.indices([*read, *written]):
                     assert table[index], f"group {group.index}, row {row}: block {index} is read but gone"
                     assert entries.get(index) == table[index], (
@@ -311,7 +351,11 @@ class Device:
 
     def _label(self, step: Step) -> None:
         """Label what the forward pass computes."""
-        ranges = [(step.views[row].tables, start, end) for row, start, end in step.ranges]
+        own = {group.index: {row: start for row, start, _ in step.ranges_in(group)} for group in self.groups}
+        ranges = [
+            (step.views[row].tables, [own[group.index][row] for group in self.groups], start, end)
+            for row, start, end in step.ranges
+        ]
         self.labels.compute(ranges, step.epoch)
 
     def _write(self, group: GroupRule, step: Step, *, garbage: bool) -> None:
@@ -329,20 +373,22 @@ class Device:
                 continue
             for position, slot in self._slots_written(group, step, row, start, end):
                 offset = slot[1]
+                number = view.number(group, position)
                 if slot in written:
                     assert not group.is_state, f"two rows advance the state in block {slot[0]}"
-                    assert written[slot] == view.prefixes[position], f"two rows write different tokens to slot {slot}"
-                written[slot] = view.prefixes[position]
-                blocks[slot[0]][offset] = UNDEFINED if garbage else (group.index, view.prefixes[position])
+                    assert written[slot] == number, f"two rows write different tokens to slot {slot}"
+                written[slot] = number
+                blocks[slot[0]][offset] = UNDEFINED if garbage else (group.index, number)
 
     def _read(self, group: GroupRule, step: Step) -> None:
         """Every position that the rule lets this step's queries see holds the row's own prefix."""
         for row, start, end in nonempty(step.ranges_in(group)):
             view = step.views[row]
             read, _ = self._in_table(group, step, row, start, end)
-            self.require(group, view.tables[group.index], view.prefixes, read)
-            self._require_fresh_hit(group, view, read)
-            for position in set(group.read(start, end)).difference(read):
+            exact = view.exact(group, read)
+            self.require(group, view.tables[group.index], view.prefixes, exact)
+            self._require_fresh_hit(group, view, exact)
+            for position in set(step.read_in(group, row, start, end)).difference(read):
                 block = self._block_of_slot(group, row, position)
                 found = self.memory[group.pool][block][0]
                 assert found == (group.index, view.prefixes[position]), (
@@ -352,7 +398,7 @@ class Device:
     def _in_table(self, group: GroupRule, step: Step, row: int, start: int, end: int) -> tuple[list[int], list[int]]:
         """Positions that a step reads, and writes, by a group's first table."""
         if not group.num_draft_states:
-            return group.read(start, end), group.written(start, end)
+            return step.read_in(group, row, start, end), group.written(start, end)
         first = step.first_open(row)
         read = [position for position in group.read(start, end) if position < first]
         return read, group.written_by(start, end, first)[0]

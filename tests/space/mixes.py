@@ -7,6 +7,7 @@ from pagedkv.spec import (
     FullAttention,
     GroupSpec,
     RecurrentState,
+    Replay,
     SlidingWindow,
     SpaceConfig,
     TenantLimits,
@@ -65,6 +66,11 @@ class Mix:
     def keeps_states(self) -> bool:
         """Whether states are kept for prefixes to hit."""
         return self.caching and any(isinstance(group, RecurrentState) and group.prefix_caching for group in self.groups)
+
+    @property
+    def replays(self) -> bool:
+        """Whether windows that are gone can be computed again."""
+        return any(isinstance(group, SlidingWindow) and group.replay is not None for group in self.groups)
 
     @property
     def finds_all_it_holds(self) -> bool:
@@ -223,6 +229,24 @@ MIXES = (
         {"device": 14, "state": 4},
         caching=False,
         expected=ALWAYS | SWAPPING | {"slide"},
+    ),
+    Mix(
+        "windows, replayed",
+        (
+            FullAttention(4),
+            SlidingWindow(window=3, block_size=2, pool="windows", replay=Replay(4, 2)),
+            SlidingWindow(window=4, block_size=1, num_sink_tokens=1, pool="windows", replay=Replay(6, 2)),
+        ),
+        {"device": (24, 50), "windows": (40, 60, 80)},
+        {"device": 24, "windows": 60},
+        expected=CACHED | SWAPPING | {"slide", "replay"},
+    ),
+    Mix(
+        "window, replayed nearly",
+        (FullAttention(2), SlidingWindow(window=4, block_size=2, pool="windows", replay=Replay(3, 3))),
+        {"device": (24, 40), "windows": (12, 20)},
+        {"device": 16, "windows": 10},
+        expected=CACHED | SWAPPING | {"slide", "approximate replay"},
     ),
     Mix(
         "full, tenants",

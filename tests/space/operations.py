@@ -24,6 +24,7 @@ from tests.space.description import describe
 from tests.space.explaining_model import ExplainingModel
 from tests.space.live_model import ModelLoad
 from tests.space.mixes import Mix
+from tests.space.replay_model import MOST_REPLAYED, check_replay, evict_windows
 from tests.space.sequence_model import ModelSequence
 from tests.space.space_model import SpaceModel
 from tests.space.tenant_model import Tenant, added
@@ -130,14 +131,14 @@ class SpaceOperations(RuleBasedStateMachine):
             self.seen["chunk to a checkpoint"] += 1
         self._note(f"allocate {tokens}, {keys}, {num_lookahead} lookahead" if keys != NO_KEYS else f"allocate {tokens}")
         self.history[-1] += f" for {tenant}" if tenant else ""
-        question = space.match(tokens, keys=keys, digests=digests) if whole is None else whole
+        question = self.match(tokens, keys, digests) if whole is None else whole
         hit = question.num_tokens
         model.check_hit(len(tokens), question)
         asked = partial(
             space.can_allocate, tokens, keys=keys, digests=digests, num_lookahead=num_lookahead, tenant=tenant
         )
         status = asked(match=question)
-        assert status is asked()
+        assert status is asked() or question.num_replayed
         earlier = self.answers.get(prompt, question) if whole is None else whole  # perhaps of long ago
         most = model.prompt_blocks(len(tokens), num_lookahead)
         is_possible = model.tenants.fit_empty({tenant: most})
@@ -169,7 +170,7 @@ class SpaceOperations(RuleBasedStateMachine):
             return
         assert answer.num_hit_tokens == hit
         assert answer.checkpoint == question.checkpoint
-        if space.config.explain:
+        if space.config.explain and not question.num_replayed:
             self.explaining.check_recorded(told, space.explanation(answer.row))
         needed = {pool: model.num_free(pool) - space.num_free_blocks(pool) for pool in most}
         is_ok = model.lacks({tenant: needed}, beside_watermark=True) is None
@@ -177,6 +178,19 @@ class SpaceOperations(RuleBasedStateMachine):
         model.allocated(answer.row, tokens, keys, num_lookahead, question, continues, tenant)
         if publish is not True:
             model.sequences[answer.row].generation = -1  # what it holds need not be found
+
+    def match(self, tokens: list[int], keys: RequestKeys, digests: Digests | None = None) -> PrefixHit:
+        """Ask how much of a prompt is cached, or can be computed again where windows are gone."""
+        answer = self.space.match(tokens, keys=keys, digests=digests, max_replay_tokens=MOST_REPLAYED)
+        plain = self.space.match(tokens, keys=keys, digests=digests)
+        check_replay(self.model.groups, answer, plain, MOST_REPLAYED)
+        return answer
+
+    def lose_windows(self) -> None:
+        """The cache evicts the windows that nobody holds, and keeps full attention."""
+        self._note("windows are evicted")
+        evict_windows(self.space)
+        self.check()
 
     # Growth
 

@@ -9,21 +9,22 @@ What any row reads must be its own tokens, whatever was accepted, rolled back, o
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagedkv import Allocation, BlockSpace, PrefixGone, Shortage, StepPlan
+from pagedkv import Allocation, BlockSpace, PrefixGone, PrefixHit, Shortage, StepPlan
 from pagedkv.errors import SequenceError, SharedPrefixError, TruncationError
 from pagedkv.keys import NO_KEYS
 from pagedkv.tables.rows import NUM_ACCEPTED
 from tests.space.memory_model import Device, Step, View, host
 from tests.space.mixes import Mix
-from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes
+from tests.space.replay_model import MOST_REPLAYED, evict_windows, with_replay
+from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Replayed
 
-__all__ = ["OverlapMachine", "overlap_machine_of"]
+__all__ = ["OverlapMachine", "WithoutWindows", "overlap_machine_of"]
 
 MOST_IN_FLIGHT: Final = 4
 PLACE: Final = st.integers(0, 5)
@@ -46,6 +47,16 @@ class Stretch:
     sample: list[int] | None = None
 
 
+class Replay(NamedTuple):
+    """What a replay leaves: which positions hold something else, and from which one on it is approximate."""
+
+    left: Replayed | None
+    approximate_from: int
+
+
+NO_REPLAY: Final = Replay(None, sys.maxsize)
+
+
 @dataclass(eq=False)
 class Row:
     """A sequence: its tokens as far as the host knows them, None where it does not."""
@@ -53,6 +64,7 @@ class Row:
     number: int
     tokens: list[int | None]
     num_certain: int
+    replay: Replay = NO_REPLAY
     is_overlapped: bool = False
     num_computed: int = 0
     num_aborted: int = 0
@@ -111,6 +123,7 @@ class OverlapMachine(RuleBasedStateMachine):
         super().__init__()
         self.mix = mix
         self.seen = seen
+        self.num_replays = 0
         self.rows: list[Row] = []
         self.planned: list[Planned] = []
 
@@ -167,10 +180,21 @@ class OverlapMachine(RuleBasedStateMachine):
     def allocate(self, tokens: list[int], again: int) -> None:
         """Admit a prompt: a new one, or what another row is known to hold, and more."""
         prompt = [*self.rows[again].known, *tokens][:20] if again < len(self.rows) else tokens
-        answer = self.space.allocate(prompt)
+        hit = self.space.match(prompt, max_replay_tokens=MOST_REPLAYED)
+        answer = self.space.allocate(prompt, match=hit)
         if isinstance(answer, Allocation):
-            self.rows.append(Row(answer.row, list(prompt), len(prompt)))
+            row = Row(answer.row, list(prompt), len(prompt), self._replay_of(prompt, hit))
+            self.rows.append(row)
             self.seen["hit"] += answer.num_hit_tokens > 0
+            self.seen["replay"] += hit.num_replayed > 0
+
+    def _replay_of(self, prompt: list[int], hit: PrefixHit) -> Replay:
+        """What a replay leaves, and from which prefix on a row has others, since it is only approximate."""
+        self.num_replays += 1
+        sequence = ModelSequence(0, NO_KEYS, self.root)
+        sequence.extend(self.prefixes, prompt)
+        with_replay(sequence, self.groups, hit, self.prefixes, self.num_replays)
+        return Replay(sequence.replay, sys.maxsize if hit.is_exact else hit.num_tokens)
 
     @precondition(lambda self: self.rows)
     @rule(place=PLACE, counts=st.lists(st.integers(0, 4), min_size=4, max_size=4), everybody=st.booleans())
@@ -298,7 +322,7 @@ class OverlapMachine(RuleBasedStateMachine):
                 self.space.fork(row.number)
             return
         (number,) = self.space.fork(row.number).tolist()
-        self.rows.append(Row(number, list(row.tokens), row.num_certain))
+        self.rows.append(Row(number, list(row.tokens), row.num_certain, row.replay))
 
     @precondition(lambda self: 0 < len(self.rows) < 5)
     @rule(place=PLACE, back=st.integers(0, 5))
@@ -312,7 +336,7 @@ class OverlapMachine(RuleBasedStateMachine):
         if isinstance(answer, Shortage | PrefixGone):
             return
         (number,) = answer.tolist()
-        self.rows.append(Row(number, row.tokens[:length], min(row.num_certain, length)))
+        self.rows.append(Row(number, row.tokens[:length], min(row.num_certain, length), row.replay))
         self.seen["forked at a prefix"] += 1
         self.seen["forked before unknown tokens"] += row.has_unknown
 
@@ -382,14 +406,23 @@ class OverlapMachine(RuleBasedStateMachine):
             tokens += seen.drafts[: end - len(tokens)] if not seen.waiting else []
             tokens += [(luck + position) % 2 for position in range(len(tokens), end)]
             seen.mine.sample = self._sampled(tokens, num_certain, end, luck)
-            prefixes = self.prefixes.extend(self.root, NO_KEYS, 0, tokens[:end])
             number = seen.row.number
-            views[number] = View(ModelSequence(number, NO_KEYS, self.root), 0, prefixes, seen.tables)
+            sequence = ModelSequence(number, NO_KEYS, self.root, replay=seen.row.replay.left)
+            prefixes = self._prefixes_of(seen.row.replay, tokens[:end])
+            views[number] = View(sequence, 0, prefixes, seen.tables)
             ranges.append((number, seen.start - shift, end))
             for group, start in seen.outside.items():
                 outside[group].append((number, start - shift if start == seen.start else start, end))
         self.device.run(Step(planned.plan, views, ranges, outside, frozenset()))
         planned.has_run = True
+
+    def _prefixes_of(self, replay: Replay, tokens: list[int]) -> list[int]:
+        first = min(replay.approximate_from, len(tokens))
+        exact = self.prefixes.extend(self.root, NO_KEYS, 0, tokens[:first])
+        if first == len(tokens) or replay.left is None:
+            return exact
+        other = self.prefixes.follow(exact[-1], ("approximate", replay.left.ident))
+        return exact + self.prefixes.extend(other, NO_KEYS, first, tokens[first:])
 
     @staticmethod
     def _device_tokens(seen: Seen) -> tuple[list[int], int]:
@@ -461,6 +494,21 @@ class OverlapMachine(RuleBasedStateMachine):
                 self.seen["lost with a step"] += 1
 
 
+class WithoutWindows(OverlapMachine):
+    """Loses windows as well, in mixes where they can be computed again."""
+
+    @precondition(lambda self: len(self.rows) < 4)
+    @rule(tokens=st.lists(TOKEN, min_size=10, max_size=16), cut=st.integers(7, 12), more=st.lists(TOKEN, max_size=3))
+    def allocate_without_windows(self, tokens: list[int], cut: int, more: list[int]) -> None:
+        """Admit the beginning of a prompt whose windows have been evicted since it was computed."""
+        self.allocate(tokens, MOST_IN_FLIGHT)
+        self.check()
+        self.settle(0)
+        evict_windows(self.space)
+        self.check()
+        self.allocate([*tokens[:cut], *more], MOST_IN_FLIGHT)
+
+
 def overlap_machine_of(mix: Mix, seen: Counter[str]) -> type[OverlapMachine]:
     """Make the class of machines for one mix, as Hypothesis wants it: without arguments."""
 
@@ -468,4 +516,7 @@ def overlap_machine_of(mix: Mix, seen: Counter[str]) -> type[OverlapMachine]:
         def __init__(self) -> None:
             super().__init__(mix, seen)
 
-    return Machine
+    class Replaying(WithoutWindows, Machine):
+        pass
+
+    return Replaying if mix.replays else Machine

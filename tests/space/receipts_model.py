@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pagedkv import Receipt
+from tests.space.replay_model import ReplayedRange
 from tests.space.sequence_model import ModelSequence
 
 __all__ = ["ReceiptsModel"]
@@ -35,6 +36,7 @@ class Work:
     sequence: ModelSequence
     start: int
     end: int
+    num_replayed: int = 0
     remaining_end: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,12 @@ class ReceiptsModel:
         self.num_planned += 1
         self.steps.append([Work(*each) for each in ranges])
 
+    def replayed(self, ranges: Iterable[ReplayedRange]) -> None:
+        """The plan made last computes some ranges again, in windows alone."""
+        for computed in ranges:
+            work = next(work for work in self.steps[-1] if work.sequence is computed.sequence)
+            work.num_replayed = computed.end - min(computed.starts.values())
+
     def acknowledged(self, tables: Mapping[ModelSequence, Mapping[str, int]]) -> None:
         """The oldest step is over; ``tables`` says how many blocks each sequence has in each pool, by label."""
         step_id = self.num_planned - len(self.steps) + 1
@@ -96,6 +104,7 @@ class ReceiptsModel:
                 num_hit_inside=len(range(life.found_whole, min(life.found, work.start))),
                 num_forked=min(life.shared, work.start),
                 num_swapped_in=min(life.returned, work.start) if has_returned else 0,
+                num_replayed=work.num_replayed,
             )
             life.num_reached = max(life.num_reached, work.remaining_end)
             life.found = life.found_whole = life.shared = 0

@@ -3,14 +3,14 @@
 Written from the documentation of :mod:`pagedkv.spec`; nothing here is taken from the core.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from pagedkv.keys import RequestKeys
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
-__all__ = ["GroupRule", "ModelSequence", "Prefixes", "Status"]
+__all__ = ["GroupRule", "ModelSequence", "Prefixes", "Replayed", "Status"]
 
 
 class Prefixes:
@@ -56,6 +56,22 @@ class Status(Enum):
     LOST = "lost in an aborted step"
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What the replay of a sequence's windows leaves (:mod:`tests.space.replay_model`).
+
+    Args:
+        ident: its number; start: the first position computed again.
+        inexact: by window group, positions that hold something else than their prefix.
+        sure: by window group, the first position of the blocks that the sequence may go back to.
+    """
+
+    ident: int
+    start: int
+    inexact: Mapping[int, range]
+    sure: Mapping[int, int]
+
+
 @dataclass(eq=False, slots=True)
 class ModelSequence:
     """One live sequence.
@@ -69,6 +85,8 @@ class ModelSequence:
         num_planned: leading tokens that a plan computes or has computed, or that were hit.
         sure_from: from here on it computes itself what is in no plan yet; others may compute what is before.
         planned_outside, sure_outside: the same in groups that stay out of prefix caching, where nothing is hit.
+        planned_replayed, sure_replayed: the same in windows that can be computed again.
+        replay: what its replay left, if it had one.
         is_planned: whether a plan saw it whole; before, what it hit may fall to it to compute.
         marked_steps: steps in flight when somebody else brought its content: aborting these does not concern it.
         tables: its block ids, one list a group, as the space told them last.
@@ -94,6 +112,9 @@ class ModelSequence:
     sure_from: int = 0
     planned_outside: int = 0
     sure_outside: int = 0
+    planned_replayed: int = 0
+    sure_replayed: int = 0
+    replay: Replayed | None = None
     is_planned: bool = False
     marked_steps: set[int] = field(default_factory=set)
     tables: list[list[int]] = field(default_factory=list)
@@ -135,18 +156,61 @@ class ModelSequence:
         self.sure_from = min(self.sure_from, length)
         self.planned_outside = min(self.planned_outside, length)
         self.sure_outside = min(self.sure_outside, length)
+        self.planned_replayed = min(self.planned_replayed, length)
+        self.sure_replayed = min(self.sure_replayed, length)
 
     def plan_all(self) -> None:
         """Nothing is left that is in no plan."""
         self.num_planned = self.sure_from = self.planned_outside = self.sure_outside = len(self.tokens)
+        self.planned_replayed = self.sure_replayed = len(self.tokens)
 
     def planned_in(self, group: "GroupRule") -> int:
         """Leading tokens that a plan computes or has computed in a group, or that were hit there."""
+        if group.replays:
+            return self.planned_replayed
         return self.planned_outside if group.stays_out else self.num_planned
 
     def sure_in(self, group: "GroupRule") -> int:
         """From where on it computes itself, in a group, what is in no plan yet."""
+        if group.replays:
+            return self.sure_replayed
         return self.sure_outside if group.stays_out else self.sure_from
+
+    def is_inexact(self, group: "GroupRule", position: int) -> bool:
+        """Whether a position holds something else than its prefix in a group, since a replay computed it."""
+        return self.replay is not None and group.replays and position in self.replay.inexact[group.index]
+
+    def number(self, group: "GroupRule", position: int, prefix: int) -> int:
+        """What stands for a position in a group: its prefix, or what a replay made of it."""
+        if self.replay is None or not self.is_inexact(group, position):
+            return prefix
+        return -2 - 64 * self.replay.ident - position
+
+    def is_beyond_replay(self, group: "GroupRule", length: int) -> bool:
+        """Whether a position reads nothing in a group that a replay left aside, or inexact for others."""
+        if self.replay is None or not group.replays:
+            return True
+        return group.kept_blocks(length) * group.block_size >= self.replay.sure[group.index]
+
+    def is_replaying(self, group: "GroupRule") -> bool:
+        """Whether it holds anything that a replay left inexact for others."""
+        if self.replay is None or not group.replays:
+            return False
+        first = -(-group.num_sink_tokens // group.block_size)
+        return any(self.tables[group.index][first : self.replay.sure[group.index] // group.block_size])
+
+    def sure_blocks(self, group: "GroupRule", table: list[int]) -> list[int]:
+        """A table without the blocks that a replay left inexact."""
+        if self.replay is None or not group.replays:
+            return table
+        first, stop = -(-group.num_sink_tokens // group.block_size), self.replay.sure[group.index] // group.block_size
+        return [0 if first <= index < stop else block for index, block in enumerate(table)]
+
+    def forked_replay(self, child: "ModelSequence") -> None:
+        """A fork holds what the replay has left."""
+        child.replay = self.replay
+        child.planned_replayed = min(self.planned_replayed, len(child.tokens))
+        child.sure_replayed = len(child.tokens)
 
 
 class GroupRule:
@@ -156,6 +220,7 @@ class GroupRule:
         index: position among the groups; pool: name of its pool.
         is_state: whether a block holds a state instead of one slot a token.
         stays_out: whether prefix caching, which other groups have, leaves it aside.
+        replay: how its windows can be computed again; replays: whether they can.
         num_draft_states: slots for states of positions that are not accepted; 0 if they are advanced in place.
         block_size: tokens a block. Without prefix caching one state block serves the whole sequence.
     """
@@ -171,6 +236,8 @@ class GroupRule:
         self.block_size = max_tokens if is_one_state else spec.block_size
         self.slots_per_block = 1 if self.is_state else spec.block_size
         self.num_draft_states = spec.num_draft_states if isinstance(spec, RecurrentState) else 0
+        self.replay = spec.replay if isinstance(spec, SlidingWindow) else None
+        self.replays = self.replay is not None
         self.num_sink_tokens = spec.num_sink_tokens if isinstance(spec, SlidingWindow) else 0
 
     def num_blocks(self, num_tokens: int, num_lookahead: int = 0) -> int:
@@ -192,6 +259,20 @@ class GroupRule:
                 return query // chunk_size * chunk_size
             case RecurrentState():
                 return max(0, query - 1)
+
+    @property
+    def has_own_start(self) -> bool:
+        """Whether plans may begin elsewhere in it."""
+        return self.stays_out or self.replays
+
+    @property
+    def first_kept_span(self) -> int:
+        """How far back a window sees."""
+        return self.spec.window - 1 if isinstance(self.spec, SlidingWindow) else 0
+
+    def kept_blocks(self, query: int) -> int:
+        """First logical block, sinks apart, that computing position ``query`` reads."""
+        return self.first_kept(query) // self.block_size
 
     def kept(self, query: int) -> list[int]:
         """Positions before ``query`` that computing it reads."""

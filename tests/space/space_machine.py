@@ -20,7 +20,7 @@ from tests.space.mixes import Mix
 from tests.space.operations import MOST_LOOKAHEAD, Digests, Prompt, Sabotage, SpaceOperations
 from tests.space.sequence_model import ModelSequence
 
-__all__ = ["Sabotage", "SpaceMachine", "machine_of"]
+__all__ = ["Sabotage", "SpaceMachine", "WithoutWindows", "machine_of"]
 
 MOST_IN_FLIGHT: Final = 4
 CALM_STEPS: Final = 20  # between resets, so that there is something to reset
@@ -350,10 +350,10 @@ class SpaceMachine(SpaceOperations):
         """Ask everything that can be asked: nothing changes."""
         space, model = self.space, self.model
         prompt = self._prompt(origin, cut, tokens, keys)
-        answer = self.answers[prompt] = space.match(list(prompt[0]), keys=prompt[1])
+        answer = self.answers[prompt] = self.match(list(prompt[0]), prompt[1])
         model.check_hit(len(prompt[0]), answer)
         told = space.explain(list(prompt[0]), keys=prompt[1])
-        assert told.num_hit_tokens == answer.num_tokens
+        assert told.num_hit_tokens == answer.num_tokens or answer.num_replayed
         self.explaining.check(told, list(prompt[0]), prompt[1], is_forged=self.is_forged)
         space.can_allocate(list(prompt[0]), keys=prompt[1], num_lookahead=num_lookahead)
         if model.running:
@@ -381,6 +381,26 @@ class SpaceMachine(SpaceOperations):
         self.model.require_unchanged()
 
 
+class WithoutWindows(SpaceMachine):
+    """Loses windows as well, in mixes where they can be computed again."""
+
+    @rule(target=prompts, origin=prompts, cut=LENGTH, tokens=TOKENS, chunk=CHUNK, alone=st.booleans())
+    def allocate_without_windows(
+        self, origin: Prompt, cut: int, tokens: list[int], chunk: list[int], *, alone: bool
+    ) -> MultipleResults[Prompt]:
+        """Admit the beginning of a prompt whose windows have been evicted since it was computed."""
+        first = self._prompt(origin, len(origin[0]), chunk, None)
+        self.free_rows(list(self.model.sequences.values())[: None if alone else 2])
+        self.check()
+        self.allocate_prompt(first)
+        self.check()
+        self.settle()
+        self.lose_windows()
+        prompt = self._prompt(first, max(8, cut), tokens, None)
+        self.allocate_prompt(prompt)
+        return self._as_origins(first, prompt)
+
+
 def machine_of(mix: Mix, seen: Counter[str], sabotage: Sabotage | None = None) -> type[SpaceMachine]:
     """Make the class of machines for one mix, as Hypothesis wants it: without arguments."""
 
@@ -388,4 +408,7 @@ def machine_of(mix: Mix, seen: Counter[str], sabotage: Sabotage | None = None) -
         def __init__(self) -> None:
             super().__init__(mix, seen, sabotage)
 
-    return Machine
+    class Replaying(WithoutWindows, Machine):
+        pass
+
+    return Replaying if mix.replays else Machine

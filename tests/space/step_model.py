@@ -29,7 +29,7 @@ class StepModel(LiveModel):
         assert as_plain(parts_of(restored)) == as_plain(parts_of(plan))
         assert pack_like(parts_of(plan), plan) == plan.buffer.tobytes()
         ranges = ranges_of(plan.compute)
-        outside = {group.index: ranges_of(plan.compute_in(group.index)) for group in self.groups if group.stays_out}
+        outside = {group.index: ranges_of(plan.compute_in(group.index)) for group in self.groups if group.has_own_start}
         assert len({row for row, _, _ in ranges}) == len(ranges), "a plan computes a row twice"
         views = {
             sequence.row: View(
@@ -56,6 +56,8 @@ class StepModel(LiveModel):
         if self.receipts:
             self.receipts.planned((views[row].sequence, start, end) for row, start, end in ranges)
         step = Step(plan, views, ranges, outside, frozenset(), self.epoch)
+        if self.receipts:
+            self.receipts.replayed(step.replays(self.groups))
         touched = self._touched(step)
         new = {(part.pool, block) for part in plan.new_blocks for block in part.block_ids.tolist()}
         self.waiting.cleared(new, plan.step_id)
@@ -123,7 +125,8 @@ class StepModel(LiveModel):
             accepted = min(view.accepted, num_tokens) if group.num_draft_states else num_tokens
             for position in {*group.kept(accepted), *group.present(table, accepted)}:
                 index, _ = group.slot(position)
-                if not table[index] or table[index] == now[index]:
+                is_inexact = view.sequence.is_inexact(group, position)
+                if (not table[index] or table[index] == now[index]) and not is_inexact:
                     self.device.expect(group, table, view.prefixes, [position])
 
     def _require_open_states(self, group: GroupRule, view: View) -> None:
@@ -141,7 +144,7 @@ class StepModel(LiveModel):
             for view in views.values():
                 table = view.tables[group.index]
                 last = view.accepted if group.num_draft_states else len(view.prefixes)
-                for position in group.present(table, last):
+                for position in view.exact(group, group.present(table, last)):
                     index, offset = group.slot(position)
                     is_coming = (group.pool, table[index]) in moved or (table[index], offset) in computed
                     assert is_coming or self.device.content(group, table[index], position) == (
@@ -249,8 +252,12 @@ class StepModel(LiveModel):
                     sequence.is_plain = False
                     sequence.num_planned = min(sequence.num_planned, start)
                     sequence.sure_from = min(sequence.sure_from, start)
-                    for ranges in step.outside.values():
+                    for index, ranges in step.outside.items():
                         begin = next(begin for other, begin, _ in ranges if other == row)
+                        if self.groups[index].replays:
+                            sequence.planned_replayed = min(sequence.planned_replayed, begin)
+                            sequence.sure_replayed = min(sequence.sure_replayed, begin)
+                            continue
                         sequence.planned_outside = min(sequence.planned_outside, begin)
                         sequence.sure_outside = min(sequence.sure_outside, begin)
         for row in answer.rewound_rows:

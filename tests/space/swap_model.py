@@ -45,8 +45,13 @@ class SwapModel(LiveModel):
         }
 
     def is_moved_into(self, batch: list[ModelSequence]) -> bool:
-        """Whether the open plan copies or swaps into blocks with content of these sequences, or one has open states."""
+        """Whether these sequences cannot leave now.
+
+        The open plan copies or swaps into blocks with content of one, or it has open states, or what a replay left.
+        """
         is_open = self.keeps_draft_states and any(each.num_accepted < len(each.tokens) for each in batch)
+        if any(sequence.is_replaying(group) for sequence in batch for group in self.groups):
+            return True
         return is_open or any(
             (group.pool, block) in self.open_written
             for sequence in batch

@@ -99,19 +99,27 @@ class TangledMachine(SpaceOperations):
         surplus = oldest[: max(0, NUM_VACANT - self.model.num_vacant)]
         if surplus:
             self.free_rows(surplus)
-            self.model.check()
+            self._look()
         for num_tokens in filter(None, computed):
             self.allocate_prompt(self._beginning(num_tokens))
-            self.model.check()
+            self._look()
         if any(computed):
             self.settle()
-            self.model.check()
+            self._look()
+        if self.mix.replays:
+            self.lose_windows()
         for action in (*tied, *parted, *([] if settled else stepped)):
             self._act(action)
-            self.model.check()
+            self._look()
             self.seen["tangled steps"] += 1
         if settled:
             self.settle()
+
+    def _look(self) -> None:
+        """All counts agree; where windows were evicted, what explains misses has seen it."""
+        self.model.check()
+        if self.mix.replays:
+            self.explaining.follow(self.history[-1])
 
     def _beginning(self, num_tokens: int) -> Prompt:
         return self.text[:num_tokens], NO_KEYS

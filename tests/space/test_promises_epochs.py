@@ -401,3 +401,14 @@ def test_promise_28_a_block_that_begins_with_a_copy_of_older_content_is_as_old(l
     run_step(space)
     space.check()
     assert hit(space, np.append(begun[:4], [7])) == 0
+
+
+def test_what_a_failed_step_has_dated_says_nothing_of_a_fork_that_waits_for_the_next_one() -> None:
+    """Behind the prompt nothing is published, so that nothing dates it before it is planned again."""
+    space = new_space(weights_epoch=0)
+    answer = space.allocate(tokens(8), publish="prompt")
+    assert isinstance(answer, Allocation)
+    space.append(answer.row, tokens(4, first=8), [4])
+    space.abort(space.plan_step().step_id)
+    space.fork(answer.row)
+    space.check()

@@ -42,7 +42,6 @@ class SpaceTables:
         groups, by_pool = config.groups, config.blocks_by_pool()
         drafting = [index for index, group in enumerate(groups) if _num_draft_states(group)]
         owners = [*range(len(groups)), *drafting]
-        outsiders = [index for index, group in enumerate(groups) if config.prefix_caching and not group.prefix_caching]
         sizes = tuple(_entry_tokens(config, index) for index in range(len(groups)))
         slots_of = {
             index: (table, _num_draft_states(groups[index])) for table, index in enumerate(drafting, len(groups))
@@ -57,7 +56,7 @@ class SpaceTables:
                 *(f"group {index}" for index in range(len(groups))),
                 *(f"the draft states of group {index}" for index in drafting),
             ),
-            layout=PlanLayout(config.pool_names, len(owners), outsiders, has_draft_states=bool(drafting)),
+            layout=PlanLayout(config.pool_names, len(owners), config.own_starts, has_draft_states=bool(drafting)),
         )
 
     def geometry(

@@ -62,7 +62,12 @@ def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool
 def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int | None:
     """Admit the first who waits; return how many tokens of the budget that took, None if it has to wait."""
     request.load_tokens()
-    match = state.space.match(request.known_token_ids, keys=request.keys, max_hit_tokens=request.max_hit_tokens)
+    match = state.space.match(
+        request.known_token_ids,
+        keys=request.keys,
+        max_hit_tokens=request.max_hit_tokens,
+        max_replay_tokens=budget - 1 if state.replays else 0,  # a token behind the hit is computed as well
+    )
     status = _admission_status(state, request, match)
     if status is AllocStatus.LATER:
         return None
@@ -93,6 +98,7 @@ def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget
     """Give a request its first blocks; return how many tokens of the budget that took."""
     num_hit_tokens = match.num_tokens
     request.checkpoint = match.checkpoint
+    budget -= match.num_replayed
     first_chunk = request.known_token_ids[: request.end_of_chunk(num_hit_tokens, budget)]
     continues = request.receipt if request.num_preemptions and state.space.config.receipts else None
     allocation = state.space.allocate(first_chunk, keys=request.keys, match=match, continues=continues)
@@ -102,4 +108,4 @@ def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget
     schedule_chunk(state, draft, request, num_hit_tokens, len(first_chunk))
     state.join(request)
     draft.admitted.append(Admission(request, num_hit_tokens))
-    return len(first_chunk) - num_hit_tokens
+    return len(first_chunk) - num_hit_tokens + match.num_replayed

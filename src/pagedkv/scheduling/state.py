@@ -31,6 +31,7 @@ class SchedulerState:
         in_flight: batches that are not finished, oldest first.
         block_size: tokens of the largest block.
         keeps_states: prompts are split where their recurrent states are kept, which takes a step more.
+        replays: windows that are gone may be computed again.
         num_changes: grows whenever a row begins or ceases to run.
     """
 
@@ -48,6 +49,7 @@ class SchedulerState:
         self.keeps_states = config_of_space.prefix_caching and any(
             isinstance(group, RecurrentState) and group.prefix_caching for group in config_of_space.groups
         )
+        self.replays = bool(config_of_space.replaying)
         self._decoding: Decoding | None = None
         self._has_newcomers = False
 

@@ -165,7 +165,8 @@ def _aborted_starts(state: SpaceState, aborted: list[InFlightStep], group: Group
 
 def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int]) -> list[int]:
     rewound: dict[int, None] = {}
-    for group in (state.cached_groups[0], *state.outsiders):
+    sharing = next(group for group in state.cached_groups if not group.has_own_start)
+    for group in (sharing, *state.own_starts):
         for row, start in _aborted_starts(state, aborted, group):
             if row not in lost:
                 state.rows[row, group.planned] = min(state.rows[row, group.planned], start)
@@ -174,14 +175,14 @@ def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int])
 
 
 def _stranded(state: SpaceState, rewound: list[int]) -> set[int]:
-    """Rows that were rolled back into their hit after the step was planned, which was to compute it for an outsider.
+    """Rows that were rolled back into their hit after the step was planned that was to compute it in some group.
 
     They have nothing to compute in the groups that hit, and no plan has a row that computes nothing there.
     """
     num_tokens, planned = state.rows[:, NUM_TOKENS], state.rows[:, NUM_PLANNED]
     return {
         row
-        for group in state.outsiders
+        for group in state.own_starts
         for row in rewound
         if state.rows[row, group.planned] < num_tokens[row] <= planned[row]
     }

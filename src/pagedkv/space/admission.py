@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.answers import Allocation, Shortage
-from pagedkv.arrays import Int32Array
+from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
@@ -19,6 +19,7 @@ from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching import digests_of_prefix, match_again
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
+from pagedkv.space.replaying import begin_replay
 from pagedkv.space.retaining import note_prompt
 from pagedkv.space.scarcity import find_shortage, fits_empty_pools, fits_now, spare_room
 from pagedkv.space.state import Group, SpaceState
@@ -94,9 +95,9 @@ def _num_fork_blocks(group: Group, admission: Admission) -> int:
 def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
     """Count, by pool, the most blocks that a prompt has taken from the free queue at any time while it is prefilled.
 
-    Chunks of ``max_chunk`` tokens begin behind the hit, the first one at 0 in groups outside prefix caching; each step
-    is acknowledged before the next chunk, so that windows have slid. Forks follow the last one. Without a hit:
-    what an empty pool must have.
+    Chunks of ``max_chunk`` tokens begin behind the hit, the first one at 0 in groups outside prefix caching, and where
+    a replay begins in groups that are replayed; each step is acknowledged before the next chunk, so that windows have
+    slid. Forks follow the last one. Without a hit: what an empty pool must have.
     """
     num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
     starts = np.arange(0 if hit is None else hit.num_tokens, num_tokens, admission.max_chunk)
@@ -104,10 +105,17 @@ def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: Prefix
     for group in state.groups:
         blocks = NO_BLOCKS if hit is None else hit.block_ids[group.index]
         waiting = (group.pool.arrays.records[blocks, QUEUE] == FREE) & (blocks != NULL_BLOCK)
-        own_starts = np.append(0, starts[1:]) if group.stays_out else starts
+        own_starts = np.append(_first_start(group, int(starts[0]), hit), starts[1:])
         needed[group.pool.name] += _taken_by_chunks(group, num_tokens, num_lookahead, own_starts, waiting)
         needed[group.pool.name][-1] += _num_fork_blocks(group, admission)
     return {name: int(by_chunk.max()) for name, by_chunk in needed.items()}
+
+
+def _first_start(group: Group, start: int, hit: PrefixHit | None) -> int:
+    """Tell where the first chunk of a prompt begins in a group, where others begin at ``start``."""
+    if group.stays_out:
+        return 0
+    return start - hit.num_replayed if group.replays and hit is not None else start
 
 
 def _taken_by_chunks(
@@ -219,7 +227,7 @@ def seat_prompt(
         _start_chains(state, row, prompt, hit)
         if prompt.has_extra_keys(state.identity_epoch):
             _tag(state, row, prompt)
-        _take_digests(state, row, prompt)
+        _take_digests(state, row, prompt, hit)
         publish(state, ledger, batch)
     if state.receipts is not None:
         num_inside = hit.num_tokens - hit.num_whole_tokens
@@ -252,12 +260,20 @@ def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -
         if lane[0].lane in parents:
             chains[row] = parents[lane[0].lane]
             continue
-        num_blocks = len(hits[lane[0].index])
-        ends = [(group, hits[group.index][-1]) for group in lane if num_blocks]
+        num_blocks = hit.num_tokens // lane[0].block_size
+        ends = [(group, hits[group.index][-1]) for group in lane if len(hits[group.index]) == num_blocks > 0]
         known = [group.pool.arrays.digests[block] for group, block in ends if block != NULL_BLOCK]
         if num_blocks and not known:
             known = [digests_of_prefix(state, prompt, lane[0].block_size, num_blocks)[-1]]
         chains[row] = known[0] if known else ROOT_WORDS
+
+
+def _digests_of_hit(state: SpaceState, group: Group, prompt: Prompt, hit: PrefixHit, stop: int) -> Uint32Array:
+    """Give the digests of a prompt's first blocks, which full attention hits, in a group of any block size."""
+    whole = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
+    if whole is None:
+        return digests_of_prefix(state, prompt, group.block_size, stop)
+    return whole.pool.arrays.digests[hit.block_ids[whole.index][:stop]]
 
 
 def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
@@ -267,8 +283,10 @@ def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
         state.media_reach[row] = prompt.keys.media_reach
 
 
-def _take_digests(state: SpaceState, row: int, prompt: Prompt) -> None:
-    """Use the digests that the caller brought for the blocks that did not hit."""
+def _take_digests(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
+    """Use the digests that are known of blocks which did not hit: of windows that are computed again, or brought."""
+    if state.replaying_groups:
+        begin_replay(state, row, hit, lambda group, stop: _digests_of_hit(state, group, prompt, hit, stop))
     if len(prompt.digests) == 0:
         return
     for group in state.cached_groups:

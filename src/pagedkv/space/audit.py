@@ -47,6 +47,7 @@ from pagedkv.tables.rows import (
     SHEDS,
     SPAN,
     STATUS,
+    SURE,
     SWAPPED,
     TENANT,
     TOUCHED,
@@ -68,6 +69,7 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         _check_rows(state, group)
         _check_pending(state, group)
         _check_kept(group)
+        _check_inexact(state, group)
         _check_kept_states(state, group)
     for drafts in state.draft_tables:
         check_draft_states(state, drafts)
@@ -112,7 +114,8 @@ def _check_epochs_of_row(state: SpaceState, row: int) -> None:
     for group in state.cached_groups:
         pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
         blocks = group.arrays.table[row, : int(state.rows[row, group.planned]) // group.block_size]
-        dates = pool.arrays.epochs[blocks[blocks != NULL_BLOCK]]
+        is_told = (blocks != NULL_BLOCK) & (pool.arrays.records[blocks, PENDING_STEP] != state.open_step)
+        dates = pool.arrays.epochs[blocks[is_told]]  # what the open step computes, it will date
         is_older = (dates[:, OLDEST] < state.oldest_epochs[row]) & (dates[:, NEWEST] != UNDATED)
         assert not is_older.any(), f"group {group.index}, row {row}: a block is older than the row"
 
@@ -179,6 +182,8 @@ def _check_pending(state: SpaceState, group: Group) -> None:
     for row in running:
         start, end = int(state.rows[row, group.planned]), int(state.rows[row, NUM_TOKENS])
         needed = first_needed_token(kind, span, start) // group.block_size
+        if group.replays and state.rows[row, at + FIRST_BLOCK] < state.rows[row, group.arrays.parameters[SURE]]:
+            needed = start // group.block_size  # a replay does without what lies before it
         assert state.rows[row, at + FIRST_BLOCK] <= max(needed, num_sinks), (
             f"group {group.index}, row {row}: position {start} is next, but reads blocks below the first"
         )
@@ -188,6 +193,18 @@ def _check_pending(state: SpaceState, group: Group) -> None:
         blocks = group.arrays.table[row, : -(-int(state.rows[row, NUM_TOKENS]) // group.block_size)]
         orphaned = blocks[pending[blocks] & ~is_covered[blocks] & (blocks != NULL_BLOCK)]
         assert len(orphaned) == 0, f"group {group.index}, row {row}: nobody computes the pending block {orphaned[0]}"
+
+
+def _check_inexact(state: SpaceState, group: Group) -> None:
+    """What a replay left inexact bears no name, and only rows that run hold it."""
+    at, sure, num_sinks = (int(group.arrays.parameters[column]) for column in (AT, SURE, NUM_SINK_BLOCKS))
+    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist() if group.replays else ():
+        first, stop = state.rows[row, [at + FIRST_BLOCK, sure]].tolist()
+        blocks = group.arrays.table[row, max(first, num_sinks) : stop]
+        where = f"group {group.index}, row {row}"
+        assert stop <= state.rows[row, at + NUM_BLOCKS], f"{where}: sure beyond its blocks"
+        assert not len(blocks) or state.rows[row, STATUS] in {RUNNING, LOST}, f"{where}: swapped out, and inexact"
+        assert not group.pool.arrays.records[blocks, NAME].any(), f"{where}: what is inexact can be found"
 
 
 def _check_kept(group: Group) -> None:

@@ -293,7 +293,7 @@ class BlockSpace(ContentSpace):
         Raises:
             SharedPrefixError: another sequence or a ticket holds blocks beyond that length.
             TruncationError: a length outside ``[1, num_tokens]``; a window's or a state's content that is gone; a hit
-                that a group outside prefix caching is still to compute.
+                that a group outside prefix caching, or a window computed again, is still to compute.
 
         Nothing is changed when it raises. O(rows + blocks given back or completed), about 12 ns a row.
         """
@@ -392,7 +392,8 @@ class BlockSpace(ContentSpace):
     def can_swap_out(self, rows: Rows) -> AllocStatus:
         """Tell whether the host pools can take these rows. Changes nothing.
 
-        NEVER without a host pool; LATER too while the open plan copies or swaps into their blocks.
+        NEVER without a host pool; LATER too while the open plan copies or swaps into their blocks, and until the step
+        is over that computes a window of theirs again.
         """
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
@@ -405,7 +406,8 @@ class BlockSpace(ContentSpace):
 
         Raises:
             NoHostPoolError: a group's pool has no host pool.
-            SequenceError: the open plan writes their blocks (``can_swap_out`` says LATER).
+            SequenceError: the open plan writes their blocks, or a window is computed again (``can_swap_out`` says
+                LATER).
         """
         batch = as_batch(rows)
         mark = require_status(self._state, batch, RUNNING)

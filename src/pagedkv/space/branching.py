@@ -80,16 +80,16 @@ def _longest_prefix(state: SpaceState, row: int, most: int) -> int:
 
 
 def _uncomputed_from(state: SpaceState, row: int) -> tuple[int, int]:
-    """Tell the first position of a row that the open step is to compute, whoever does it: in cached groups, in others.
+    """Tell the first position of a row that the open step is to compute, whoever does it; its length if there is none.
 
-    The row's number of tokens, where there is none.
+    First of groups that begin where others do, then of those with starts of their own.
     """
     starts = [int(state.rows[row, NUM_PLANNED]), int(state.rows[row, NUM_TOKENS])]
     for group in state.groups:
         start = int(state.rows[row, group.planned])
         if state.relies_on[row] >= state.open_step:
             start = min(start, dependency_start(group.arrays, state.rows, row))
-        starts[group.stays_out] = min(starts[group.stays_out], start)
+        starts[group.has_own_start] = min(starts[group.has_own_start], start)
     return starts[0], starts[1]
 
 

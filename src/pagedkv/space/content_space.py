@@ -35,6 +35,7 @@ class ContentSpace(SpaceView):
         keys: RequestKeys = NO_KEYS,
         digests: npt.ArrayLike | None = None,
         max_hit_tokens: int | None = None,
+        max_replay_tokens: int = 0,
     ) -> PrefixHit:
         """Tell how many leading tokens are cached, in which blocks. Changes nothing. O(blocks of the prompt).
 
@@ -46,10 +47,18 @@ class ContentSpace(SpaceView):
             max_hit_tokens: most tokens that may hit; 0 declines any hit, as for a prompt whose every logit is wanted.
                 Whoever is handed the answer hits no more than that, also when it has to ask again. None: no bound.
 
+            max_replay_tokens: most tokens that the step may compute again in windows alone, so that the hit can end
+                where full attention has the prompt and they have not (:class:`~pagedkv.Replay`); taken where it saves
+                more than it costs. All of them are computed in the step that is open, beside the first token behind the
+                hit. 0: none. Without effect where no group asks for replay.
+
         Raises:
-            ConfigurationError: ``max_hit_tokens`` is negative or no integer; see also :meth:`allocate`.
+            ConfigurationError: ``max_hit_tokens`` or ``max_replay_tokens`` is negative or no integer; see also
+                :meth:`allocate`.
         """
         prompt = prepare_prompt(self._state, token_ids, keys, digests, 0)
+        if max_replay_tokens != 0:
+            prompt = prompt._replace(max_replay_tokens=as_count(max_replay_tokens, "max_replay_tokens"))
         if max_hit_tokens is not None:
             prompt = prompt._replace(max_hit_tokens=as_count(max_hit_tokens, "max_hit_tokens"))
         hit = match_prompt(self._state, prompt)

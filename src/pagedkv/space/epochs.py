@@ -110,15 +110,17 @@ def date_step(state: SpaceState, step: InFlightStep) -> None:
     step.epoch = _current(state)
     is_new = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
     state.oldest_epochs[is_new] = step.epoch  # all that they wait for, this plan computes, for them or for another row
-    _date(state, step.rows, step.starts, step.ends, step.epoch)
+    for group in state.cached_groups:
+        _date(state, group, step.rows, step.starts_in(group.index), step.ends, step.epoch)
 
 
 def date_declared(state: SpaceState, batch: Int32Array) -> None:
     """Rows are declared computed: what no plan computes counts as computed with the weights in force."""
     epoch = _current(state)
     state.oldest_epochs[batch] = np.minimum(state.oldest_epochs[batch], epoch)
-    starts, ends = (np.ascontiguousarray(state.rows[batch, column]) for column in (NUM_PLANNED, NUM_TOKENS))
-    _date(state, batch, starts, ends, epoch)
+    for group in state.cached_groups:
+        starts, ends = (np.ascontiguousarray(state.rows[batch, column]) for column in (group.planned, NUM_TOKENS))
+        _date(state, group, batch, starts, ends, epoch)
     is_new = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
     for row in np.flatnonzero(is_new).tolist():  # it may share what was declared
         state.oldest_epochs[row] = min(_oldest_held(state, group, row) for group in state.cached_groups)
@@ -133,12 +135,15 @@ def _oldest_held(state: SpaceState, group: Group, row: int) -> int:
 def date_moved(state: SpaceState, step: InFlightStep, refused: Int32Array) -> None:
     """Tokens were refused: what a step in flight computes behind them is in other blocks now."""
     is_moved = (state.serials[step.rows] == step.serials) & (refused[step.rows] > 0)
-    _date(state, step.rows[is_moved], step.starts[is_moved], step.ends[is_moved], step.epoch)
-
-
-def _date(state: SpaceState, batch: Int32Array, starts: Int32Array, ends: Int32Array, epoch: int) -> None:
     for group in state.cached_groups:
-        date_computed(group.pool.arrays, group.arrays, batch, starts, ends, state.oldest_epochs, epoch)
+        starts = step.starts_in(group.index)[is_moved]
+        _date(state, group, step.rows[is_moved], starts, step.ends[is_moved], step.epoch)
+
+
+def _date(  # noqa: PLR0913, PLR0917 - ranges of one group
+    state: SpaceState, group: Group, batch: Int32Array, starts: Int32Array, ends: Int32Array, epoch: int
+) -> None:
+    date_computed(group.pool.arrays, group.arrays, batch, starts, ends, state.oldest_epochs, epoch)
 
 
 def forget_dates(state: SpaceState, rewound: list[int]) -> None:

@@ -9,7 +9,7 @@ from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.forking import fork_row
-from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, TENANT, blocks_for
+from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, SURE, TENANT, blocks_for
 
 __all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
 
@@ -36,6 +36,8 @@ def inherit(state: SpaceState, parent: int, child: int) -> None:
     rows[child, FROZEN] = rows[parent, FROZEN]
     for column in state.planned_columns:
         rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
+    for group in state.replaying_groups:
+        rows[child, group.arrays.parameters[SURE]] = rows[parent, group.arrays.parameters[SURE]]
     state.relies_on[child] = state.relies_on[parent]
     state.publish_limits[child] = state.publish_limits[parent]
     if state.tenant_names:

@@ -29,12 +29,14 @@ class Prompt(NamedTuple):
         keys: its extra keys.
         digests: words of its digests if the caller brought them, uint32 ``[n // block_size, 8]``, else empty.
         max_hit_tokens: most tokens that may hit, if not all but the last one.
+        max_replay_tokens: most tokens of windows that may be computed again for a longer hit.
     """
 
     tokens: Int32Array
     keys: RequestKeys
     digests: Uint32Array
     max_hit_tokens: int = LARGEST_SIZE
+    max_replay_tokens: int = 0
 
     @property
     def num_hittable(self) -> int:
@@ -59,12 +61,16 @@ class PrefixHit:
         num_tokens: leading tokens whose blocks every group with prefix caching can serve; at most ``len(prompt) - 1``,
             or what the question allowed.
         block_ids: for each group read-only int32 ``[num_tokens // block_size]``: the blocks that hit, 0 where the
-            group needs none (before its window). Empty for a group that stays out of prefix caching.
+            group needs none (before its window). Empty for a group that stays out of prefix caching. Of a window that
+            is computed again, only those before that begins.
         num_whole_tokens: of these, the tokens that hit without the leading tokens of a block
             (:attr:`SpaceConfig.min_partial_hit <pagedkv.SpaceConfig>`): all, unless that is on.
         tails: what the hit ends inside of, with the tokens that count of it: states kept inside an interval, and blocks
             whose leading tokens hit. The sequence goes on from copies of them, which the plan makes. Empty if the hit
             ends where blocks end in all groups.
+        num_replayed: of these, the last tokens, which the step computes once more in window groups alone, since these
+            have lost them (:class:`~pagedkv.Replay`); 0 unless the question allowed it.
+        is_exact: whether what is computed so is what it was; else the sequence publishes nothing.
         num_free: for each group, how many of these blocks nobody uses now: taking them leaves fewer free blocks, too.
         junction: where the prompt leaves a cached chain that goes on otherwise, at a boundary where hits can end; 0 if
             nowhere, and in spaces that do not shed windows.
@@ -78,9 +84,11 @@ class PrefixHit:
         "_state",
         "_version",
         "block_ids",
+        "is_exact",
         "junction",
         "loading",
         "num_free",
+        "num_replayed",
         "num_tokens",
         "num_whole_tokens",
         "tails",
@@ -88,6 +96,8 @@ class PrefixHit:
 
     num_tokens: int
     num_whole_tokens: int
+    num_replayed: int
+    is_exact: bool
     block_ids: tuple[Int32Array, ...]
     num_free: tuple[int, ...]
     junction: int
@@ -109,7 +119,8 @@ class PrefixHit:
         self._prompt = prompt
         self._state = state
         self._version = state.version
-        self.junction = 0
+        self.num_replayed = self.junction = 0
+        self.is_exact = True
         self.loading = None
         self.tails = ()
         self._num_free_tails: dict[str, int] = NONE_FREE
@@ -159,6 +170,11 @@ class PrefixHit:
     def max_hit_tokens(self) -> int:
         """Most tokens that were to hit, as :meth:`BlockSpace.match <pagedkv.BlockSpace.match>` was asked. O(1)."""
         return self._prompt.max_hit_tokens
+
+    @property
+    def max_replay_tokens(self) -> int:
+        """Most tokens that were to be computed again in windows, as the question allowed. O(1)."""
+        return self._prompt.max_replay_tokens
 
     def still_holds(self, state: SpaceState, prompt: Prompt) -> bool:
         """Tell whether a space that is asked about a prompt, or a beginning of it, would answer the same.

@@ -28,10 +28,12 @@ from pagedkv.space.partial_hits import (
     end_inside,
     tail_in_chain,
 )
+from pagedkv.space.replaying import with_replay
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import read_only
 from pagedkv.spec import TokenIds
 from pagedkv.tables.checkpoints import find_tail
+from pagedkv.tables.matching import find_block
 from pagedkv.tables.rows import HIT_ALIGNMENT, NAME_IN_POOL, GroupArrays
 
 __all__ = ["digests_of_prefix", "match_again", "match_prompt", "prepare_prompt"]
@@ -128,7 +130,7 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
         hit.num_whole_tokens = search.num_whole_tokens
         hit.end_inside(search.end_of_tails, search.tails)
     hit.junction = search.junction
-    return hit
+    return search.with_replay(hit) if prompt.max_replay_tokens else hit
 
 
 def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
@@ -169,7 +171,8 @@ def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> 
         raise ConfigurationError(f"match must be what BlockSpace.match returned, got {answer!r}")
     if answer.still_holds(state, prompt):
         return answer
-    return match_prompt(state, prompt._replace(max_hit_tokens=answer.max_hit_tokens))
+    most, most_replayed = answer.max_hit_tokens, answer.max_replay_tokens
+    return match_prompt(state, prompt._replace(max_hit_tokens=most, max_replay_tokens=most_replayed))
 
 
 def _junction_behind(group: Group, chain: Int32Array) -> int:
@@ -481,6 +484,17 @@ class _PrefixMatch:
         pool, keys = group.pool.arrays, state.extra_keys.arrays
         block = find_tail(pool, group.arrays, parent, prompt.tokens[start:end], keys, extra)
         return Tail(group.index, int(block), index, parent.copy(), end - start) if block != NULL_BLOCK else None
+
+    # Windows that are gone
+
+    def with_replay(self, hit: PrefixHit) -> PrefixHit:
+        """Make a longer hit, whose windows are to be computed again, of one that was found."""
+        return with_replay(self._state, self._prompt, hit, self._chains, self._block_at)
+
+    def _block_at(self, group: Group, index: int) -> int:
+        digests = self._lane_digests((index + 1) * group.block_size)
+        is_known = index < len(digests[group.lane])
+        return int(find_block(*self._lookup(group, digests), index)) if is_known else NULL_BLOCK
 
     def _looked_up_groups(self) -> list[Group]:
         return [group for group in self._state.cached_groups if group.index not in self._chains]

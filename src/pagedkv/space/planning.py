@@ -44,7 +44,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     if not ascends:
         touched.sort()
     moves = _open_moves(ledger, layout)
-    num_parts = 3 + len(state.outsiders) + 2 * state.is_overlapped + bool(state.draft_tables)  # as long as the ranges
+    num_parts = 3 + len(state.own_starts) + 2 * state.is_overlapped + bool(state.draft_tables)  # as long as the ranges
     num_words = num_parts * padded(num_ranges) + sum(2 * padded(len(pairs)) for _, pairs in moves)
     writes = []
     for group, (num_runs, num_entries) in zip(state.tables, state.write_counts.tolist(), strict=True):
@@ -84,9 +84,9 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
 
 
 def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_ranges: int) -> None:
-    """Add where groups outside prefix caching begin each range, and where positions have states of their own."""
+    """Add where groups with starts of their own begin each range, and where positions have states of their own."""
     lines = state.plan_layout.lines
-    for group in state.outsiders:
+    for group in state.own_starts:
         collect_starts(group.arrays, state.rows, buffer, lines[STARTS, group.index], ranges, num_ranges)
     if state.draft_tables:
         state.draft_tables[0].loops.collect_firsts(state.rows, buffer, lines[DRAFT_STATES, 0], ranges, num_ranges)

@@ -38,6 +38,7 @@ from pagedkv.tables.receipts import (
     NUM_WAITING,
     REACHED,
     RECOMPUTED,
+    REPLAYED,
     RETURNED,
     RETURNED_IN,
     SHARED,
@@ -72,6 +73,8 @@ class Receipt:
         block_steps: by device pool, blocks of its tables summed over the acknowledged steps; in the order of
             ``statistics().pools``.
         host_block_steps: the same by host pool, while it was swapped out, in the order of ``statistics().host_pools``.
+        num_replayed: of those hit, tokens that acknowledged steps computed once more in windows alone, since these were
+            gone (:class:`~pagedkv.Replay`).
         num_reached: leading tokens that have been there; what a later life of the request computes of them is computed
             again. Says nothing of what was taken: it is not compared, and a sum has the largest.
     """
@@ -88,6 +91,7 @@ class Receipt:
     host_block_steps: tuple[int, ...] = ()
     num_reached: int = field(default=0, compare=False)
     num_hit_inside: int = 0
+    num_replayed: int = 0
 
     def __add__(self, other: "Receipt") -> "Receipt":
         """Add the counts of two receipts."""
@@ -106,6 +110,7 @@ class Receipt:
             _added(self.host_block_steps, other.host_block_steps),
             max(self.num_reached, other.num_reached),
             self.num_hit_inside + other.num_hit_inside,
+            self.num_replayed + other.num_replayed,
         )
 
 
@@ -179,6 +184,7 @@ class ReceiptBook:
             num_recomputed=numbers[RECOMPUTED],
             num_hit=numbers[HIT],
             num_hit_inside=numbers[HIT_INSIDE],
+            num_replayed=numbers[REPLAYED],
             num_forked=numbers[FORKED],
             num_swapped_in=numbers[SWAPPED_IN],
             num_declared=numbers[DECLARED],
@@ -206,9 +212,17 @@ class ReceiptBook:
         """A step was planned."""
         self.waiting[step.rows, IN_FLIGHT] += step.ends - step.starts
 
-    def acknowledged(self, rows: Int32Array, serials: Int32Array, step: InFlightStep) -> None:
-        """A step has run; the windows of its rows have not slid yet. O(rows of the step + max_sequences x groups)."""
+    def acknowledged(
+        self, rows: Int32Array, serials: Int32Array, step: InFlightStep, replayed: Int32Array | None
+    ) -> None:
+        """A step has run; the windows of its rows have not slid yet. O(rows of the step + max_sequences x groups).
+
+        ``replayed``: int32 ``[rows of the step]``, what it computed of each in windows alone; None for nothing.
+        """
         ranges = step.plan.compute
+        if replayed is not None:
+            is_alive = serials[step.rows] == step.serials
+            self._charge(REPLAYED, step.rows[is_alive], replayed[is_alive])
         charge_step(
             self.counts,
             self.waiting,

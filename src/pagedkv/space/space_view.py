@@ -26,6 +26,7 @@ from pagedkv.space.audit import check_space
 from pagedkv.space.batches import require_status
 from pagedkv.space.epochs import epochs_of_row
 from pagedkv.space.receipts import Receipt
+from pagedkv.space.replaying import without_inexact
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.space.steps import StepLedger, read_only
@@ -217,6 +218,7 @@ class SpaceView:
     def computed_block_ids(self, row: int, group: int = 0) -> list[int]:
         """Leading full blocks of a sequence whose tokens are all computed (acknowledged).
 
+        Of what a replay computed, the null block stands for what is not exact by itself (:class:`~pagedkv.Replay`).
         Right after a swap-in the open plan still brings their content, ahead of its forward pass. The states of tokens
         that are not accepted are elsewhere (:meth:`draft_block_ids`), where a group has them.
         """
@@ -227,6 +229,8 @@ class SpaceView:
         if owner.arrays.parameters[NUM_DRAFT_STATES]:
             num_computed = min(num_computed, int(self._state.rows[known, NUM_ACCEPTED]))
         entries = self._entries(known, group)[: num_computed // owner.block_size]
+        if owner.replays:
+            entries = without_inexact(self._state, owner, known, entries)
         pending = owner.pool.arrays.records[entries, PENDING_STEP] > self._state.settled_step
         return cast("list[int]", entries[: int(np.argmax(pending)) if pending.any() else len(entries)].tolist())
 

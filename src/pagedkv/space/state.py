@@ -48,6 +48,7 @@ from pagedkv.tables.rows import (
     new_draft_arrays,
     new_group_arrays,
     new_rows,
+    num_draft_states,
 )
 from pagedkv.tables.rules import first_needed_token
 
@@ -112,7 +113,17 @@ class Group:
     @property
     def stays_out(self) -> bool:
         """Whether the others have prefix caching, and this group does not."""
+        return self.lane == NO_LANE
+
+    @property
+    def has_own_start(self) -> bool:
+        """Whether plans may begin ranges of rows elsewhere than in other groups: it stays out, or can be replayed."""
         return self.planned != NUM_PLANNED
+
+    @property
+    def replays(self) -> bool:
+        """Whether windows that are gone can be computed again."""
+        return self.has_own_start and not self.stays_out
 
     def first_needed_token(self, query: int) -> int:
         """First position, sinks apart, that computing position ``query`` and all later ones still reads."""
@@ -161,9 +172,10 @@ class SpaceState:
         pools: device pools by name; host_pools: host pools by the same names.
         pool_counts: the counts of the device pools.
         groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching
-            (all, if the space has none); outsiders: those; planned_columns: those of the rows that say how far any
-            group is planned. lanes: the groups of each digest chain. shedding_groups: those whose windows leave
-            cached only what later prompts can hit. state_groups: those that keep states, for prefixes to hit.
+            (all, if the space has none); outsiders: those; own_starts: those, and the replaying_groups, whose windows
+            can be computed again; planned_columns: those of the rows that say how far any group is planned. lanes: the
+            groups of each digest chain. shedding_groups: those whose windows leave cached only what later prompts can
+            hit. state_groups: those that keep states, for prefixes to hit.
         draft_tables: the second tables of groups that keep states of open tokens; tables: those of the groups, and
             these. num_draft_states: most tokens of a row that may be open where a group is a recurrent state.
         checkpoints: which states are kept inside intervals, or None where there are no such groups.
@@ -213,7 +225,8 @@ class SpaceState:
         self.pool_counts = [pool.arrays.counts for pool in self.pools.values()]
         self.rows = new_rows(
             config.max_sequences,
-            len(config.groups) + _num_draft_tables(config),
+            len(config.groups) + sum(num_draft_states(spec) > 0 for spec in config.groups),
+            num_replaying=len(config.replaying),
             has_tenants=bool(config.tenants),
         )
         self.vacant_rows = list(range(config.max_sequences))[::-1]
@@ -234,6 +247,8 @@ class SpaceState:
         )
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
+        self.own_starts = tuple(self.groups[index] for index in config.own_starts)
+        self.replaying_groups = tuple(self.groups[index] for index in config.replaying)
         self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
         self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
         self.checkpoints = Checkpoints(config) if self.state_groups else None
@@ -257,7 +272,7 @@ class SpaceState:
         self.plan_layout = PlanLayout(
             tuple(self.pools),
             len(self.tables),
-            [group.index for group in self.outsiders],
+            config.own_starts,
             has_draft_states=bool(self.draft_tables),
         )
         self.num_steps_before = self.num_batches = 0
@@ -321,7 +336,8 @@ class SpaceState:
             arrays = new_group_arrays(index, config)
             block_size, is_full = int(arrays.parameters[BLOCK_SIZE]), bool(arrays.parameters[KIND] == FULL)
             planned = int(arrays.parameters[PLANNED])
-            lane = lane_of_size.setdefault(block_size, len(lane_of_size)) if planned == NUM_PLANNED else NO_LANE
+            stays_out = config.prefix_caching and not spec.prefix_caching
+            lane = NO_LANE if stays_out else lane_of_size.setdefault(block_size, len(lane_of_size))
             pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
             view = GroupView(pool.arrays, arrays, self.rows)
             ends = np.zeros((config.max_sequences if arrays.parameters[SHEDS] else 0, NUM_ENDS), np.int32)
@@ -329,12 +345,12 @@ class SpaceState:
         return tuple(groups)
 
     def _new_draft_tables(self) -> tuple[DraftTable, ...]:
-        drafting = [group for group in self.groups if _num_draft_states(group.spec)]
+        drafting = [group for group in self.groups if num_draft_states(group.spec)]
         if not drafting:
             return ()
         loops = DraftLoops(*drafting[0].view)
         return tuple(
-            DraftTable(index, group, new_draft_arrays(index, self.config, _num_draft_states(group.spec)), loops)
+            DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)), loops)
             for index, group in enumerate(drafting, len(self.groups))
         )
 
@@ -419,14 +435,6 @@ class SpaceState:
         """Make a number that no batch of rows was marked with before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
-
-
-def _num_draft_tables(config: SpaceConfig) -> int:
-    return sum(_num_draft_states(spec) > 0 for spec in config.groups)
-
-
-def _num_draft_states(spec: GroupSpec) -> int:
-    return spec.num_draft_states if isinstance(spec, RecurrentState) else 0
 
 
 def _tenants_of(config: SpaceConfig) -> tuple[str | None, ...]:

@@ -5,6 +5,7 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.space import filling
 from pagedkv.space.merging import merge
+from pagedkv.space.replaying import num_replayed
 from pagedkv.space.retaining import slide_group
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
@@ -21,7 +22,7 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
     step = ledger.acknowledge()
     settle(state, ledger)
     if state.receipts is not None:
-        state.receipts.acknowledged(state.rows, state.serials, step)
+        state.receipts.acknowledged(state.rows, state.serials, step, num_replayed(state, step))
     if state.is_overlapped:
         filling.accept(state, ledger, step)
     if any(not group.keeps_whole_prefix for group in state.groups):

@@ -22,6 +22,7 @@ from pagedkv.pool.charging import NOBODY
 from pagedkv.space.draft_states import give_states_back, has_open_states
 from pagedkv.space.pending import hand_over, stop_relying
 from pagedkv.space.publishing import publish
+from pagedkv.space.replaying import is_replaying
 from pagedkv.space.retaining import note_ends
 from pagedkv.space.scarcity import find_shortage, fits_empty_pools, fits_now
 from pagedkv.space.state import Group, SpaceState
@@ -94,6 +95,11 @@ def _is_written(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> boo
     return False
 
 
+def _first_replaying(state: SpaceState, batch: Int32Array) -> int | None:
+    """Name the first row of a batch that holds what a replay left inexact: that is to stay nameless."""
+    return next((row for row in batch.tolist() if is_replaying(state, row)), None) if state.replaying_groups else None
+
+
 def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> AllocStatus:
     """Tell whether the host pools can take these running rows. Changes nothing."""
     if any(group.host_pool is None for group in state.groups):
@@ -101,16 +107,14 @@ def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
     found = _survey(state, batch, _device_pool, _host_pool)
     if any(count > state.host_pools[name].num_usable for name, count in found.num_distinct.items()):
         return AllocStatus.NEVER
-    if _is_written(state, ledger, batch) or has_open_states(state, batch):
+    if _is_written(state, ledger, batch) or has_open_states(state, batch) or _first_replaying(state, batch) is not None:
         return AllocStatus.LATER
     fits = all(count <= state.host_pools[name].num_free for name, count in found.num_taken.items())
     return AllocStatus.OK if fits else AllocStatus.LATER
 
 
-def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int) -> tuple[BlockMoves, ...] | Shortage:
-    """Move running rows to the host pools; their device blocks go back when the plan is acknowledged."""
-    for group in state.groups:
-        _host_pool(group)
+def _require_movable(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Raise SequenceError if anything keeps rows on the device until a step is over."""
     if _is_written(state, ledger, batch):
         raise SequenceError(
             f"rows {batch.tolist()} hold blocks that the open plan copies or swaps in: plan the step first"
@@ -120,6 +124,18 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
             f"rows {batch.tolist()} have tokens that are not accepted, and a state for each: accept them, or roll the "
             "rows back, and acknowledge their steps first"
         )
+    replaying = _first_replaying(state, batch)
+    if replaying is not None:
+        raise SequenceError(
+            f"row {replaying} computes a window again: plan the step and acknowledge it before the row is swapped out"
+        )
+
+
+def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int) -> tuple[BlockMoves, ...] | Shortage:
+    """Move running rows to the host pools; their device blocks go back when the plan is acknowledged."""
+    for group in state.groups:
+        _host_pool(group)
+    _require_movable(state, ledger, batch)
     found = _survey(state, batch, _device_pool, _host_pool)
     for name, count in found.num_taken.items():
         if count > state.host_pools[name].num_free:

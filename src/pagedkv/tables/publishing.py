@@ -25,6 +25,7 @@ from pagedkv.tables.rows import (
     TAIL,
     TAIL_LIFE,
     GroupArrays,
+    first_sure_block,
 )
 
 __all__ = ["NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks", "rewind_tail"]
@@ -148,10 +149,11 @@ def publish_new_blocks(
         if rows[row, FROZEN]:
             continue
         record = rows[row]
+        first_sure = first_sure_block(group, rows, row)
         for index in range(record[at + NUM_PUBLISHED], record[at + NUM_DIGESTED]):
             block = group.table[row, index]
             record[at + NUM_PUBLISHED] = index + 1
-            if block == NULL_BLOCK:
+            if block == NULL_BLOCK or index < first_sure:
                 continue
             num_events = pool.counts[NUM_EVENTS]
             carrier = publish_block(pool, group, block, record[at + TAIL], record[at + TAIL_LIFE])

@@ -21,7 +21,8 @@ DECLARED: Final = 5
 ABORTED: Final = 6
 ABANDONED: Final = 7
 HIT_INSIDE: Final = 8
-NUM_LINES: Final = 9
+REPLAYED: Final = 9
+NUM_LINES: Final = 10
 
 # Columns of what is not on a receipt, or not yet.
 FOUND: Final = 0  # tokens that hit, until a step relies on them

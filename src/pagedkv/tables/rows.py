@@ -9,7 +9,8 @@ Owns the layout. With one group a row's record is one cache line::
 another one. Compiled loops take the group's first column (``at``) among the group's parameters.
 
 A group that stays out of prefix caching has no digests and no tail; a column of its own says how far it is planned
-instead, since a hit spares it nothing. Which column tells that of a group is its parameter ``PLANNED``.
+instead, since a hit spares it nothing. Which column tells that of a group is its parameter ``PLANNED``. A window that
+can be replayed has such a column as well, behind those of all tables, and one more: its first block that may be named.
 
 Rows that have something for the open plan are linked through ``TOUCHED``, so that a plan costs what changed: 0 says
 "not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, its beginning and its end::
@@ -32,6 +33,7 @@ __all__ = [
     "GroupArrays",
     "blocks_for",
     "clear_rows",
+    "first_sure_block",
     "first_unfit_row",
     "is_ascending",
     "let_row_pay",
@@ -39,6 +41,7 @@ __all__ = [
     "new_group_arrays",
     "new_rows",
     "note_change",
+    "num_draft_states",
     "rule_of",
     "touch",
 ]
@@ -66,6 +69,11 @@ DIRTY_FROM: Final = 6  # table entries changed since the last plan
 DIRTY_TO: Final = 7
 NUM_PER_GROUP: Final = 8
 
+# Columns of each group that can be replayed, behind those of all tables.
+REPLAYED_FROM: Final = 0  # how far the group is planned
+SURE_FROM: Final = 1  # logical block from which on a replay computes whole blocks exactly; 0 where none was
+NUM_PER_REPLAY: Final = 2
+
 TENANT: Final = -1  # the last column of all, which rows have only where there are tenants: who pays for new blocks
 
 # Values of STATUS; OCCUPIED asks for any but VACANT.
@@ -91,7 +99,8 @@ SHEDS: Final = 10  # what leaves the window is kept for a reason only (tables/re
 HIT_ALIGNMENT: Final = 11  # hits of whole blocks end at multiples of so many tokens, whatever group they are in
 HITS_INSIDE: Final = 12  # hits may end inside a block (tables/partial_hits.py)
 NUM_DRAFT_STATES: Final = 13  # slots of a row's draft states (tables/drafting.py); 0 if it has none
-NUM_PARAMETERS: Final = 14
+SURE: Final = 14  # the column of its rows that tells SURE_FROM; 0 if the group cannot be replayed
+NUM_PARAMETERS: Final = 15
 
 # Values of KIND.
 FULL: Final = 0
@@ -122,11 +131,19 @@ class GroupView(NamedTuple):
     rows: Int32Array
 
 
-def new_rows(max_sequences: int, num_tables: int, *, has_tenants: bool = False) -> Int32Array:
+def new_rows(max_sequences: int, num_tables: int, *, num_replaying: int = 0, has_tenants: bool = False) -> Int32Array:
     """Make vacant rows, with room for so many tables: those of the groups, and of their draft states."""
-    rows = aligned_zeros(max_sequences, NUM_COMMON + num_tables * NUM_PER_GROUP + has_tenants)
+    num_columns = NUM_COMMON + num_tables * NUM_PER_GROUP + num_replaying * NUM_PER_REPLAY
+    rows = aligned_zeros(max_sequences, num_columns + has_tenants)
     rows[0, TOUCHED] = 1
     return rows
+
+
+@inlined
+def first_sure_block(group: GroupArrays, rows: Int32Array, row: int) -> int:
+    """Tell from which logical block on a replay computes whole blocks exactly; 0 where a row was not replayed."""
+    column = group.parameters[SURE]
+    return int(rows[row, column]) if column > 0 else 0
 
 
 @inlined
@@ -182,10 +199,14 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     has_chains = any(isinstance(other, FullAttention) for other in others)
     parameters[SHEDS] = caching and config.shed_windows and has_chains and kind != FULL
     parameters[HIT_ALIGNMENT] = math.lcm(*(other.block_size for other in others)) if caching else 0
-    parameters[NUM_DRAFT_STATES] = spec.num_draft_states if isinstance(spec, RecurrentState) else 0
+    parameters[NUM_DRAFT_STATES] = num_draft_states(spec)
     parameters[HITS_INSIDE] = caching and kind != RECURRENT and config.min_partial_hit > 0
     if config.prefix_caching and not caching:
         parameters[PLANNED] = parameters[AT] + PLANNED_HERE
+    if index in config.replaying:
+        num_tables = len(config.groups) + sum(num_draft_states(other) > 0 for other in config.groups)
+        first = NUM_COMMON + num_tables * NUM_PER_GROUP + config.replaying.index(index) * NUM_PER_REPLAY
+        parameters[PLANNED], parameters[SURE] = first + REPLAYED_FROM, first + SURE_FROM
     return GroupArrays(_new_table(config.max_sequences, -(-max_tokens // block_size)), parameters)
 
 
@@ -195,6 +216,11 @@ def new_draft_arrays(index: int, config: SpaceConfig, num_slots: int) -> GroupAr
     parameters[AT] = NUM_COMMON + index * NUM_PER_GROUP
     parameters[NUM_DRAFT_STATES] = num_slots
     return GroupArrays(_new_table(config.max_sequences, num_slots), parameters)
+
+
+def num_draft_states(spec: GroupSpec) -> int:
+    """Count the slots for draft states that each row has in a group."""
+    return spec.num_draft_states if isinstance(spec, RecurrentState) else 0
 
 
 def _new_table(max_sequences: int, width: int) -> Int32Array:

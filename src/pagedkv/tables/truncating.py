@@ -33,6 +33,7 @@ from pagedkv.tables.rows import (
     SPAN,
     GroupArrays,
     blocks_for,
+    first_sure_block,
 )
 from pagedkv.tables.rules import first_needed_token
 
@@ -94,8 +95,12 @@ def missing_content(group: GroupArrays, rows: Int32Array, row: int, length: int)
     block_size = group.parameters[BLOCK_SIZE]
     planned = record[group.parameters[PLANNED]]
     query = min(length, planned)
-    first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
     first_block = record[group.parameters[AT] + FIRST_BLOCK]
+    first_sure = first_sure_block(group, rows, row)
+    if first_block < first_sure:  # a replay has begun farther back than anything that is exact
+        first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], length)
+        return CONTENT_GONE if first_token // block_size < first_sure else 0
+    first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
     for index in range(first_token // block_size, min(first_block, blocks_for(length, block_size))):
         if group.table[row, index] == NULL_BLOCK:  # else it is a sink's
             return CONTENT_GONE
