@@ -78,6 +78,6 @@ def _kept_tokens(group: GroupSpec, mean_tokens: float) -> float:
         case ChunkedLocal():
             return min(whole, group.chunk_size) + SPARE_BLOCKS * group.block_size
         case RecurrentState():
-            return whole + STATES_BESIDE_INTERVALS * group.block_size
+            return whole + (STATES_BESIDE_INTERVALS + group.num_draft_states) * group.block_size
         case _:
             return whole

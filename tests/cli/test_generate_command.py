@@ -76,6 +76,20 @@ def test_answers_are_the_models_own(folder: Path, lines: Path, tmp_path: Path) -
     assert document["verification"]["num_certain_tokens"] > 0.9 * figures["num_generated_tokens"]
 
 
+def test_guesses_change_no_answer_and_are_counted(folder: Path) -> None:
+    ask = ("generate", "--model", folder, "--prompt", "w7 " * 17, *POOL, "--max-tokens", 40)
+    plain, guessed = (run(*ask, *more, "--json", "-") for more in ((), ("--lookup", 4, "--verify")))
+    assert (guessed.exit_code, guessed.stderr) == (0, "")
+    answers = [json.loads(each.stdout)["outputs"][0]["completions"] for each in (plain, guessed)]
+    assert answers[0] == answers[1]
+    none, figures = (json.loads(each.stdout)["figures"] for each in (plain, guessed))
+    assert (none["num_drafted_tokens"], none["acceptance"]) == (0, None)
+    assert 0 < figures["num_accepted_tokens"] < figures["num_drafted_tokens"]
+    assert figures["acceptance"] == figures["num_accepted_tokens"] / figures["num_drafted_tokens"]
+    assert "guesses that were right" in run(*ask, "--lookup", 4).stdout
+    assert "guesses that were right" not in run(*ask).stdout
+
+
 def test_prompts_are_texts_and_talks_and_ask_for_themselves(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(
@@ -151,6 +165,7 @@ def test_what_cannot_be_is_one_line(folder: Path, tmp_path: Path) -> None:
         ((*ask, "--model", folder, "--memory", 1_000_000), "--memory 1,000,000.00 GiB is more than the"),
         ((*ask, "--model", folder, "--memory", 0), "--memory must be over 0"),
         ((*ask, "--model", folder, "--num-blocks", 1), ""),
+        ((*ask, "--model", folder, "--lookup", -1), "num_tokens of a lookup"),
         (
             (*ask, "--model", folder, "--num-blocks", 4, "--samples", 9, "--temperature", 1),
             "--prompt 1: a prompt of 1 tokens with 9",

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
 from pagedkv.errors import EngineError, RequestError
+from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, Reference, reference
 
 __all__ = ["Load", "same_answers"]
@@ -24,12 +25,23 @@ SETTINGS: Final[tuple[EngineConfig, ...]] = (
     replace(CONFIG, num_blocks=24, max_sequences=8, num_host_blocks=16, preemption="swap"),
     replace(CONFIG, num_blocks=40, min_partial_hit=2, eviction="adaptive"),
     replace(CONFIG, num_blocks=28, prefix_caching=False),
+    replace(CONFIG, num_blocks=24, max_sequences=8, speculation=PromptLookup()),
+    replace(
+        CONFIG,
+        num_blocks=24,
+        max_sequences=8,
+        num_host_blocks=16,
+        preemption="swap",
+        speculation=PromptLookup(num_tokens=2, max_ngram=2),
+    ),
 )
 NUM_NEW: Final = 20
 NUM_DISTINCT: Final = 12
 STEPS_A_LIFE: Final = 400
 """Between two failures, in the mean."""
 STEPS_BETWEEN_CHECKS: Final = 50
+GUESSED_BY_HAND: Final = 0.5
+"""Of requests of engines that guess; these models hardly repeat themselves."""
 
 
 def same_answers(n: int, max_tokens: int) -> SamplingParams:
@@ -62,6 +74,7 @@ class Load:
     Args:
         model: the model, whose passes fail now and then.
         seed: of everything.
+        first_life: which of the settings the first engine has.
 
     Attributes:
         longest_stay: steps from when a request is first admitted to its end. Before that it waits its turn, and nobody
@@ -70,10 +83,13 @@ class Load:
 
     model: PreTrainedModel
     seed: int
+    first_life: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     num_lives: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     longest_stay: int = 0
 
     def __post_init__(self) -> None:
@@ -93,7 +109,7 @@ class Load:
 
     def _live(self, num_left: int) -> int:
         """Serve with one engine until its pass fails or everybody is served; return how many came."""
-        llm = LLM(self.model, SETTINGS[self.num_lives % len(SETTINGS)])
+        llm = LLM(self.model, SETTINGS[(self.first_life + self.num_lives) % len(SETTINGS)])
         self.num_lives += 1
         fails_at = self.num_steps + int(self._draw.geometric(1 / STEPS_A_LIFE))
         num_came = 0
@@ -122,6 +138,8 @@ class Load:
             except RequestError:  # too large for this engine's pool, and nobody else's business
                 self.outcomes["refused"] += samples
                 continue
+            if request.scheduled.propose is not None and self._draw.random() < GUESSED_BY_HAND:
+                guess(request, self._expected[place].token_ids, wrong_every=4)
             ends_at, expires_at = (self.num_steps + stay).tolist()
             self._visitors.append(Visitor(request, place, ends_at, expires_at))
         return num_new
@@ -146,6 +164,8 @@ class Load:
                 handle.remove()
         assert record.num_tokens or record.num_resumed or record.num_swapped_out, f"nobody advances: {record}"
         self.num_preemptions += record.num_swapped_out + record.num_recomputed
+        self.num_drafted += record.num_drafted
+        self.num_accepted += record.num_accepted
         if self.num_steps % STEPS_BETWEEN_CHECKS == 0:
             llm.core.space.check()
 

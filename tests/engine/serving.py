@@ -4,7 +4,7 @@ Equality holds up to the first place where the reference itself could have chose
 logits are closer than ``TOLERANCE`` of their spread.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, StepRecord
 from pagedkv.plan import StepPlan
 
-__all__ = ["CONFIG", "PROMPTS", "Reference", "compare", "poison", "reference", "serve"]
+__all__ = ["CONFIG", "PROMPTS", "REPETITIVE", "Reference", "compare", "poison", "reference", "serve"]
 
 TOLERANCE: Final = 1e-4
 POISON: Final = 0xFF  # NaN in every type of floats
@@ -27,6 +27,14 @@ PROMPTS: Final = (
     list(range(20, 57)),
     [*SHARED, 17, 18, 90, 91, 92],
     SHARED[:13],
+)
+REPETITIVE: Final = (
+    [*SHARED, *SHARED[:6]],
+    [*SHARED, *SHARED[:6], 19, 5, 19],
+    [7] * 17,
+    [3, 77, 150] * 8,
+    [5, 9] * 12,
+    [*SHARED[:13], *SHARED[2:11]],
 )
 CONFIG: Final = EngineConfig(
     block_size=4,
@@ -96,15 +104,24 @@ def poison(llm: LLM) -> None:
 
 
 def serve(
-    llm: LLM, prompts: Sequence[Sequence[int]] = PROMPTS, params: SamplingParams | None = None
+    llm: LLM,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    params: SamplingParams | None = None,
+    greet: Callable[[EngineRequest], None] = lambda _: None,
 ) -> tuple[list[EngineRequest], list[StepRecord]]:
-    """Serve prompts that arrive one after the other, every third step; the space proves itself after each step."""
+    """Serve prompts that arrive one after the other, every third step; the space proves itself after each step.
+
+    Args:
+        llm: the engine; prompts, params: what it is asked.
+        greet: is told of each request when it arrives.
+    """
     params = params or SamplingParams(max_tokens=NUM_NEW)
     requests: list[EngineRequest] = []
     records: list[StepRecord] = []
     while len(requests) < len(prompts) or llm.core.has_work:
         if len(requests) < len(prompts) and len(records) % 3 == 0:
             requests += llm.submit([prompts[len(requests)]], params)
+            greet(requests[-1])
         records.append(llm.step())
         llm.core.space.check()
     return requests, records

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
 from pagedkv.errors import RequestError
+from pagedkv.scheduling import PreemptionKind
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, poison, reference, serve
 
@@ -97,6 +98,32 @@ def test_beams_and_others_do_not_notice_each_other(model: PreTrainedModel, confi
             assert [sample.token_ids for sample in request.samples] == theirs(model, list(prompt), params)
         else:
             assert request.samples[0].token_ids == reference(model, [prompt], NUM_NEW)[0].token_ids
+    assert llm.core.space.num_live_blocks() == 0
+
+
+@pytest.mark.parametrize("kind", ["recompute", "swap"])
+@pytest.mark.parametrize(("params", "speculation"), [(WISHES[1], None), (WISHES[2], PromptLookup())])
+def test_beams_that_are_preempted_find_what_others_find(
+    model: PreTrainedModel, kind: PreemptionKind, params: SamplingParams, speculation: PromptLookup | None
+) -> None:
+    """A long answer comes first, so the beams are the ones to give their blocks up, and begin again or come back."""
+    short = replace(CONFIG, num_blocks=24, preemption=kind, num_host_blocks=60 * (kind == "swap"))
+    llm = LLM(model, replace(short, speculation=speculation))
+    poison(llm)
+    (long,) = llm.submit([PROMPTS[5]], SamplingParams(max_tokens=60))
+    while len(long.samples[0].token_ids) < 36:
+        llm.step()
+    (beams,) = llm.submit([PROMPTS[0]], params)
+    records = []
+    while llm.core.has_work:
+        records.append(llm.step())
+        llm.core.space.check()
+    assert (long.num_preemptions, beams.num_preemptions > 0) == (0, True)
+    assert (sum(record.num_swapped_out for record in records) > 0) == (kind == "swap")
+    found = [list(each.token_ids) for each in beams.output().completions]
+    assert found == theirs(model, list(PROMPTS[0]), params)
+    assert long.samples[0].token_ids == reference(model, [PROMPTS[5]], 60)[0].token_ids
+    assert (long.num_drafted > 0, beams.num_drafted) == (speculation is not None, 0)
     assert llm.core.space.num_live_blocks() == 0
 
 

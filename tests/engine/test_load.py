@@ -36,6 +36,13 @@ def test_a_load_leaks_nothing_and_starves_nobody(model: PreTrainedModel) -> None
     require_all_sorts(load, 300)
 
 
+def test_a_load_that_is_guessed_leaks_nothing_either(model: PreTrainedModel) -> None:
+    load = Load(model, seed=3, first_life=4)
+    load.run(200)
+    require_all_sorts(load, 200)
+    assert 0 < load.num_accepted < load.num_drafted
+
+
 @pytest.mark.long
 def test_ten_thousand_requests(model: PreTrainedModel) -> None:
     load = Load(model, seed=1)
@@ -43,6 +50,7 @@ def test_ten_thousand_requests(model: PreTrainedModel) -> None:
     require_all_sorts(load, NUM_LONG)
     assert load.num_lives > 20
     assert load.outcomes["lost"] > 0
+    assert 0 < load.num_accepted < load.num_drafted
 
 
 @pytest.mark.parametrize("num_callers", [60, pytest.param(2000, marks=pytest.mark.long)])

@@ -72,6 +72,33 @@ def test_a_hit_on_other_content_is_noticed(name: str) -> None:
         compare(requests, reference(model, shared[1:]))
 
 
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bamba"])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_hit_on_content_of_older_weights_is_noticed(name: str, is_told: bool) -> None:  # noqa: FBT001 - a parameter
+    """A stale epoch: weights change, and the space is told of it, or not."""
+    model, shared = make_model(name), PROMPTS[:2]
+    llm = LLM(model, ROOMY)
+    params = SamplingParams(max_tokens=20)
+    compare(serve(llm, shared[:1], params)[0], reference(model, shared[:1]))
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.ndim > 1:
+                weights.add_(0.3 * weights.std() * torch.randn(weights.shape, generator=generator))
+    if is_told:
+        llm.core.space.set_weights_epoch("a step later")
+    requests, records = serve(llm, shared[1:], params)
+    num_hit_tokens = sum(record.num_hit_tokens for record in records)
+    expected = reference(model, shared[1:])
+    if is_told:
+        assert num_hit_tokens == 0
+        compare(requests, expected)
+    else:
+        assert num_hit_tokens >= 16
+        with pytest.raises(AssertionError):
+            compare(requests, expected)
+
+
 def test_poison_that_is_read_is_noticed() -> None:
     model = make_model("llama")
     llm = LLM(model, ROOMY)

@@ -1,6 +1,7 @@
 """A small engine without a model: tokens are drawn as they are needed, and each request's own are kept.
 
-It knows no output in advance, ends sequences when it likes, may have several batches in flight, and checks every step.
+It knows no output in advance, ends sequences when it likes, guesses at random, finds as many guesses right as it likes,
+may have several batches in flight, and checks every step.
 """
 
 from collections import deque
@@ -41,8 +42,18 @@ class Engine:
         self.finished: list[Request] = []
         self.rejected: list[Request] = []
         self.end_probability = 0.0
+        self.num_drafted = 0
+        self.guesses_right = False  # as many tokens as it may, and all of them
 
-    def add(self, prompt: list[int], max_new_tokens: int, *, num_sequences: int = 1, priority: int = 0) -> Request:
+    def add(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        *,
+        num_sequences: int = 1,
+        priority: int = 0,
+        is_guessed: bool = False,
+    ) -> Request:
         """Let a request arrive."""
         request = Request(
             number=len(self.served),
@@ -51,6 +62,7 @@ class Engine:
             load=lambda num_generated: self._load(served, num_generated),
             num_sequences=num_sequences,
             priority=priority,
+            propose=self._propose if is_guessed else None,
         )
         served = Served(request, prompt)
         self.served.append(served)
@@ -66,6 +78,10 @@ class Engine:
         assert len(produced) == num_generated
         return np.array(served.prompt + produced, np.int32)
 
+    def _propose(self, most: int) -> npt.NDArray[np.int32]:
+        num_guesses = most if self.guesses_right else self.random.randint(0, most)
+        return np.array([self.random.randrange(10) for _ in range(num_guesses)], np.int32)
+
     def schedule(self) -> Batch:
         """Put one more batch in flight."""
         batch = self.scheduler.schedule()
@@ -76,6 +92,7 @@ class Engine:
             parts = batch.decoding.parts(batch.decoded_token_ids)
             for request, part in zip(batch.decoding.requests, parts, strict=True):
                 assert part.tolist() == [tokens[-1] for tokens in self.served[request.number].generated]
+        self._check_drafts(batch)
         self._check_lists()
         return batch
 
@@ -85,19 +102,52 @@ class Engine:
         token_ids = np.array([self.random.randrange(10) for _ in range(batch.num_samples)], np.int32)
         goes_on = np.array([self.random.random() >= self.end_probability for _ in token_ids], np.bool_)
         before = {each.request: each.request.num_generated for each in self.served}
-        progress = self.scheduler.finish(batch, token_ids, ended=np.flatnonzero(~goes_on).tolist())
+        accepted = self._accept(batch)
+        counts = [len(tokens) for tokens in accepted]
+        ended = np.flatnonzero(~goes_on).tolist()
+        progress = self.scheduler.finish(batch, token_ids, ended=ended, num_accepted=counts or None)
         parts = zip(self._by_request(batch, token_ids), self._by_request(batch, goes_on), strict=True)
+        place = 0
         for (request, tokens), (_, stays) in parts:
-            if request.num_generated == before[request] + 1:  # else nobody took notice
+            right = accepted[place] if place < len(accepted) else []
+            place += len(tokens)
+            if request.num_generated == before[request] + len(right) + 1:  # else nobody took notice
                 served = self.served[request.number]
                 told = served.generated or [[] for _ in tokens]
                 served.generated = [
-                    [*past, token] for past, token, lasts in zip(told, tokens.tolist(), stays, strict=True) if lasts
+                    [*past, *right, token]
+                    for past, token, lasts in zip(told, tokens.tolist(), stays, strict=True)
+                    if lasts
                 ]
+            else:
+                assert request.num_generated == before[request] or request.is_done
         self.finished += progress.finished
         self.space.check()
         self._check_lists()
         return progress
+
+    def _accept(self, batch: Batch) -> list[list[int]]:
+        """Say which drafts are right, the first ones: of each sequence that decodes."""
+        if batch.drafts is None:
+            return []
+        parts = np.split(batch.drafts.token_ids, np.cumsum(batch.drafts.counts)[:-1])
+        least = self.guesses_right
+        return [part[: self.random.randint(len(part) * least, len(part))].tolist() for part in parts]
+
+    def _check_drafts(self, batch: Batch) -> None:
+        """Prove that nobody gave anything up for a guess, and that no guess goes beyond what is asked for."""
+        num_chunked = sum(len(chunk.token_ids) for chunk in batch.prefilling)
+        num_tokens = len(batch.decoded_token_ids) + batch.num_drafted + num_chunked
+        assert num_tokens == batch.plan.compute.num_tokens <= self.scheduler._state.config.max_batched_tokens
+        if batch.drafts is None or batch.decoding is None:
+            return
+        assert not batch.preempted
+        assert not batch.rejected
+        for request, part in zip(batch.decoding.requests, batch.decoding.parts(batch.drafts.counts), strict=True):
+            assert request.propose is not None or not part.any()
+            assert len(part) == 1 or not part.any()
+            assert (self.space.lengths(request.rows) <= request.most_tokens).all()
+        self.num_drafted += batch.num_drafted
 
     @staticmethod
     def _by_request(batch: Batch, sampled: npt.NDArray[Scalar]) -> list[tuple[Request, npt.NDArray[Scalar]]]:
@@ -133,6 +183,10 @@ class Engine:
         rows = [row for request in running for row in request.rows]
         assert len(rows) == len(set(rows)) <= self.space.config.max_sequences
         assert not any(request.is_done for request in running)
+        if not self.in_flight:  # what was refused is gone: the token sampled last alone is still to be appended
+            for request in running:
+                known = request.num_known - 1 if request.is_ready and not request.parents else request.num_scheduled
+                assert (self.space.lengths(request.rows) == known).all()
         statistics = self.space.statistics()
         if self.scheduler.is_idle and not self.in_flight:
             assert all(pool.num_in_use == pool.num_deferred == 0 for pool in statistics.pools)

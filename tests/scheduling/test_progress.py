@@ -66,7 +66,9 @@ def observer(num_blocks: int, first_promise: int, num_host_blocks: int = 0, **li
         watermark=limits["watermark_percent"] / 100,
         prefix_caching=limits["block_size"] == 4,
     )
-    scheduling = SchedulingConfig(limits["max_sequences"], limits["max_batched_tokens"], preemption, first_promise)
+    scheduling = SchedulingConfig(
+        limits["max_sequences"], limits["max_batched_tokens"], preemption, first_promise, limits.get("most_drafts", 0)
+    )
     return Observer(Engine(scheduling, config), first_promise)
 
 
@@ -80,6 +82,7 @@ def test_a_short_pool_never_thrashes(data: st.DataObject) -> None:
         max_sequences=data.draw(st.integers(3, 8)),
         max_batched_tokens=data.draw(st.integers(8, 40)),
         watermark_percent=data.draw(st.sampled_from([0, 1, 20])),
+        most_drafts=data.draw(st.sampled_from([0, 2, 5])),
     )
     watched.engine.end_probability = data.draw(st.sampled_from([0.0, 0.0, 0.05]))
     for _ in range(data.draw(st.integers(1, 14))):
@@ -87,6 +90,7 @@ def test_a_short_pool_never_thrashes(data: st.DataObject) -> None:
             data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=30)),
             data.draw(st.integers(0, 60)),
             num_sequences=data.draw(st.sampled_from([1, 1, 2, 3])),
+            is_guessed=data.draw(st.booleans()),
         )
         for _ in range(data.draw(st.integers(0, 6))):
             if not watched.engine.scheduler.is_idle:
@@ -97,6 +101,18 @@ def test_a_short_pool_never_thrashes(data: st.DataObject) -> None:
         watched.step()
         num_steps += 1
         assert num_steps <= 20 * num_work, "somebody is never served"
+
+
+def test_who_guesses_right_does_not_take_what_others_were_promised() -> None:
+    """Found by a search: were all promised as much, who grows by six tokens a step would be in the way of others."""
+    watched = observer(18, 8, most_drafts=5, max_batched_tokens=64)
+    watched.engine.guesses_right = True
+    wishes = [(4, 60, True), (5, 60, True), (12, 41, True), (9, 18, False), (12, 14, False), (12, 20, True)]
+    for number, (num_tokens, num_new, is_guessed) in enumerate(wishes):
+        watched.engine.add([number] * num_tokens, num_new, is_guessed=is_guessed)
+    while not watched.engine.scheduler.is_idle:
+        watched.step()
+    assert watched.engine.num_drafted > 0
 
 
 @pytest.mark.parametrize("num_spare_blocks", [5, 40, 150, 1800])

@@ -42,6 +42,7 @@ def test_everybody_is_served_whatever_happens(data: st.DataObject) -> None:
         max_batched_tokens=data.draw(st.integers(8, 40)),
         num_host_blocks=data.draw(st.sampled_from([0, 0, 6, 30])),
         watermark=data.draw(st.sampled_from([0.0, 0.1])),
+        most_drafts=data.draw(st.sampled_from([0, 1, 5])),
     )
     served.end_probability = data.draw(st.sampled_from([0.0, 0.0, 0.1, 0.4]))
     most_in_flight = data.draw(st.integers(1, 3))
@@ -54,6 +55,7 @@ def test_everybody_is_served_whatever_happens(data: st.DataObject) -> None:
                     data.draw(st.integers(0, 20)),
                     num_sequences=data.draw(st.integers(1, 3)),
                     priority=data.draw(st.integers(0, 1)),
+                    is_guessed=data.draw(st.booleans()),
                 )
             case "abort" if served.served:
                 request = data.draw(st.sampled_from(served.served)).request

@@ -44,6 +44,14 @@ class EngineOptions:
     max_sequences: opt.MaxSequences = 64
     max_batched_tokens: opt.MaxBatchedTokens = 2048
     policy: opt.PolicyName = "lru"
+    lookup: Annotated[
+        int,
+        typer.Option(
+            "--lookup",
+            metavar="N",
+            help="Guess up to N tokens a step from what the prompt and the answer repeat; answers stay the same.",
+        ),
+    ] = 0
 
     def config(self) -> "EngineConfig":
         """Configure an engine.
@@ -52,7 +60,7 @@ class EngineOptions:
             ConfigurationError: an option is out of range.
             DeviceUnavailableError: torch or transformers are not installed.
         """
-        from pagedkv.engine import EngineConfig  # noqa: PLC0415 - other commands do without torch
+        from pagedkv.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands do without torch
 
         if not 0 < self.memory_gib <= opt.MOST_GIB:
             raise ConfigurationError(f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}")
@@ -64,4 +72,5 @@ class EngineOptions:
             max_batched_tokens=self.max_batched_tokens,
             max_tokens=self.max_length,
             eviction=self.policy,
+            speculation=PromptLookup(self.lookup) if self.lookup else None,
         )

@@ -38,6 +38,7 @@ class Figures:
         num_prompts: prompts; num_finished: those that came to their own end.
         num_prompt_tokens: of all prompts that were begun; num_cached_tokens: of them, what need not be computed.
         num_generated_tokens: of all answers.
+        num_drafted_tokens: tokens that were guessed and computed; num_accepted_tokens: those that were right.
         num_steps: passes through the model, and what surrounds them; seconds: all of them.
         num_preemptions, num_recomputed_tokens: what too little memory cost.
         kv_nbytes: memory for keys and values; peak_used_blocks: blocks of running sequences, at most; num_blocks: all.
@@ -56,6 +57,8 @@ class Figures:
     peak_used_blocks: int = 0
     seconds: float = 0.0
     is_interrupted: bool = False
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -67,9 +70,15 @@ class Figures:
         """Share of the prompts' tokens that need not be computed."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the guessed tokens that were right; None where nothing was guessed."""
+        return self.num_accepted_tokens / self.num_drafted_tokens if self.num_drafted_tokens else None
+
     def as_dict(self) -> dict[str, object]:
         """Lay out for JSON."""
-        return {**asdict(self), "tokens_per_s": self.tokens_per_s, "hit_ratio": self.hit_ratio}
+        ratios = {"tokens_per_s": self.tokens_per_s, "hit_ratio": self.hit_ratio, "acceptance": self.acceptance}
+        return {**asdict(self), **ratios}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +204,8 @@ def _end(llm: LLM, place: int, request: EngineRequest, figures: Figures, tell: T
         figures.num_prompt_tokens += len(output.prompt_token_ids)
     figures.num_cached_tokens += output.num_cached_tokens
     figures.num_generated_tokens += sum(len(each.token_ids) for each in output.completions)
+    figures.num_drafted_tokens += output.num_drafted_tokens
+    figures.num_accepted_tokens += output.num_accepted_tokens
     figures.num_preemptions += output.num_preemptions
     figures.num_recomputed_tokens += output.num_recomputed_tokens
     tell(place, output)

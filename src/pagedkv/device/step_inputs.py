@@ -99,6 +99,24 @@ class StepInputs:
         table, ranges = self._states(group)
         return state_writes(table, ranges, self.query_start_loc[group], self._arrays.slots.shape[1])
 
+    def states_behind(self, group: int, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Tell which block holds the state behind some positions, for steps that are computed in parts.
+
+        Args:
+            group: one that keeps states; places: int64 ``[n]``, of the batch.
+            positions: int64 ``[n]``, -1 before a sequence's first. Of positions before a place's range, and of those in
+                it that are no draft, only the states that are kept can be told: the last one, and checkpoints.
+
+        Returns:
+            int32 ``[n]``; the null block before a sequence's first.
+
+        Raises:
+            ConfigurationError: the group keeps no states.
+        """
+        table, ranges = self._states(group)
+        block = table.block_behind(places, positions.clamp(min=0), ranges.firsts[places])
+        return torch.where(positions >= 0, block, 0)
+
     def _states(self, group: int) -> tuple[StateTable, StateRanges]:
         if group not in self._state_tables:
             raise ConfigurationError(f"group {group} has no states: {sorted(self._state_tables)} have")

@@ -22,7 +22,8 @@ Needs transformers (``pip install 'pagedkv[hf]'``). In the order in which data f
     dense         what the model answers by itself, and how far that is certain
     heads, prompt_scores       a model's head by itself: log-probabilities of prompts
     forking, beams             requests that go on from others, and searches among answers
-    answering     logits in, tokens out: who waits, who fails
+    prompt_lookup PromptLookup: guesses of the tokens that follow
+    answering     logits in, tokens out: who waits, who fails; sampled_rows says whose they are, with which drafts
     sampling      one token for each row of logits
     records       StepRecord: what a step did
     ambient       which pass is under way
@@ -39,6 +40,7 @@ from pagedkv.engine.core import EngineCore
 from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.llm import LLM, TokenUpdate
 from pagedkv.engine.outputs import Completion, RequestOutput
+from pagedkv.engine.prompt_lookup import PromptLookup
 from pagedkv.engine.prompts import TokensPrompt
 from pagedkv.engine.records import StepRecord
 from pagedkv.engine.sample import Sample
@@ -53,6 +55,7 @@ __all__ = [
     "EngineConfig",
     "EngineCore",
     "EngineRequest",
+    "PromptLookup",
     "RequestOutput",
     "Sample",
     "SamplingParams",

@@ -3,33 +3,25 @@
 Rows are sampled all together (:class:`~pagedkv.engine.sampling.BatchSampler`). A request of which a row waits for a
 foreign processor is held: all of its rows keep what they got, and none of them goes on, until the last one has its
 token. A request of which a row fails has failed. Nobody else notices either.
+
+A row with drafts has a row of logits behind each of them too (:mod:`~pagedkv.engine.judging`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, final
+from typing import Protocol, final
 
 import numpy as np
 import torch
 
 from pagedkv.arrays import Int32Array
 from pagedkv.engine.engine_request import EngineRequest
-from pagedkv.engine.sample import Sample
+from pagedkv.engine.judging import judge, only
+from pagedkv.engine.sampled_rows import SampledRow, lines_of, places_of
 from pagedkv.engine.sampling import NO_TOKEN, Place, SampledTokens, TokenLogprobs, WaitingRow
 from pagedkv.errors import SamplingError
 
-__all__ = ["Answering", "SampledRow", "Sampler", "Taken"]
-
-
-class SampledRow(NamedTuple):
-    """Whose token a row of logits is for.
-
-    Args:
-        request: the request; sample: which of its answers.
-    """
-
-    request: EngineRequest
-    sample: Sample
+__all__ = ["Answering", "Sampler", "Taken"]
 
 
 class Sampler(Protocol):
@@ -51,6 +43,7 @@ class Taken:
         ended: places of rows whose token is the last of their answer by its own rules.
         held: requests of which a row waits; failures: requests of which one failed, and why.
         parents: for requests of beams, which old beam each row's new one continues, where that is not its own.
+        num_accepted: by place, how many drafts came before the row's token; 0 where none did.
     """
 
     token_ids: Int32Array
@@ -58,6 +51,15 @@ class Taken:
     held: tuple[EngineRequest, ...] = ()
     failures: dict[EngineRequest, Exception] = field(default_factory=dict)
     parents: dict[EngineRequest, tuple[int, ...]] = field(default_factory=dict)
+    num_accepted: dict[int, int] = field(default_factory=dict)
+
+    def among(self, places: Sequence[int], num_rows: int) -> "Taken":
+        """Tell the same of rows that stand at these places among more, of which nothing is known yet."""
+        token_ids = np.full(num_rows, NO_TOKEN, np.int32)
+        token_ids[places] = self.token_ids
+        accepted = {places[place]: count for place, count in self.num_accepted.items()}
+        ended = [places[place] for place in self.ended]
+        return Taken(token_ids, ended, self.held, dict(self.failures), dict(self.parents), accepted)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +94,7 @@ class Answering:
         """Sample a step's rows, and let their answers grow.
 
         Args:
-            logits: float32 ``[rows, vocabulary]``.
+            logits: float32 ``[rows and drafts, vocabulary]``: those behind a row's drafts follow its own.
             rows: whose they are; those of a request stand together.
         """
         if any(row.request.beams is not None for row in rows):
@@ -101,7 +103,12 @@ class Answering:
 
     def _take(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Taken:
         with torch.inference_mode():  # as the pass that made the logits, which are changed meanwhile
-            sampled = self._sampler.sample(logits, [row.sample.place for row in rows])
+            sampled = self._sampler.sample(logits, places_of(rows))
+        if any(row.drafts for row in rows):
+            return self._take_drafted(sampled, rows)
+        return self._take_sampled(sampled, rows)
+
+    def _take_sampled(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
         token_ids: Int32Array = sampled.token_ids.cpu().numpy()
         if not (sampled.waiting or sampled.failures or sampled.logprobs):
             tokens = token_ids.tolist()
@@ -138,13 +145,30 @@ class Answering:
     def _take_with_beams(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Taken:
         """Sample rows of which some are beams: these request by request, the others together."""
         others = [place for place, row in enumerate(rows) if row.request.beams is None]
-        drawn = self._take(logits[others], [rows[place] for place in others])
-        token_ids = np.full(len(rows), NO_TOKEN, np.int32)
-        token_ids[others] = drawn.token_ids
-        taken = Taken(token_ids, [others[place] for place in drawn.ended], drawn.held, dict(drawn.failures))
+        lines = lines_of(rows)
+        mine = [line for place in others for line in lines[place]]
+        taken = self._take(logits[mine], [rows[place] for place in others]).among(others, len(rows))
         for request in dict.fromkeys(row.request for row in rows if row.request.beams is not None):
             places = [place for place, row in enumerate(rows) if row.request is request]
-            _continue_beams(request, logits, places, taken)
+            _continue_beams(request, logits[[lines[place].start for place in places]], places, taken)
+        return taken
+
+    def _take_drafted(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
+        """Take tokens of rows of which some have drafts: these row by row, the others together."""
+        lines = lines_of(rows)
+        others = [place for place, row in enumerate(rows) if not row.drafts]
+        plain = only(sampled, [lines[place].start for place in others])
+        taken = self._take_sampled(plain, [rows[place] for place in others]).among(others, len(rows))
+        tokens = sampled.token_ids.tolist()
+        for place, row in enumerate(rows):
+            if row.drafts:
+                verdict = judge(row, lines[place], tokens, sampled)
+                taken.token_ids[place] = verdict.token_id
+                taken.num_accepted[place] = verdict.num_accepted
+                if verdict.failure is not None:
+                    taken.failures[row.request] = verdict.failure
+                elif verdict.has_ended:
+                    taken.ended.append(place)
         return taken
 
     def _take_apart(self, sampled: SampledTokens, token_ids: Int32Array, rows: Sequence[SampledRow]) -> Taken:
@@ -165,22 +189,22 @@ class Answering:
             )
         ended = [
             place
-            for place, (request, sample) in enumerate(rows)
-            if request not in failures
-            and request not in held
-            and sample.take(tokens[place], sampled.logprobs.get(place))
+            for place, row in enumerate(rows)
+            if row.request not in failures
+            and row.request not in held
+            and row.sample.take(tokens[place], sampled.logprobs.get(place))
         ]
         return Taken(token_ids, ended, tuple(held), failures)
 
 
 def _continue_beams(request: EngineRequest, logits: torch.Tensor, places: list[int], taken: Taken) -> None:
-    """Continue the beams of one request; all of them end together."""
+    """Continue the beams of one request, of whose rows these are the logits; all of them end together."""
     beams = request.beams
     assert beams is not None, f"request {request.number} has no beams"
     is_first = not request.live[0].token_ids  # rows are alike still: whichever continues whichever
     try:
         with torch.inference_mode():
-            step = beams.step(logits[places])
+            step = beams.step(logits)
     except SamplingError as problem:
         taken.failures[request] = problem
         return

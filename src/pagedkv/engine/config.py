@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pagedkv.arguments import as_count
 from pagedkv.device import num_blocks_that_fit
 from pagedkv.engine.grouping import EngineGroups
+from pagedkv.engine.prompt_lookup import PromptLookup
 from pagedkv.engine.sampling.parameters import LARGEST_SEED
 from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
@@ -39,6 +40,8 @@ class EngineConfig:
         eviction: name of the policy.
         self_test: compare the model with itself, dense, before anything is answered; done whatever is said here where
             layers are recurrent, since it also finds out how their states go on.
+        speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
+            answers stay the same. None: no guesses.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
             the same order draw the same tokens.
     """
@@ -58,6 +61,7 @@ class EngineConfig:
     watermark: float = 0.01
     eviction: str = "lru"
     self_test: bool = True
+    speculation: PromptLookup | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -69,7 +73,14 @@ class EngineConfig:
 
     def scheduling(self) -> SchedulingConfig:
         """Give the scheduler's part."""
-        return SchedulingConfig(self.max_sequences, self.max_batched_tokens, self.preemption)
+        return SchedulingConfig(
+            self.max_sequences, self.max_batched_tokens, self.preemption, most_drafts=self.most_drafts
+        )
+
+    @property
+    def most_drafts(self) -> int:
+        """Guessed tokens of a sequence in a step at most."""
+        return 0 if self.speculation is None else self.speculation.num_tokens
 
     def space(self, groups: EngineGroups, model_tokens: int | None) -> SpaceConfig:
         """Give the space's part.

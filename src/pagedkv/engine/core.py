@@ -24,7 +24,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.attention import CPUBackend
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
-from pagedkv.engine.answering import Answering, SampledRow, Sampler, Taken
+from pagedkv.engine.answering import Answering, Sampler, Taken
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.engine_request import EngineRequest, Wish
 from pagedkv.engine.flat_batch import flatten
@@ -35,6 +35,7 @@ from pagedkv.engine.prompt_scores import scorings_of
 from pagedkv.engine.records import StepRecord
 from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.sample import Decode
+from pagedkv.engine.sampled_rows import SampledRow, with_drafts
 from pagedkv.engine.sampling import BatchSampler, SamplingParams, seed_of
 from pagedkv.errors import EngineError, RequestError
 from pagedkv.scheduling import Batch, Decoding, Progress, Request, Scheduler
@@ -149,6 +150,8 @@ class EngineCore:
         return child
 
     def _enter(self, request: EngineRequest) -> None:
+        if self.config.speculation is not None:
+            request.guess_by(self.config.speculation)
         self._num_requests += 1
         self._requests[request.scheduled] = request
 
@@ -229,10 +232,15 @@ class EngineCore:
         self.executor.done()
         apart = [request.scheduled for request in (*taken.held, *taken.failures)]
         parents = {request.scheduled: beams for request, beams in taken.parents.items()}
-        progress = self.scheduler.finish(batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart)
+        accepted = np.zeros(len(batch.decoded_token_ids), np.int32)
+        accepted[list(taken.num_accepted)] = list(taken.num_accepted.values())
+        progress = self.scheduler.finish(
+            batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
+        )
         self._note_progress(progress, taken, rows)
         times.append(self._clock())
-        return self._record(batch, num_finished + len(progress.finished), np.diff(times).tolist())
+        num_finished += len(progress.finished)
+        return self._record(batch, num_finished, sum(taken.num_accepted.values()), np.diff(times).tolist())
 
     def _supply(self) -> int:
         """Ask rows again that wait, and let go on who waits no more. Returns how many requests that finished."""
@@ -264,11 +272,12 @@ class EngineCore:
             self._decoding = batch.decoding
             requests = [] if batch.decoding is None else [self._requests[each] for each in batch.decoding.requests]
             self._decoding_rows = tuple(SampledRow(request, sample) for request in requests for sample in request.live)
+        decoding_rows = self._decoding_rows if batch.drafts is None else with_drafts(self._decoding_rows, batch.drafts)
         chunks = [chunk for chunk in batch.prefilling if chunk.num_samples]
         if not chunks:
-            return self._decoding_rows
+            return decoding_rows
         requests = [self._requests[chunk.request] for chunk in chunks]
-        return [*self._decoding_rows, *(SampledRow(request, sample) for request in requests for sample in request.live)]
+        return [*decoding_rows, *(SampledRow(request, sample) for request in requests for sample in request.live)]
 
     # What a step changed
 
@@ -297,8 +306,8 @@ class EngineCore:
             request = self._requests[scheduled]
             request.first_token = now if request.first_token is None else request.first_token
         for place in taken.ended:
-            request, sample = rows[place]
-            request.live = [each for each in request.live if each is not sample]
+            request, ended = rows[place].request, rows[place].sample
+            request.live = [each for each in request.live if each is not ended]
         if taken.ended:
             self._decoding, self._decoding_rows = None, ()
         for scheduled in progress.finished:
@@ -309,7 +318,7 @@ class EngineCore:
         for request, failure in taken.failures.items():
             self._end(request, "failed", f"{type(failure).__name__}: {failure}")
 
-    def _record(self, batch: Batch, num_finished: int, seconds: list[float]) -> StepRecord:
+    def _record(self, batch: Batch, num_finished: int, num_accepted: int, seconds: list[float]) -> StepRecord:
         num_decoded = len(batch.decoded_token_ids)
         kinds = [preempted.kind for preempted in batch.preempted]
         names = self.space.config.pool_names
@@ -336,6 +345,8 @@ class EngineCore:
             forward_seconds=seconds[1],
             sample_seconds=seconds[2],
             finish_seconds=seconds[3],
+            num_drafted=batch.num_drafted,
+            num_accepted=num_accepted,
         )
 
     # Checks

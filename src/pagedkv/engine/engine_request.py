@@ -13,6 +13,7 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.engine.beams import Beams
 from pagedkv.engine.outputs import FinishReason, RequestOutput
+from pagedkv.engine.prompt_lookup import LookupText, PromptLookup
 from pagedkv.engine.sample import Decode, Sample
 from pagedkv.engine.sampling import SampledSequence, SamplingParams, TokenLogprobs
 from pagedkv.explanation import Explanation
@@ -90,6 +91,7 @@ class EngineRequest:
         num_preemptions: how often it had to give its blocks up.
         error: why it failed or was rejected.
         prompt_logprobs: of the prompt's tokens behind the first, as far as they are told.
+        num_drafted: guessed tokens that were computed for it; num_accepted: those that were right.
 
     Raises:
         RequestError: what is asked for contradicts the model's vocabulary, or needs a tokenizer.
@@ -111,6 +113,8 @@ class EngineRequest:
     num_preemptions: int = 0
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     def __post_init__(self) -> None:
         """Make its samples, and its part in the schedule."""
@@ -184,6 +188,15 @@ class EngineRequest:
         """
         return self.fork_by(self, n, at, params, sample)
 
+    def guess_by(self, lookup: PromptLookup) -> None:
+        """Let the tokens that follow be guessed, where each token is all that decides on the next.
+
+        Not with foreign processors, which a guess would have to be taken back from, and not in a beam search.
+        """
+        if self.beams is None and not self.params.logits_processors:
+            text = LookupText(self.prompt_token_ids)
+            self.scheduled.propose = lambda most: lookup.propose(text.grown(self.live[0].token_ids), most)
+
     def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End all that goes on."""
         for sample in self.samples:
@@ -208,6 +221,8 @@ class EngineRequest:
             queue_seconds=self._seconds_to(self.admitted),
             explanation=self.explanation,
             receipt=self.scheduled.receipt,
+            num_drafted_tokens=self.num_drafted,
+            num_accepted_tokens=self.num_accepted,
         )
 
     def _seconds_to(self, moment: float | None) -> float | None:

@@ -3,9 +3,9 @@
 The scheduler lists who decodes, then the chunks of prompts, each in the order of their keys; a plan's ranges are in the
 order of rows. This is where one order becomes the other::
 
-    batch       | decoding: one token each     | chunk | chunk with 2 samples |
+    batch       | decoding: one token each, then drafts | chunk | chunk with 2 samples |
     flat row    | row 0 | row 1: a chunk   | row 2 | row 3 ... |            as the plan's ranges
-    wanted      the last token of every sequence that is sampled, ascending
+    wanted      the last token of every sequence that is sampled, and what its drafts follow, ascending
     decoding    the places of those who decode: recurrent layers may round otherwise for them than for a prompt's token
     source      for each row of logits that is sampled, in the batch's order: which of the wanted tokens
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedkv.arrays import Int32Array, Int64Array
-from pagedkv.scheduling import Batch
+from pagedkv.scheduling import Batch, Drafts
 
 __all__ = ["FlatBatch", "flatten"]
 
@@ -29,7 +29,7 @@ class FlatBatch:
         decoding: int64 ``[sequences]``, places among the plan's ranges.
         num_prompt_tokens: int64 ``[places]``: of each sequence; behind them its tokens were decoded, at first.
         wanted: int64 ``[n]``, ascending.
-        source: int64 ``[batch.num_samples]``.
+        source: int64 ``[batch.num_samples + batch.num_drafted]``: a sequence's drafts stand behind it.
         chunk_starts: where each chunk begins in the flat row.
     """
 
@@ -54,6 +54,8 @@ def flatten(batch: Batch) -> FlatBatch:
         places = np.searchsorted(compute.rows, batch.decoding.rows).astype(np.int64)
         token_ids[offsets[places]] = batch.decoded_token_ids
         last.append(offsets[places].astype(np.int64))
+        if batch.drafts is not None:
+            last = [_with_drafts(last[0], batch.drafts, token_ids)]
     for chunk in batch.prefilling:
         place = int(np.searchsorted(compute.rows, chunk.row))
         start, stop = int(offsets[place]), int(offsets[place + 1])
@@ -67,3 +69,12 @@ def flatten(batch: Batch) -> FlatBatch:
     sampled = np.concatenate(last) if last else np.zeros(0, np.int64)
     wanted, source = np.unique(sampled, return_inverse=True)
     return FlatBatch(token_ids, places, num_prompt_tokens, wanted, source.astype(np.int64), tuple(chunk_starts))
+
+
+def _with_drafts(first: Int64Array, drafts: Drafts, token_ids: Int32Array) -> Int64Array:
+    """Put drafts behind the tokens that they follow, and list the places of both, a sequence's behind one another."""
+    sizes = drafts.counts + 1
+    step = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    where: Int64Array = np.repeat(first, sizes) + step
+    token_ids[where[step > 0]] = drafts.token_ids
+    return where

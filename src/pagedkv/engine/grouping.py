@@ -6,7 +6,7 @@ they are groups of their own: ``full``, ``full:2``.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -44,12 +44,15 @@ class EngineGroups:
     latents: dict[int, tuple[int, int]]
 
 
-def group_layers(layers: ModelLayers, block_size: int, checkpoint_interval: int) -> EngineGroups:
+def group_layers(
+    layers: ModelLayers, block_size: int, checkpoint_interval: int, num_draft_states: int = 0
+) -> EngineGroups:
     """Put layers into groups: full attention first, then windows, chunks and states, smaller extents first.
 
     Args:
         layers: what the probe saw.
         block_size: tokens of a block; checkpoint_interval: tokens between kept states.
+        num_draft_states: states that a sequence may have beside its own, for guessed tokens.
 
     Raises:
         UnsupportedModelError: one source is read by several rules.
@@ -70,7 +73,8 @@ def group_layers(layers: ModelLayers, block_size: int, checkpoint_interval: int)
         sources.update({source.layer_idx: Place(group, index) for index, source in enumerate(members)})
         specs.append(_spec(rule, name, block_size))
         shapes.append(_group_shape(members))
-    states = _add_states(layers, specs, shapes, checkpoint_interval)
+    state_spec = RecurrentState(checkpoint_interval, num_draft_states=num_draft_states)
+    states = _add_states(layers, specs, shapes, state_spec)
     attention = tuple(_attention_layer(layers, number, sources) for number in range(len(layers.calls)))
     writers: dict[int, int] = {}
     for number, call in enumerate(layers.calls):
@@ -126,7 +130,7 @@ def _group_shape(members: Sequence[SourceSpec]) -> GroupShape:
 
 
 def _add_states(
-    layers: ModelLayers, specs: list[GroupSpec], shapes: list[GroupShape], interval: int
+    layers: ModelLayers, specs: list[GroupSpec], shapes: list[GroupShape], spec: RecurrentState
 ) -> dict[int, Place]:
     places: dict[int, Place] = {}
     kinds: list[tuple[tuple[str, tuple[int, ...], torch.dtype], ...]] = list(
@@ -135,7 +139,7 @@ def _add_states(
     for number, tensors in enumerate(kinds, start=1):
         members = [state for state in layers.states if state.tensors == tensors]
         places.update({state.layer_idx: Place(len(specs), index) for index, state in enumerate(members)})
-        specs.append(RecurrentState(interval, pool="state" if number == 1 else f"state:{number}"))
+        specs.append(replace(spec, pool="state" if number == 1 else f"state:{number}"))
         shapes.append(StateShape(len(members), tuple(StateTensor(*tensor) for tensor in tensors)))
     return places
 

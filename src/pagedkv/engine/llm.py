@@ -245,7 +245,7 @@ def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
         UnsupportedModelError: paged memory would answer wrongly for it.
     """
     require_supported(model)
-    return group_layers(probe(model), config.block_size, config.checkpoint_interval)
+    return group_layers(probe(model), config.block_size, config.checkpoint_interval, config.most_drafts)
 
 
 def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:

@@ -54,6 +54,7 @@ class RequestOutput:
         queue_seconds: from its arrival to its first block.
         explanation: why no more of its prompt was hit, as it was then; None where it was not admitted.
         receipt: what it took in the block space: of all of its sequences and lives, complete once it has ended.
+        num_drafted_tokens: tokens that were guessed and computed for it; num_accepted_tokens: those that were right.
     """
 
     number: int
@@ -69,6 +70,8 @@ class RequestOutput:
     queue_seconds: float | None = None
     explanation: Explanation | None = None
     receipt: Receipt = field(default_factory=Receipt)
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:

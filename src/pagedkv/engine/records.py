@@ -11,7 +11,8 @@ class StepRecord:
 
     Args:
         step_id: number of the step.
-        num_decoded: sequences that computed one token each; num_prefilled: tokens of prompts that were computed.
+        num_decoded: sequences that computed one token each, drafts aside; num_prefilled: tokens of prompts that were
+            computed.
         num_sampled: tokens that were sampled.
         num_admitted, num_resumed: requests that began to run: from the queue, and swapped in.
         num_swapped_out, num_recomputed: requests that were preempted, by kind.
@@ -20,6 +21,7 @@ class StepRecord:
         num_running, num_waiting, num_swapped: requests after the step.
         num_used_blocks, num_blocks: of all pools, null blocks left out; used: those of running sequences.
         schedule_seconds, forward_seconds, sample_seconds, finish_seconds: where the time went.
+        num_drafted: guessed tokens that were computed; num_accepted: those of them that were right.
     """
 
     step_id: int
@@ -42,8 +44,10 @@ class StepRecord:
     forward_seconds: float
     sample_seconds: float
     finish_seconds: float
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens that were computed."""
-        return self.num_decoded + self.num_prefilled
+        return self.num_decoded + self.num_prefilled + self.num_drafted

@@ -7,12 +7,14 @@ state that is read before and written after: such a step is several passes, one 
     prompt, positions      [ 3 .................. 40 )        states kept every 16 tokens
     passes                 [ 3 .. 16 ) [ 16 .. 32 ) [ 32 .. 40 )
     state read from block    0           0            1        written to block 0, 1, 2
+
+A state is kept behind every draft: all that decode take as many passes as one of them has tokens, a token in each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -26,14 +28,11 @@ from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.heads import watched_head
-from pagedkv.engine.layer_specs import Place
 from pagedkv.engine.paged_cache import PagedCache
 from pagedkv.engine.prompt_scores import PromptScoring
 from pagedkv.plan import StepPlan
 
 __all__ = ["ModelRunner"]
-
-NULL_BLOCK: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,13 @@ class _Piece:
     def shape(self) -> tuple[int, int]:
         """Rows and tokens of a row."""
         return (len(self.tokens), 1) if self.is_batch else (1, len(self.tokens))
+
+
+class _StateBlocks(NamedTuple):
+    """Where the states of a piece's sequences are, in one group: int32 ``[sequences]`` each."""
+
+    read: torch.Tensor
+    written: torch.Tensor
 
 
 @final
@@ -119,11 +125,12 @@ class ModelRunner:
         with torch.inference_mode(), compat.implementation(self._configs, IMPLEMENTATION):
             if not self._groups.states:
                 piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
-                return self._run(piece, step, token_ids, positions, wanted, scorings)
+                return self._run(piece, step, {}, token_ids, positions, wanted, scorings)
             answers = []
             for piece in self._pieces(plan, batch):
                 mine = np.flatnonzero(np.isin(piece.tokens, wanted))
-                logits = self._run(piece, self._part(step, piece), token_ids, positions, mine, scorings)
+                blocks = self._state_blocks(piece, inputs)
+                logits = self._run(piece, self._part(step, piece), blocks, token_ids, positions, mine, scorings)
                 answers.append((piece.tokens[mine], logits))
             where = np.concatenate([tokens for tokens, _ in answers])
             order = torch.from_numpy(np.argsort(where)).to(self._device)
@@ -133,17 +140,19 @@ class ModelRunner:
         self,
         piece: _Piece,
         step: StepMetadata,
+        blocks: Mapping[int, _StateBlocks],
         token_ids: Int32Array,
         positions: Int64Array,
         wanted: Int64Array,
         scorings: Sequence[PromptScoring],
     ) -> torch.Tensor:
-        """Run the model over one piece; ``wanted`` are places in it."""
+        """Run the model over one piece; ``wanted`` are places in it, ``blocks`` where its states are, by group."""
         rows, width = piece.shape
         ids = torch.from_numpy(token_ids[piece.tokens].astype(np.int64)).to(self._device).view(rows, width)
         where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
         forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, where)
-        self._cache.begin(forward_pass, self._read_states(piece), list(self._groups.states), is_prompt=piece.is_prompt)
+        states = self._read_states(piece, blocks)
+        self._cache.begin(forward_pass, states, list(self._groups.states), is_prompt=piece.is_prompt)
         watched = watched_head(self._model) if scorings else nullcontext()
         with listening(forward_pass), watched as head:
             logits = compat.forward(
@@ -154,7 +163,7 @@ class ModelRunner:
                 past_key_values=self._cache,
             )
         forward_pass.require_complete()
-        self._write_states(piece)
+        self._write_states(blocks)
         if head is not None:
             for scoring in scorings:
                 scoring.take(piece.tokens, head)
@@ -168,15 +177,19 @@ class ModelRunner:
         ranges = list(zip(plan.compute.starts.tolist(), plan.compute.ends.tolist(), strict=True))
         decoding = sorted(batch.decoding.tolist())
         if decoding and self._decodes_together:
-            tokens, mine = offsets[decoding].astype(np.int64), [ranges[place] for place in decoding]
-            yield _Piece(tokens, decoding, mine, is_batch=True, is_prompt=False)
+            longest = max(ranges[place][1] - ranges[place][0] for place in decoding)
+            for step in range(longest):
+                mine = [place for place in decoding if ranges[place][0] + step < ranges[place][1]]
+                tokens, starts = offsets[mine].astype(np.int64) + step, [ranges[place][0] + step for place in mine]
+                yield _Piece(tokens, mine, [(start, start + 1) for start in starts], is_batch=True, is_prompt=False)
         for place, (start, end) in enumerate(ranges):
             if self._decodes_together and place in decoding:
                 continue
             first = start
             while first < end:
                 stop, is_prompt = self._end_of_piece(first, end, int(batch.num_prompt_tokens[place]))
-                is_prompt = is_prompt and place not in decoding
+                if place in decoding:
+                    stop, is_prompt = first + 1, False
                 tokens = int(offsets[place]) + np.arange(first - start, stop - start)
                 yield _Piece(tokens, [place], [(first, stop)], is_batch=False, is_prompt=is_prompt)
                 first = stop
@@ -195,33 +208,28 @@ class ModelRunner:
         part = step.select(torch.tensor(piece.places), torch.from_numpy(piece.tokens))
         return part.with_ranges([start for start, _ in piece.ranges], [stop for _, stop in piece.ranges])
 
-    def _blocks(self, place: Place, piece: _Piece, *, is_read: bool) -> torch.Tensor:
-        """Tell which block of a state each sequence of a piece reads, or writes: int32 ``[n]``."""
-        table = self._executor.tables.batch_table(place.group)
-        size = self._executor.tables.block_sizes[place.group]
-        blocks = [
-            (int(table[where, (start - 1) // size]) if start else NULL_BLOCK)
-            if is_read
-            else int(table[where, (stop - 1) // size])
-            for where, (start, stop) in zip(piece.places, piece.ranges, strict=True)
-        ]
-        return torch.tensor(blocks, dtype=torch.int32, device=self._device)
+    def _state_blocks(self, piece: _Piece, inputs: StepInputs) -> dict[int, _StateBlocks]:
+        """Tell, by group, which block of a state each sequence of a piece reads, and writes."""
+        places = torch.tensor(piece.places, device=self._device)
+        ranges = torch.tensor(piece.ranges, device=self._device)
+        return {
+            group: _StateBlocks(
+                inputs.states_behind(group, places, ranges[:, 0] - 1),
+                inputs.states_behind(group, places, ranges[:, 1] - 1),
+            )
+            for group in {place.group: None for place in self._groups.states.values()}
+        }
 
-    def _read_states(self, piece: _Piece) -> dict[int, compat.State]:
+    def _read_states(self, piece: _Piece, blocks: Mapping[int, _StateBlocks]) -> dict[int, compat.State]:
         if not self._groups.states or piece.ranges[0][0] == 0:
             return {}
         states = {}
-        blocks = {group: self._blocks(place, piece, is_read=True) for group, place in self._one_of_each_group()}
         for layer_idx, place in self._groups.states.items():
-            state = self._executor.transfers.gather_states(place.group, place.index, blocks[place.group])
+            state = self._executor.transfers.gather_states(place.group, place.index, blocks[place.group].read)
             states[layer_idx] = dict(state)
         return states
 
-    def _write_states(self, piece: _Piece) -> None:
-        blocks = {group: self._blocks(place, piece, is_read=False) for group, place in self._one_of_each_group()}
+    def _write_states(self, blocks: Mapping[int, _StateBlocks]) -> None:
         for layer_idx, place in self._groups.states.items():
             state = self._cache.states(layer_idx)
-            self._executor.transfers.scatter_states(place.group, place.index, blocks[place.group], state)
-
-    def _one_of_each_group(self) -> Iterator[tuple[int, Place]]:
-        return iter({place.group: place for place in self._groups.states.values()}.items())
+            self._executor.transfers.scatter_states(place.group, place.index, blocks[place.group].written, state)

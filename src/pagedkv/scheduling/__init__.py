@@ -13,6 +13,7 @@ In the order in which data flows::
     promises    what keeps a short pool from thrashing
     growing     the phases that serve those who run: decode and prefill
     admitting   the phase that lets others run: admit and swap in
+    drafting    the phase that appends guesses where there is room to spare, and takes back those that were wrong
     finishing   what the sampled tokens change
     scheduler   Scheduler: schedule(), finish(), add(), abort()
 
@@ -20,7 +21,7 @@ Knows neither a clock nor a model nor a trace: an engine brings tokens that it s
 docs/replay.md tells the rules.
 """
 
-from pagedkv.scheduling.batch import Admission, Batch, Chunk, Preempted, Progress
+from pagedkv.scheduling.batch import Admission, Batch, Chunk, Drafts, Preempted, Progress
 from pagedkv.scheduling.config import PreemptionKind, SchedulingConfig
 from pagedkv.scheduling.decoding import Decoding
 from pagedkv.scheduling.request import Request
@@ -31,6 +32,7 @@ __all__ = [
     "Batch",
     "Chunk",
     "Decoding",
+    "Drafts",
     "Preempted",
     "PreemptionKind",
     "Progress",

@@ -29,18 +29,22 @@ def fits_alone(state: SchedulerState, request: Request) -> bool:
     )
 
 
-def let_in(state: SchedulerState, draft: BatchDraft, budget: int) -> None:
-    """Let requests run that wait, or are swapped out, in order of their keys, as long as they fit."""
+def let_in(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
+    """Let requests run that wait, or are swapped out, in order of their keys, as long as they fit.
+
+    Returns what is left of the budget.
+    """
     while (request := state.next_in_line()) is not None:
         if state.num_sequences_with(request) > state.config.max_sequences:
-            return
+            break
         if request.rows:
             if not _swap_in(state, draft, request):
-                return
+                break
         elif budget <= 0 or (num_taken := _admit(state, draft, request, budget)) is None:
-            return
+            break
         else:
             budget -= num_taken
+    return budget
 
 
 def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:

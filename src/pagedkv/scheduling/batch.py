@@ -3,6 +3,9 @@
 A batch samples a token for each sequence that decodes, then for each sequence of each prompt that is complete::
 
     token_ids   | decoding.rows[0] | decoding.rows[1] | ... | first of a prompt's n | ... | n-th | next prompt's | ...
+
+Who has drafts samples a token behind each of them as well. Those that prove the drafts right are the drafts; the one
+behind these is the sequence's token in the batch.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +16,7 @@ from pagedkv.scheduling.config import PreemptionKind
 from pagedkv.scheduling.decoding import Decoding
 from pagedkv.scheduling.request import NO_TOKENS, Request
 
-__all__ = ["Admission", "Batch", "BatchDraft", "Chunk", "Preempted", "Progress"]
+__all__ = ["Admission", "Batch", "BatchDraft", "Chunk", "Drafts", "Preempted", "Progress"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,19 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Drafts:
+    """Tokens that are guessed to follow those that a step decodes, and are computed in the same step.
+
+    Args:
+        counts: int32 ``[sequences]``, how many each sequence that decodes has.
+        token_ids: int32 ``[sum of counts]``, one sequence's behind the other's.
+    """
+
+    counts: Int32Array
+    token_ids: Int32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """One step.
 
@@ -72,6 +88,7 @@ class Batch:
         plan: what it needs done in memory.
         decoding: who decodes a token; None if nobody does. The same object as before if they are the same.
         decoded_token_ids: int32 ``[sequences]``, the token that each of them appends and computes.
+        drafts: what is guessed to follow these tokens; None where nothing is.
         prefilling: known tokens that it computes.
         admitted, resumed: requests that run from now on: from the queue, and swapped in.
         preempted: requests that run no more, in this order.
@@ -81,6 +98,7 @@ class Batch:
     plan: StepPlan
     decoding: Decoding | None
     decoded_token_ids: Int32Array
+    drafts: Drafts | None
     prefilling: tuple[Chunk, ...]
     admitted: tuple[Admission, ...]
     resumed: tuple[Request, ...]
@@ -89,8 +107,13 @@ class Batch:
 
     @property
     def num_samples(self) -> int:
-        """Tokens to be sampled."""
+        """Tokens to be sampled, beside those that only prove a draft right."""
         return len(self.decoded_token_ids) + sum(chunk.num_samples for chunk in self.prefilling)
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafts that are computed."""
+        return 0 if self.drafts is None else len(self.drafts.token_ids)
 
 
 @dataclass(slots=True)
@@ -98,6 +121,7 @@ class BatchDraft:
     """The step that is being put together; see :class:`Batch`."""
 
     decoding: Decoding | None = None
+    drafts: Drafts | None = None
     prefilling: list[Chunk] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
@@ -115,6 +139,7 @@ class BatchDraft:
             plan,
             self.decoding,
             NO_TOKENS if self.decoding is None else self.decoding.next_token_ids,
+            self.drafts,
             tuple(self.prefilling),
             tuple(self.admitted),
             tuple(self.resumed),

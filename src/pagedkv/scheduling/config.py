@@ -24,6 +24,8 @@ class SchedulingConfig:
         preemption: what becomes of a request that must give its blocks up.
         first_promise: tokens that a request, and all who run, can grow by when it returns from its first preemption;
             twice as many after each further one. See :mod:`~pagedkv.scheduling.promises`.
+        most_drafts: guessed tokens that a sequence has in a step at most; 0: nobody is asked for guesses. See
+            :mod:`~pagedkv.scheduling.drafting`.
 
     Raises:
         ConfigurationError: a value is out of range, or two of them contradict each other.
@@ -33,6 +35,7 @@ class SchedulingConfig:
     max_batched_tokens: int = 8192
     preemption: PreemptionKind = "recompute"
     first_promise: int = FIRST_PROMISE
+    most_drafts: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -45,5 +48,7 @@ class SchedulingConfig:
             )
         if self.first_promise < 1:
             raise ConfigurationError(f"first_promise must be at least 1, got {self.first_promise}")
+        if self.most_drafts < 0:
+            raise ConfigurationError(f"most_drafts must not be negative, got {self.most_drafts}")
         if self.preemption not in get_args(PreemptionKind):
             raise ConfigurationError(f"preemption must be recompute or swap, got {self.preemption!r}")

@@ -30,7 +30,7 @@ class Decoding(CommonSteps):
         requests: the requests.
         rows: int32 ``[sequences]``, rows of all their sequences.
         next_token_ids: int32 ``[sequences]``, what each appends next; while a batch is in flight, what it appended.
-        num_before: tokens that each request had generated when these steps began.
+        num_before: tokens that each request had generated when these steps began, and drafts that were right since.
     """
 
     def __init__(self, requests: Sequence[Request], *, is_scheduled: bool = False) -> None:
@@ -40,9 +40,7 @@ class Decoding(CommonSteps):
         self.next_token_ids: Int32Array = np.concatenate([request.next_token_ids for request in requests])
         self.num_before = [request.num_generated for request in requests]
         self._ends = np.cumsum([len(request.rows) for request in requests]).tolist()
-        self._most_steps = min(
-            request.max_new_tokens - num for request, num in zip(requests, self.num_before, strict=True)
-        )
+        self._most_steps = self._count_steps()
         for request in requests:
             request.decoding, request.awaited = self, None
 
@@ -57,9 +55,20 @@ class Decoding(CommonSteps):
         self.next_token_ids = token_ids
         self.is_scheduled = False
 
+    def accept(self, num_accepted: Int32Array) -> None:
+        """Note how many drafts of each sequence were right: int32 ``[sequences]``, 0 for those of several."""
+        for place, (request, part) in enumerate(zip(self.requests, self.parts(num_accepted), strict=True)):
+            if part[0]:
+                request.accept(int(part[0]))
+                self.num_before[place] += int(part[0])
+        self._most_steps = self._count_steps()
+
     def parts(self, values: npt.NDArray[Scalar]) -> list[npt.NDArray[Scalar]]:
         """Cut an array that begins with a value of each sequence into those of each request."""
         return [values[start:end] for start, end in pairwise((0, *self._ends))]
+
+    def _count_steps(self) -> int:
+        return min(request.max_new_tokens - num for request, num in zip(self.requests, self.num_before, strict=True))
 
     def close(self) -> None:
         """Tell the requests how far they have come; they decode together no more."""

@@ -15,6 +15,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.scheduling.batch import Batch, Chunk, Progress
 from pagedkv.scheduling.branching import fork_sequences
 from pagedkv.scheduling.decoding import Decoding
+from pagedkv.scheduling.drafting import take_drafts_back
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import BY_KEY, SchedulerState
 
@@ -31,18 +32,21 @@ class Sampled:
     ended: Sequence[int]
     parents: Mapping[Request, Sequence[int]]
     held: Collection[Request]
+    num_accepted: Int32Array | None
 
 
 def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
     """Take in what the oldest batch sampled; its step is acknowledged."""
     token_ids, ended, held = sampled.token_ids, sampled.ended, sampled.held
+    if sampled.num_accepted is not None:
+        take_drafts_back(state, batch, sampled.num_accepted)
     if held and batch.decoding is not None and state.is_current(batch.decoding):
         state.close_decoding()  # those who are held do not advance with the others
     goes_on = None
     if len(ended):
         goes_on = np.ones(len(token_ids), np.bool_)
         goes_on[ended] = False
-    decoded = [] if batch.decoding is None else _take_decoded(state, batch.decoding, token_ids, goes_on, held)
+    decoded = [] if batch.decoding is None else _take_decoded(state, batch.decoding, sampled, goes_on)
     for request, beams in sampled.parents.items():
         if not request.is_done:
             request.parents = beams
@@ -84,27 +88,37 @@ def _drop_finished(state: SchedulerState, requests: list[Request]) -> tuple[Requ
 def _take_decoded(
     state: SchedulerState,
     decoding: Decoding,
-    token_ids: Int32Array,
+    sampled: Sampled,
     goes_on: BoolArray | None,
-    held: Collection[Request],
 ) -> list[Request]:
     """Note a token of each sequence that has decoded; return the requests that may be finished by it."""
     if state.is_current(decoding):
-        decoding.take(token_ids[: len(decoding.rows)])
+        decoding.take(sampled.token_ids[: len(decoding.rows)])
+        if sampled.num_accepted is not None:
+            decoding.accept(sampled.num_accepted)
         if goes_on is None and decoding.num_steps_left > 0:
             return []
         requests = list(decoding.requests)
     else:
-        requests = []
-        for request, part in zip(decoding.requests, decoding.parts(token_ids), strict=True):
-            if request.awaited is decoding and request not in held:
-                request.take(part)
-                state.note_newcomer()
-                requests.append(request)
+        requests = _take_apart(state, decoding, sampled)
     if goes_on is not None:
         for request, stays in zip(decoding.requests, decoding.parts(goes_on), strict=True):
             if not stays.all() and request in requests:
                 _end_sequences(state, request, stays)
+    return requests
+
+
+def _take_apart(state: SchedulerState, decoding: Decoding, sampled: Sampled) -> list[Request]:
+    """Note a token of each sequence that still waits for it, of those that decode together no more."""
+    requests = []
+    accepted = np.zeros(len(decoding.rows), np.int32) if sampled.num_accepted is None else sampled.num_accepted
+    parts = zip(decoding.requests, decoding.parts(sampled.token_ids), decoding.parts(accepted), strict=True)
+    for request, part, num_accepted in parts:
+        if request.awaited is decoding and request not in sampled.held:
+            request.accept(int(num_accepted[0]))
+            request.take(part)
+            state.note_newcomer()
+            requests.append(request)
     return requests
 
 

@@ -15,6 +15,10 @@ not, return in order of their keys. Hence, as long as nobody of a smaller key ar
 - So a request is preempted at most ``2 + ceil(log2(max_new_tokens / first_promise))`` times, or twice if that is more.
   The set of those who run cannot go on changing while the load stays the same.
 
+Who may have drafts (:mod:`~pagedkv.scheduling.drafting`) grows by up to ``1 + most_drafts`` tokens a step, while a
+newcomer that guesses wrong grows by one: so those who run, not the newcomer, are promised as many times more. Drafts
+themselves take what is left when all this is kept, and are gone, or tokens, before the next step is put together.
+
 A promised length is counted in whole blocks and one more a sequence, for a copy on write. Nothing is asked where
 nobody runs: a request alone that runs out of blocks is rejected, and no promise could help it.
 """
@@ -59,7 +63,8 @@ def _targets(state: SchedulerState, newcomer: Request, growth: int) -> Iterator[
         growth += state.keeps_states
     lengths = state.space.lengths([request.rows[0] for request in state.running]).tolist()
     for request, length in zip(state.running, lengths, strict=True):
-        yield request, length, max(request.promised_tokens, min(length + growth, request.most_tokens))
+        most = growth * (1 + state.config.most_drafts) if request.propose is not None else growth
+        yield request, length, max(request.promised_tokens, min(length + most, request.most_tokens))
 
 
 def _slots(state: SchedulerState, request: Request, length: int, target: int) -> int:

@@ -21,10 +21,13 @@ from pagedkv.arrays import Int32Array
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.space import Receipt
 
-__all__ = ["NO_TOKENS", "CommonSteps", "Request", "RequestKey"]
+__all__ = ["NO_TOKENS", "CommonSteps", "Propose", "Request", "RequestKey"]
 
 RequestKey: TypeAlias = tuple[int, int]
 """``(-priority, number)``: smaller goes first."""
+
+Propose: TypeAlias = Callable[[int], Int32Array]
+"""Guesses at most so many tokens that follow those of a request: int32; empty where nothing suggests itself."""
 
 EMPTY_RECEIPT: Final = Receipt()
 NO_TOKENS: Final = np.zeros(0, np.int32)
@@ -45,7 +48,7 @@ class CommonSteps:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request under way. What follows ``max_hit_tokens`` is the scheduler's to change.
+    """One request under way. What follows ``propose`` is the scheduler's to change.
 
     Args:
         number: its place in the order of arrival; no two have the same.
@@ -58,6 +61,8 @@ class Request:
         priority: higher goes first.
         keys: extra keys of its blocks.
         max_hit_tokens: leading tokens that may hit when it is admitted; None: all. Its engine may change it.
+        propose: guesses what follows its tokens, the last one generated included; None: nobody does. Asked while it
+            decodes as one sequence.
         rows: rows of its sequences while it has blocks; one until the prompt is computed.
         known_token_ids: int32, what is to be computed before it can decode.
         num_scheduled: tokens of these that are in the space.
@@ -82,6 +87,7 @@ class Request:
     priority: int = 0
     keys: RequestKeys = NO_KEYS
     max_hit_tokens: int | None = None
+    propose: Propose | None = None
     rows: list[int] = field(default_factory=list)
     known_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_scheduled: int = 0
@@ -148,6 +154,10 @@ class Request:
         self.awaited = None
         self._num_generated += 1
         self.next_token_ids = token_ids
+
+    def accept(self, num_drafts: int) -> None:
+        """Note that drafts were right: tokens that it generated before the one that it takes."""
+        self._num_generated += num_drafts
 
     def leave_decoding(self, token_ids: Int32Array) -> None:
         """Decode with the others no more; ``token_ids`` come next, unless they are still awaited."""

@@ -12,12 +12,14 @@ Who had to give its blocks up returns under a promise (:mod:`~pagedkv.scheduling
 some sequence always advances, no request starves, and who runs does not go on changing while the load stays the same.
 
 Several batches may be in flight; what one of them is to sample, the next one does without. This class checks; the
-modules beside it carry out: ``growing``, ``admitting``, ``preempting``, ``finishing``.
+modules beside it carry out: ``growing``, ``admitting``, ``preempting``, ``drafting``, ``finishing``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
+
+import numpy.typing as npt
 
 from pagedkv.arguments import as_token_array
 from pagedkv.errors import StepError, TokenError
@@ -25,6 +27,7 @@ from pagedkv.scheduling.admitting import fits_alone, let_in
 from pagedkv.scheduling.batch import Batch, BatchDraft, Progress
 from pagedkv.scheduling.branching import branch_off
 from pagedkv.scheduling.config import SchedulingConfig
+from pagedkv.scheduling.drafting import append_drafts, as_accepted
 from pagedkv.scheduling.finishing import Sampled, finish, supply
 from pagedkv.scheduling.growing import decode, prefill
 from pagedkv.scheduling.request import Request
@@ -102,19 +105,21 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Go through the phases of a step and close it. O(sequences), and little more than one append while they stay.
 
-        Who decodes is served first; the rest of the budget goes to prompts that are under way, then to new ones. While
-        blocks are short, nobody is let in. The batch may be empty while others are in flight.
+        Who decodes is served first; the rest of the budget goes to prompts that are under way, then to new ones, then
+        to drafts. While blocks are short, nobody is let in, and nothing is guessed. The batch may be empty while others
+        are in flight.
         """
         state, draft = self._state, BatchDraft()
         budget = state.config.max_batched_tokens - decode(state, draft)
         budget = prefill(state, draft, budget)
         if not draft.lacks_blocks:
-            let_in(state, draft, budget)
+            budget = let_in(state, draft, budget)
+            append_drafts(state, draft, budget)
         batch = draft.close(state.space.plan_step())
         state.in_flight.append(batch)
         return batch
 
-    def finish(
+    def finish(  # noqa: PLR0913 - what was sampled, and all that may be said of it, by keywords
         self,
         batch: Batch,
         token_ids: TokenIds,
@@ -122,6 +127,7 @@ class Scheduler:
         ended: Sequence[int] = (),
         parents: Mapping[Request, Sequence[int]] = NO_PARENTS,
         held: Collection[Request] = (),
+        num_accepted: npt.ArrayLike | None = None,
     ) -> Progress:
         """Acknowledge the oldest batch in flight, and take in the tokens that it sampled.
 
@@ -133,10 +139,12 @@ class Scheduler:
                 ``token_ids`` are the new beams'. Old beams that are no parent are given up.
             held: requests whose tokens are not known yet, whatever ``token_ids`` says: they keep their blocks, and go
                 on when :meth:`supply` brings them. Whoever is preempted or aborted meanwhile waits for nothing.
+            num_accepted: int32 ``[sequences that decoded]``, how many of each one's drafts were right; they, and then
+                its token in ``token_ids``, are what it has generated. None: none. The others are rolled back.
 
         Raises:
             StepError: another batch is the oldest in flight.
-            TokenError: not as many tokens as were to be sampled.
+            TokenError: not as many tokens as were to be sampled, or more accepted drafts than there were.
         """
         state = self._state
         if not state.in_flight or state.in_flight[0] is not batch:
@@ -147,9 +155,10 @@ class Scheduler:
         tokens = as_token_array(token_ids)
         if len(tokens) != batch.num_samples:
             raise TokenError(f"step {batch.plan.step_id} samples {batch.num_samples} tokens, got {len(tokens)}")
+        accepted = as_accepted(batch, num_accepted)
         state.space.acknowledge(batch.plan.step_id)
         state.in_flight.popleft()
-        return finish(state, batch, Sampled(tokens, ended, parents, held))
+        return finish(state, batch, Sampled(tokens, ended, parents, held, accepted))
 
     def supply(self, request: Request, token_ids: TokenIds, *, ended: Sequence[int] = ()) -> Progress:
         """Bring the tokens that a request was held for.

@@ -58,7 +58,7 @@ def test_the_engines_own_records_are_read(tmp_path: Path) -> None:
     names = records.StepRecord.__dataclass_fields__
     record = records.StepRecord(**{name: 0.5 if name.endswith("_seconds") else 2 for name in names})
     steps = read_steps(written(tmp_path, json.dumps(asdict(record)) + "\n"))
-    assert (steps.seconds.tolist(), steps.num_new_tokens.tolist()) == ([2.0], [4])
+    assert (steps.seconds.tolist(), steps.num_new_tokens.tolist()) == ([2.0], [6])
 
 
 def test_a_vllm_log_tells_steps_of_intervals_in_which_the_same_sequences_decode(tmp_path: Path) -> None:

@@ -239,6 +239,9 @@ def _print_figures(model: str, figures: "Figures", verification: "Verification |
         ("preemptions", f"{figures.num_preemptions:,}, {figures.num_recomputed_tokens:,} tokens again"),
         ("steps", f"{figures.num_steps:,}"),
     ]
+    if figures.acceptance is not None:
+        told = f"{figures.num_accepted_tokens:,} of {figures.num_drafted_tokens:,} guessed tokens"
+        rows.append(("guesses that were right", f"{figures.acceptance:.2%} ({told})"))
     if verification is not None:
         certain = f"{verification.num_certain_tokens:,} of {verification.num_tokens:,} tokens are certain"
         rows.append(("compared with dense", f"{verification.num_answers:,} answers, {certain}"))

@@ -50,6 +50,11 @@ class _RecordRow(msgspec.Struct):
     forward_seconds: float
     sample_seconds: float
     finish_seconds: float
+    num_drafted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decoded + self.num_prefilled + self.num_drafted
 
     @property
     def seconds(self) -> float:
@@ -123,12 +128,13 @@ def _of_records(lines: Iterator[Line], block_size: int) -> MeasuredSteps:
         check_range(line, "num_prefilled", row.num_prefilled, 0, MOST_TOKENS)
         check_range(line, "num_used_blocks", row.num_used_blocks, 0, MOST_TOKENS)
         _check_seconds(line, row.seconds)
-        if row.num_decoded + row.num_prefilled:
+        check_range(line, "num_drafted", row.num_drafted, 0, MOST_TOKENS)
+        if row.num_tokens:
             rows.append(row)
     context = f"records count blocks: the context is taken for {block_size} times the blocks in use, shared ones once"
     return MeasuredSteps(
         np.array([row.seconds for row in rows], np.float64),
-        _array([row.num_decoded + row.num_prefilled for row in rows]),
+        _array([row.num_tokens for row in rows]),
         num_context_tokens=_array([row.num_used_blocks * block_size for row in rows]),
         num_sequences=_array([row.num_decoded + bool(row.num_prefilled) * max(1, row.num_admitted) for row in rows]),
         told_by="StepRecords as JSON lines",

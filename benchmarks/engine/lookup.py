@@ -1,0 +1,93 @@
+"""Tokens a second with and without guesses by lookup, of the demonstration's model, in turn.
+
+    python -m benchmarks.engine.lookup [--rounds 5] [--sequences 4]
+
+Two kinds of requests: a random text of 120 tokens and the beginning of its repetition, which the model goes on with;
+and answers drawn with a temperature of 2 behind the same, of which hardly a guess is right. 96 new tokens each, one
+thread, best of all rounds; the answers must be the same.
+"""
+
+import argparse
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final
+
+import torch
+import transformers
+
+from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams, compat
+from pagedkv.engine.demo.trained import load_trained
+
+Tokens = list[list[int]]
+LOOKUPS: Final = (0, 2, 4, 8)
+NUM_TEXT: Final = 120
+NUM_BEGUN: Final = 8
+NUM_NEW: Final = 96
+KINDS: Final = {
+    "repetitive": SamplingParams(max_tokens=NUM_NEW, ignore_eos=True),
+    "drawn": SamplingParams(max_tokens=NUM_NEW, ignore_eos=True, temperature=2.0, seed=1),
+}
+
+
+@dataclass
+class Taken:
+    """What serving with one number of guesses took: the best seconds, steps, and how many guesses were right."""
+
+    seconds: list[float] = field(default_factory=list)
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+def make_prompts(vocabulary: int, num_sequences: int) -> Tokens:
+    """Draw texts that begin to repeat themselves."""
+    generator = torch.Generator().manual_seed(1)
+    texts = torch.randint(2, vocabulary, (num_sequences, NUM_TEXT), generator=generator).tolist()
+    return [[*text, *text[:NUM_BEGUN]] for text in texts]
+
+
+def serve(model: compat.Model, prompts: Tokens, params: SamplingParams, num_tokens: int, taken: Taken) -> Tokens:
+    """Serve once; return the answers."""
+    speculation = PromptLookup(num_tokens) if num_tokens else None
+    llm = LLM(model, EngineConfig(num_blocks=2000, self_test=False, speculation=speculation))
+    start = perf_counter()
+    requests = llm.submit(prompts, params)
+    records = []
+    while llm.core.has_work:
+        records.append(llm.step())
+    taken.seconds.append(perf_counter() - start)
+    taken.num_steps = len(records)
+    taken.num_drafted = sum(record.num_drafted for record in records)
+    taken.num_accepted = sum(record.num_accepted for record in records)
+    return [list(request.output().token_ids) for request in requests]
+
+
+def main() -> None:
+    """Take turns, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sequences", type=int, default=4)
+    given = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    model = load_trained()
+    prompts = make_prompts(compat.vocabulary_size(model), given.sequences)
+    for params in KINDS.values():
+        serve(model, prompts, params, 4, Taken())  # compiles
+    for kind, params in KINDS.items():
+        taken = {num_tokens: Taken() for num_tokens in LOOKUPS}
+        for _ in range(given.rounds):
+            answers = [serve(model, prompts, params, num_tokens, each) for num_tokens, each in taken.items()]
+            assert all(each == answers[0] for each in answers), "guesses have changed an answer"
+        plain = min(taken[0].seconds)
+        for num_tokens, each in taken.items():
+            speed = given.sequences * NUM_NEW / min(each.seconds)
+            right = each.num_accepted / each.num_drafted if each.num_drafted else 0.0
+            print(
+                f"{kind:12} {num_tokens} guesses: {speed:8,.0f} tokens/s, {plain / min(each.seconds):.2f} times, "
+                f"{each.num_steps:4} steps, {each.num_drafted:6,} guessed, {right:6.1%} right"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Guesses by hand: a known answer, some tokens of it wrong, in place of what a lookup finds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagedkv.arrays import Int32Array
+from pagedkv.engine import EngineRequest
+
+__all__ = ["guess"]
+
+VOCABULARY = 199
+
+
+def guess(request: EngineRequest, answer: Sequence[int], wrong_every: int = 0) -> None:
+    """Let a request's tokens be guessed from its answer; every n-th token of it is wrong, none where n is 0."""
+    told = [
+        (token + 1) % VOCABULARY if wrong_every and place % wrong_every == wrong_every - 1 else token
+        for place, token in enumerate(answer)
+    ]
+
+    def propose(most: int) -> Int32Array:
+        done = len(request.live[0].token_ids)
+        return np.array(told[done : done + most], np.int32)
+
+    assert request.scheduled.propose is not None, "nobody may guess what this request says"
+    request.scheduled.propose = propose
