@@ -2,6 +2,8 @@
 (() => {
   const SLACK = 1.0; // of a pixel's rounding on either side
   const LEAST_SIZE = 9; // pixels of the font
+  const WHOLE_WORD = /[\p{L}\p{N}]{2,9}/gu; // letters of a word that has to stand on one line
+  const LONGEST_NAME = 16; // letters between two spaces; of longer names, paths among them, any part may be broken
   const faults = [];
   const shorten = text => JSON.stringify(text.trim().replace(/\s+/g, " ").slice(0, 40));
   const place = box => `${box.left.toFixed(0)},${box.top.toFixed(0)}-${box.right.toFixed(0)},${box.bottom.toFixed(0)}`;
@@ -41,6 +43,15 @@
     const drawing = parent.closest("svg");
     const range = document.createRange();
     range.selectNodeContents(node);
+    for (const word of drawing || parent.closest("pre") ? [] : node.data.matchAll(WHOLE_WORD)) {
+      const around = node.data.slice(0, word.index).match(/\S*$/)[0] + node.data.slice(word.index).match(/^\S*/)[0];
+      if (around.length > LONGEST_NAME) continue;
+      const piece = document.createRange();
+      piece.setStart(node, word.index);
+      piece.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...piece.getClientRects()].map(box => Math.round(box.top)));
+      if (lines.size > 1) faults.push(`the word ${shorten(word[0])} of ${shorten(node.data)} is broken into ${lines.size} lines`);
+    }
     const boxes = drawing ? [parent.getBoundingClientRect()] : [...range.getClientRects()];
     for (const box of boxes) {
       if (box.width < 0.5 || box.height < 0.5) continue;

@@ -10,8 +10,11 @@ from typing import Final
 import pytest
 
 from pagedkv.report import ReportRun
+from pagedkv.report.plan_documents import Plan
+from pagedkv.report.plan_page import render_plan
 from tests.browser.chromium import BROWSER, Scheme, Tab, browser_tab
 from tests.report.rendering import render
+from tests.report.sample_plans import sample_plan, small_plan, unknown_plan
 from tests.report.sample_runs import empty_run, sample_run
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
@@ -34,13 +37,22 @@ def pages() -> Mapping[str, list[ReportRun]]:
     }
 
 
+def plans() -> Mapping[str, Plan]:
+    return {
+        "a plan": small_plan(),
+        "a plan of five axes": sample_plan(),
+        "a plan of one point": unknown_plan(),
+    }
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    written = {}
-    for number, (name, runs) in enumerate(pages().items()):
-        written[name] = folder / f"{number}.html"
-        written[name].write_text(render(*runs))
+    texts = {name: render(*runs) for name, runs in pages().items()}
+    texts |= {name: render_plan(plan, version="0.1.0") for name, plan in plans().items()}
+    written = {name: folder / f"{number}.html" for number, name in enumerate(texts)}
+    for name, text in texts.items():
+        written[name].write_text(text)
     return written
 
 
@@ -52,7 +64,7 @@ def tab() -> Iterator[Tab]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", list(pages()))
+@pytest.mark.parametrize("name", [*pages(), *plans()])
 def test_nothing_overlaps_and_nothing_is_cut_off(tab: Tab, files: Mapping[str, Path], name: str, width: int) -> None:
     tab.open(files[name], width)
     assert tab.evaluate(FAULTS) == []
@@ -67,6 +79,8 @@ BROKEN: Final = {
     "document.querySelector('.tile .value').style.whiteSpace = 'nowrap'",
     "leaves its drawing": "document.querySelector('.roomy text').setAttribute('transform', 'translate(50 -400)')",
     "pixels high": "document.querySelector('.roomy text').style.fontSize = '4px'",
+    "is broken into": "document.querySelector('.tile dt').style.width = '3ch', "
+    "document.querySelector('.tile dt').style.overflowWrap = 'anywhere'",
     "wide in a box": "document.querySelector('.scroll table').style.width = '3000px'",
 }
 
@@ -143,6 +157,25 @@ def test_every_plot_of_a_comparison_names_its_runs(tab: Tab, files: Mapping[str,
         tab.evaluate(f"{PLOT.format(number)}.focus()")
         tab.press("ArrowRight")
         assert [line[:2] for line in tab.evaluate(TIP)[1:]] == ["1.", "2.", "3."]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_plots_of_a_plan_tell_their_values_by_memory(tab: Tab, files: Mapping[str, Path], width: int) -> None:
+    tab.open(files["a plan of five axes"], width)
+    for number in range(4):
+        tab.evaluate(f"{PLOT.format(number)}.focus()")
+        headings = []
+        for _ in range(3):
+            tab.press("ArrowRight")
+            heading, *values = tab.evaluate(TIP)
+            headings.append(heading)
+            assert len(values) == 8
+            assert values[0].startswith("block 16, lru, split by need, 8,192 tokens a step, 1x the traffic: ")
+            assert tab.evaluate(FAULTS_OF_TIP) == []
+        assert headings == ["225.1 GiB", "512.4 GiB", "1,087.3 GiB"]
+    tab.evaluate(f"{PLOT.format(0)}.focus()")
+    tab.press("ArrowRight")
+    assert tab.evaluate(TIP)[1].endswith(": 2.25")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

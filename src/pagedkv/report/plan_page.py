@@ -13,16 +13,18 @@ from pagedkv.report.drawing import (
     HALF,
     LINES,
     PERCENT_TICKS,
+    Axes,
     Figure,
     draw_both,
     line,
     line_legend,
     logarithmic,
     only_axes,
+    read_out,
 )
 from pagedkv.report.elements import Cell, Plot, Section, Table, Tile
 from pagedkv.report.explanations import Explanation
-from pagedkv.report.number_text import COUNT, RATIO, SECONDS
+from pagedkv.report.number_text import COUNT, NONE, RATIO, SECONDS
 from pagedkv.report.page import page_template
 from pagedkv.report.plan_documents import Plan, PlanPointDocument
 
@@ -47,13 +49,14 @@ GLOSSARY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What is drawn over memory: its name on the axis, and how to find it."""
+    """What is drawn over memory: its name on the axis, how to find it, and how it is told."""
 
     key: str
     title: str
     sentence: str
     label: str
     value: Callable[[Mapping[str, Any]], float | None]
+    text: Callable[[float | None], str]
     is_share: bool = False
 
 
@@ -64,6 +67,7 @@ MEASURES: Final = (
         "Answers a second that kept the bounds, over the memory for keys and values.",
         "answers a second",
         lambda figures: figures["goodput_per_s"],
+        lambda value: NONE if value is None else f"{value:.3g}",
     ),
     _Measure(
         "hits",
@@ -71,6 +75,7 @@ MEASURES: Final = (
         "Share of the prompt tokens found in the cache, over memory.",
         "hit ratio by token",
         lambda figures: figures["hit_ratio"],
+        RATIO.text,
         is_share=True,
     ),
     _Measure(
@@ -79,6 +84,7 @@ MEASURES: Final = (
         "99 % of the answers began within so many seconds, over memory.",
         "seconds",
         lambda figures: figures["ttft_s"]["p99"],
+        SECONDS.text,
     ),
     _Measure(
         "tpot",
@@ -86,6 +92,7 @@ MEASURES: Final = (
         "99 % of the answers took at most so many seconds a further token, over memory.",
         "seconds a token",
         lambda figures: figures["tpot_s"]["p99"],
+        SECONDS.text,
     ),
 )
 
@@ -210,6 +217,7 @@ def _plot(measure: _Measure, series: Mapping[str, Sequence[PlanPointDocument]]) 
         logarithmic(axes, "x")
         axes.yaxis.set_major_formatter(PERCENT_TICKS if measure.is_share else COUNT_TICKS)
         axes.set_ylim(bottom=0)
+        _read_out(axes, measure, list(series.values()))
 
     legend = tuple(
         line_legend(f"plan-{measure.key}-legend-{number}", style, name)
@@ -219,27 +227,53 @@ def _plot(measure: _Measure, series: Mapping[str, Sequence[PlanPointDocument]]) 
     return Plot(measure.title, measure.sentence, *draw_both(f"plan-{measure.key}", HALF, label, paint), legend)
 
 
-def _points(plan: Plan) -> Section:
-    columns = (
-        *("setting", "GiB", "load", "answers/s", "good", "tokens/s", "hit ratio"),
-        *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99", "preempted"),
+def _read_out(axes: Axes, measure: _Measure, series: Sequence[Sequence[PlanPointDocument]]) -> None:
+    """Let the page tell values by memory as it was chosen; the same choice may be a few blocks more or less."""
+    memory = {_memory(point): point["kv_gib"] for points in reversed(series) for point in reversed(points)}
+    ascending = sorted(memory, key=lambda choice: memory[choice])
+    by_choice = [{_memory(point): measure.value(point["figures"]) for point in points} for points in series]
+    read_out(
+        axes,
+        [memory[choice] for choice in ascending],
+        [f"{memory[choice]:,.1f} GiB" for choice in ascending],
+        [[measure.text(values.get(choice)) for choice in ascending] for values in by_choice],
     )
-    table = Table("Every setting under every load", columns, tuple(map(_row, plan["points"])))
-    return Section("points", "All settings", tables=(table,))
 
 
-def _row(point: PlanPointDocument) -> tuple[Cell, ...]:
+def _memory(point: PlanPointDocument) -> tuple[str, ...]:
+    return tuple(value for axis, value in point["choices"].items() if axis in OF_MEMORY)
+
+
+def _points(plan: Plan) -> Section:
+    """Lay every point out, in two tables: in one they would be wider than a screen."""
+    columns = ("setting", "load", "GiB", "answers/s", "good", "tokens/s", "hit ratio", "preempted")
+    of_times = ("setting", "load", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99")
+    points = plan["points"]
+    tables = (
+        Table("Every setting under every load", columns, tuple((*_named(each), *_served(each)) for each in points)),
+        Table("Their times", of_times, tuple((*_named(each), *_times(each)) for each in points)),
+    )
+    return Section("points", "All settings", tables=tables)
+
+
+def _named(point: PlanPointDocument) -> tuple[Cell, ...]:
+    name = Cell(", ".join(point["choices"].values()), "chosen" if point["is_chosen"] else "")
+    return name, Cell(f"{point['load']:g}x")
+
+
+def _served(point: PlanPointDocument) -> tuple[Cell, ...]:
     figures = point["figures"]
     ratio = figures["hit_ratio"]
-    times = [(name, percent) for name in ("ttft_s", "tpot_s", "itl_s") for percent in ("p50", "p99")]
     return (
-        Cell(", ".join(point["choices"].values()), "chosen" if point["is_chosen"] else ""),
         Cell(f"{point['kv_gib']:,.1f}"),
-        Cell(f"{point['load']:g}x"),
         Cell(f"{figures['throughput_per_s']:.3g}"),
         Cell(RATIO.text(figures["num_good"] / max(1, figures["num_requests"]))),
         Cell(f"{figures['output_tokens_per_s']:,.0f}"),
         Cell("unknown" if ratio is None else RATIO.text(ratio)),
-        *(Cell(SECONDS.text(figures[name][percent])) for name, percent in times),
         Cell(COUNT.text(figures["num_preemptions"])),
     )
+
+
+def _times(point: PlanPointDocument) -> tuple[Cell, ...]:
+    times = [point["figures"][name] for name in ("ttft_s", "tpot_s", "itl_s")]
+    return tuple(Cell(SECONDS.text(of_kind[percent])) for of_kind in times for percent in ("p50", "p99"))
