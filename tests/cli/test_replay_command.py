@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pagedkv.cli import serving
+from pagedkv.cli.commands import curve as curve_command, replay as replay_command
 from pagedkv.cli.options import DEFAULT_COST_MODEL
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel, read_cost_model
@@ -379,6 +381,26 @@ def test_names_of_files_may_hold_anything(tmp_path: Path) -> None:
     result = run("replay", tmp_path / "new\nline\x1b")
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert r"new\nline\x1b" in result.stderr
+
+
+def test_an_empty_file_is_refused_before_anything_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tmp_path / "empty"
+    trace.write_text("")
+    for module in (serving, replay_command, curve_command):
+        monkeypatch.setattr(module, "prepare", lambda _: pytest.fail("loops are compiled for nothing"))
+    for command in (("replay",), ("replay", "--one-at-a-time"), ("replay", "--engine"), ("curve",)):
+        result = run(*command, trace)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+        assert "the file is empty. Name a trace with at least one request" in result.stderr
+
+
+def test_presets_fit_a_hundred_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = run("presets").stdout.splitlines()
+    for name in ("gemma-3-27b", "qwen3-next-80b-a3b", "b200", "llama-3.1-70b/8xh100"):
+        place = next(place for place, line in enumerate(lines) if line.split()[:1] == [name])
+        assert lines[place][:3].strip(), "the row begins with its name"
+        assert lines[place + 1][:3].strip() or not lines[place + 1].strip(), f"the row of {name} goes on below"
 
 
 def test_all_presets_are_listed() -> None:

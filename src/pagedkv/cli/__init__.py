@@ -13,6 +13,7 @@ In the order in which data flows::
     engine_options  what an engine is told; generating: what serves prompts with one
     interrupting   Ctrl-C between steps
     serving        runs a trace on the virtual clock, for all commands that do
+    engine_script  a trace as an engine serves it: what its model can be asked, and answers that are the trace's
     engine_replay  runs a trace on the virtual clock and by the engine, step by step the same
     planning       what a plan tries, keeps and concludes
     progress       bars and status while that takes its time; live_view: what an engine is doing

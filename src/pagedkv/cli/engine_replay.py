@@ -15,24 +15,21 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Final, final
+from typing import Final
 
 import numpy as np
-import torch
 
-from pagedkv.arrays import Int32Array
+from pagedkv.cli.engine_script import Script, let_in, within_vocabulary
 from pagedkv.cli.progress import leaving_at_once, prepare, progress_bars, working
 from pagedkv.cli.serving import ServingOptions, require_some_served
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, compat
 from pagedkv.engine.demo.trained import load_trained
 from pagedkv.engine.loading import load
-from pagedkv.engine.sampling import Place, SampledTokens, WaitingRow
 from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
 from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.scripted_sampler import sequence_tokens
-from pagedkv.traces.request import TokenizedRequest
+from pagedkv.traces.request import Request, TokenizedRequest
 from pagedkv.traces.tokens import tokenize
 
 __all__ = ["Comparison", "replay_with_engine"]
@@ -132,12 +129,13 @@ def replay_with_engine(path: str, options: ServingOptions, model_path: str | Non
     """
     options = _own_model(options)
     config, cost_model = options.configuration()
+    told = _read(path, options)
     compat.be_silent()
     with working("Loading the model"), leaving_at_once():
         model = load_trained(max_positions=LONGEST) if model_path is None else load(model_path)[0]
-    requests = _read(path, options, model)
+    requests = _for_model(told, model, options.samples)
     prepare(compile_loops)
-    script = _Script(compat.vocabulary_size(model))
+    script = Script(compat.vocabulary_size(model))
     with working("Measuring steps of the model"), leaving_at_once():
         llm = LLM(model, _engine_config(config), sampler=script)
         if options.cost_model is None:
@@ -173,14 +171,16 @@ def _own_model(options: ServingOptions) -> ServingOptions:
     return replace(options, num_blocks=str(max(2, DEFAULT_NUM_TOKENS // max(1, options.block_size))))
 
 
-def _read(path: str, options: ServingOptions, model: compat.Model) -> list[TokenizedRequest]:
-    """Read the requests of a trace, as a model can be asked them. Raises TraceError, ConfigurationError."""
-    vocabulary, longest = compat.vocabulary_size(model), compat.longest_sequence(model)
+def _read(path: str, options: ServingOptions) -> list[Request]:
+    """Read the requests of a trace. Raises TraceError."""
     with options.trace.open(path) as trace:
-        requests = [
-            _within(tokenize(each, place), vocabulary, options.samples)
-            for place, each in enumerate(options.trace.requests(trace))
-        ]
+        return list(options.trace.requests(trace))
+
+
+def _for_model(told: Iterable[Request], model: compat.Model, num_samples: int | None) -> list[TokenizedRequest]:
+    """Make requests such as a model can be asked. Raises ConfigurationError."""
+    vocabulary, longest = compat.vocabulary_size(model), compat.longest_sequence(model)
+    requests = [within_vocabulary(tokenize(each, place), vocabulary, num_samples) for place, each in enumerate(told)]
     most = max((each.input_length + each.output_length for each in requests), default=0)
     if longest is not None and most > longest:
         raise ConfigurationError(
@@ -188,18 +188,6 @@ def _read(path: str, options: ServingOptions, model: compat.Model) -> list[Token
             "model (--model-path), or serve fewer requests (--limit)"
         )
     return requests
-
-
-def _within(request: TokenizedRequest, vocabulary: int, num_samples: int | None) -> TokenizedRequest:
-    """Give a request tokens that the model knows, and at least one to generate; nobody goes before others."""
-    outputs = request.output_token_ids if request.output_length else np.zeros(1, np.int32)
-    return replace(
-        request,
-        prompt_token_ids=request.prompt_token_ids % np.int32(vocabulary),
-        output_token_ids=outputs % np.int32(vocabulary),
-        num_samples=num_samples or request.num_samples,
-        priority=0,
-    )
 
 
 def _engine_config(config: ServingConfig) -> EngineConfig:
@@ -253,41 +241,8 @@ def _predicted(result: ServingResult) -> dict[str, float]:
 # The engine
 
 
-@final
-class _Script:
-    """Answers as the trace does, whatever the model says. A sampler of the engine.
-
-    Attributes:
-        answers: the tokens of each request's samples, int32 ``[samples, tokens]``, by the seed that it came with.
-    """
-
-    def __init__(self, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
-        self.answers: dict[int, Int32Array] = {}
-
-    def write(self, number: int, request: TokenizedRequest) -> None:
-        """Lay out what the samples of a request say, as the simulation does, in tokens that the model knows."""
-        tokens = request.output_token_ids
-        if request.num_samples > 1:
-            tokens = sequence_tokens(tokens, request.num_samples, number)
-        self.answers[number] = tokens.reshape(request.num_samples, -1) % np.int32(self._vocabulary)
-
-    def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
-        """Give each row its next token."""
-        tokens = [
-            self.answers[sequence.params.seed or 0][sequence.sample, len(sequence.generated_ids)]
-            for sequence in (place.sequence for place in places)
-        ]
-        return SampledTokens(torch.from_numpy(np.array(tokens, np.int32)).to(logits.device))
-
-    def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
-        """Answer nobody: no row waits for a script."""
-        assert not waiting, "a row waits for a script"
-        return SampledTokens(torch.zeros(0, dtype=torch.int32))
-
-
 def _run(
-    llm: LLM, script: _Script, requests: Sequence[TokenizedRequest], steps: Sequence[int], name: str
+    llm: LLM, script: Script, requests: Sequence[TokenizedRequest], steps: Sequence[int], name: str
 ) -> dict[str, float]:
     """Serve by the engine, each request let in before the same step as in the simulation."""
     served: list[EngineRequest] = []
@@ -324,18 +279,13 @@ def _run(
 
 
 def _let_in(
-    llm: LLM, script: _Script, request: TokenizedRequest, served: list[EngineRequest], found: dict[str, float]
+    llm: LLM, script: Script, request: TokenizedRequest, served: list[EngineRequest], found: dict[str, float]
 ) -> None:
-    number = len(served)
-    params = SamplingParams(
-        max_tokens=request.output_length, n=request.num_samples, temperature=1.0, ignore_eos=True, seed=number
-    )
     try:
-        (admitted,) = llm.submit([request.prompt_token_ids.tolist()], params)
+        admitted = let_in(llm.core, script, request, len(served))
     except RequestError:  # as in the simulation: it would not fit, even alone
         found["num_rejected"] += 1
         return
-    script.write(number, request)
     found["num_prompt_tokens"] += request.input_length
     served.append(admitted)
 

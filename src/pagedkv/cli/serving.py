@@ -191,10 +191,10 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
     """
     config, cost_model = options.configuration()
     with options.trace.open(path) as trace:
+        requests = options.trace.requests(trace)
         prepare(compile_loops)
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
-            requests = options.trace.requests(trace)
             if len(config.group_specs) > 1:
                 sample = sample_of(requests)
                 config, cost_model = options.configuration(

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from pagedkv.cli import options as opt
@@ -53,8 +53,15 @@ class TraceOptions:
         return self.source.open(path, self.trace_block_size)
 
     def requests(self, trace: TraceReader) -> Iterator[Request]:
-        """Yield the requests of an open trace, on a clock that begins no more than an hour before the first."""
-        return islice(rebased(self._in_order(trace)), self.limit)
+        """Give the requests of an open trace, on a clock that begins no more than an hour before the first.
+
+        The first is read at once, so that a file without any is refused before anything is compiled or loaded.
+
+        Raises:
+            TraceError: at once or while iterating, what is wrong with the trace.
+        """
+        requests = islice(rebased(self._in_order(trace)), self.limit)
+        return chain(list(islice(requests, 1)), requests)
 
     def _in_order(self, trace: TraceReader) -> Iterator[Request]:
         if self.session_interval_s is not None and trace.session_per_row:

@@ -12,11 +12,15 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.scheduling import Batch, Decoding, Request
+from pagedkv.simulation.output_store import OutputStore
 from pagedkv.traces.request import TokenizedRequest
 
 __all__ = ["ScriptedSampler", "sequence_tokens"]
 
+FIRST_STEPS_AHEAD: Final = 4
 MOST_STEPS_AHEAD: Final = 64
+"""Steps whose tokens are laid out when somebody has come or gone, which is often, and each time that nobody has since,
+four times as many, up to so many."""
 TOKEN_MASK: Final = 2**31 - 1
 SEQUENCE_STRIDE: Final = 0x61C88647
 """Odd, so that different multiples of it differ, up to ``TOKEN_MASK``."""
@@ -32,7 +36,7 @@ class ScriptedSampler:
 
     def __init__(self, seed: int, *, has_beams: bool) -> None:
         self._parents = BeamParents(seed) if has_beams else None
-        self._outputs: dict[int, Int32Array] = {}
+        self._outputs = OutputStore()
         self._decoding: Decoding | None = None
         self._tokens = np.zeros((0, 0), np.int32)
         self._num_taken = 0
@@ -43,12 +47,12 @@ class ScriptedSampler:
 
     def _load(self, number: int, load: Callable[[], TokenizedRequest], num_generated: int) -> Int32Array:
         request = load()
-        self._outputs[number] = request.output_token_ids
+        self._outputs.put(number, request.output_token_ids)
         return np.concatenate((request.prompt_token_ids, request.output_token_ids[:num_generated]))
 
     def forget(self, request: Request) -> None:
         """Forget what was drawn for a request that is preempted, or over."""
-        self._outputs.pop(request.number, None)
+        self._outputs.drop(request.number)
         if self._parents is not None:
             self._parents.forget(request)
 
@@ -64,22 +68,28 @@ class ScriptedSampler:
 
     def _next_tokens(self, request: Request, num_generated: int, num_tokens: int) -> Int32Array:
         """Give what a request generates next: int32 ``[num_sequences * num_tokens]``, sequence by sequence."""
-        token_ids = self._outputs[request.number][num_generated : num_generated + num_tokens]
+        token_ids = self._outputs.of(request.number, num_generated, num_tokens)
         if request.num_sequences == 1:
             return token_ids
         return sequence_tokens(token_ids, request.num_sequences, request.number)
 
     def _next_decoded(self, decoding: Decoding) -> Int32Array:
-        if self._decoding is not decoding or self._num_taken == len(self._tokens):
+        if self._decoding is not decoding:
             self._decoding, self._num_taken = decoding, 0
-            self._tokens = self._ahead(decoding)
+            self._tokens = self._ahead(decoding, FIRST_STEPS_AHEAD)
+        elif self._num_taken == len(self._tokens):
+            self._num_taken = 0
+            self._tokens = self._ahead(decoding, min(4 * len(self._tokens), MOST_STEPS_AHEAD))
         self._num_taken += 1
         tokens: Int32Array = self._tokens[self._num_taken - 1]
         return tokens
 
-    def _ahead(self, decoding: Decoding) -> Int32Array:
+    def _ahead(self, decoding: Decoding, num_wanted: int) -> Int32Array:
         """Lay out what those who decode together generate next: int32 ``[steps, sequences]``."""
-        num_ahead = min(MOST_STEPS_AHEAD, decoding.num_steps_left)
+        num_ahead = min(num_wanted, decoding.num_steps_left)
+        if len(decoding.rows) == len(decoding.requests):
+            numbers = [request.number for request in decoding.requests]
+            return self._outputs.together(numbers, np.array(decoding.num_before) + decoding.num_steps, num_ahead)
         by_sequence = np.concatenate(
             [
                 self._next_tokens(request, num_before + decoding.num_steps, num_ahead)

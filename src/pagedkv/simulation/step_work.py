@@ -34,12 +34,14 @@ class StepWork:
 
 def work_of(plan: StepPlan, tokens_per_block: Mapping[str, float]) -> StepWork:
     """Count the work of a plan; a swapped block of a pool counts for so many tokens."""
-    starts, ends = plan.compute.starts.astype(np.int64), plan.compute.ends.astype(np.int64)
+    starts, ends = plan.compute.starts, plan.compute.ends
+    counts = (ends - starts).astype(np.int64)
+    num_new_tokens = int(counts.sum())
     swaps = (*plan.swaps_out, *plan.swaps_in)
     return StepWork(
-        num_new_tokens=int((ends - starts).sum()),
-        num_attended_pairs=int((ends * (ends + 1) - starts * (starts + 1)).sum()) // 2,
-        num_context_tokens=int(ends.sum()),
+        num_new_tokens=num_new_tokens,
+        num_attended_pairs=(int(np.dot(counts, starts + ends)) + num_new_tokens) // 2,
+        num_context_tokens=int(ends.sum(dtype=np.int64)),
         num_sequences=len(ends),
         num_swapped_out_blocks=_num_moved(plan.swaps_out),
         num_swapped_in_blocks=_num_moved(plan.swaps_in),

@@ -90,6 +90,11 @@ def test_the_decision_is_told_in_words_with_figures() -> None:
     )
 
 
+def test_a_large_ratio_is_told_without_an_exponent() -> None:
+    points = [result(figures((each,) * 8), gpu=gpu) for gpu, each in (("8xh100", 1), ("16xh100", 400))]
+    assert "400x what 8xh100 serves" in decide(points, has_bounds=True).headline
+
+
 def test_what_makes_no_difference_stays_as_it_was_typed_first() -> None:
     points = [result(figures(hits=(h,) * 8), policy=policy) for policy, h in (("lru", 100), ("hazard", 101))]
     decision = decide(points, has_bounds=False)

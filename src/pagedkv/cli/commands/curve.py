@@ -161,9 +161,9 @@ class TraceBlocks:
         """Read what the trace refers to, and show progress meanwhile and afterwards."""
         collector = ReferenceCollector(self._path, full_blocks_only=self._full_blocks_only)
         with self._options.open(self._path) as trace:
+            requests = self._options.requests(trace)
             prepare(compile_loops)
             with progress_bars() as progress:
-                requests = self._options.requests(trace)
                 references = _collect(trace, requests, collector, PurePath(self._path).name, progress)
                 self.recognised = trace.recognised
                 yield references, progress

@@ -60,7 +60,7 @@ def _print_models() -> None:
                 PRESETS[name].source,
             )
         )
-    headings = ("model", "bytes a token", "bytes of state", "GiB of weights", "context", "groups", "config of")
+    headings = ("model", "bytes a token", "state bytes", "weights GiB", "context", "groups", "config of")
     print_numbers("Models", headings, rows)
 
 
@@ -78,7 +78,7 @@ def _print_gpus() -> None:
                 gpu.source,
             )
         )
-    print_numbers("GPUs", ("GPU", "GiB", "GB/s of memory", "TFLOP/s, bf16", "GB/s to the host", "from"), rows)
+    print_numbers("GPUs", ("GPU", "GiB", "memory GB/s", "bf16 TFLOP/s", "host GB/s", "from"), rows)
 
 
 def _document() -> dict[str, object]:

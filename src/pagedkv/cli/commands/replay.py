@@ -151,11 +151,12 @@ def replay_trace(path: str, config: ReplayConfig, options: TraceOptions) -> Repl
         InterruptedRunError: Ctrl-C.
     """
     with options.open(path) as trace:
+        requests = options.requests(trace)
         prepare(compile_loops)
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
             return _serve(
-                tokenized(options.requests(trace)),
+                tokenized(requests),
                 config,
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
             )

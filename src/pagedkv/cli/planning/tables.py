@@ -11,6 +11,8 @@ from pagedkv.report.plan_documents import Plan, PlanPointDocument
 
 __all__ = ["print_plan"]
 
+WHOLE_FROM: Final = 100
+"""Seconds from here on have no decimals, and never an exponent."""
 INTERVALS: Final = (
     "In brackets: 95 % intervals of paired differences, by eighths of the trace. --json has those of both halves."
 )
@@ -28,7 +30,9 @@ def print_plan(plan: Plan) -> None:
     console.print()
     console.print(f"Arrivals: {escape(plan['arrivals'])}. {INTERVALS}", style="dim", highlight=False)
     console.print()
-    print_numbers(f"Settings for {plan['model']}, read as {plan['read_as']}", _headings(plan), _rows(plan))
+    console.print(f"The trace was read as {plan['read_as']}.", highlight=False, markup=False)
+    console.print()
+    print_numbers(f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds", _headings(plan), _rows(plan))
 
 
 def _headings(plan: Plan) -> list[str]:
@@ -77,4 +81,7 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
 
 
 def _seconds(times: dict[str, Any], name: str) -> str:
-    return "-" if times[name] is None else f"{times[name]:.3g}"
+    seconds = times[name]
+    if seconds is None:
+        return "-"
+    return f"{seconds:,.0f}" if seconds >= WHOLE_FROM else f"{seconds:.3g}"

@@ -17,6 +17,8 @@ GPU_AXIS: Final = "gpu"
 KEEPS_UP: Final = 1.05
 """Answers that end so many times the seconds of the arrivals after the first one have kept up."""
 GOOD_ENOUGH: Final = 0.9
+WHOLE_FROM: Final = 10
+"""Ratios from here on have no decimals, and never an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,12 @@ def _headline(taken: PointResult, first: PointResult, answers: str) -> str:
         return f"None of the settings gives {answers}: the bounds, the load or the memory must change"
     if dict(taken.choices) == dict(first.choices):
         return f"Stay with {told}; nothing else that was tried serves more beyond doubt"
-    beside = f", {traffic / first_traffic:.2g}x what {_named(first)} serves" if first_traffic else ""
+    beside = f", {_times(traffic / first_traffic)} what {_named(first)} serves" if first_traffic else ""
     return f"Take {told}{beside}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}x" if ratio >= WHOLE_FROM else f"{ratio:.2g}x"
 
 
 def _named(result: PointResult) -> str:
