@@ -331,6 +331,9 @@ def test_states_of_open_positions_are_in_slots(device: torch.device) -> None:
     mine, slots = space.block_ids(row, 0), space.draft_block_ids(row, 0)
     assert [blocks.tolist() for blocks in inputs.state_blocks(0)] == [[mine[1]], [slots[8 % 6]]]
     assert inputs.state_writes(0).tolist() == [mine[1], slots[7 % 6], slots[8 % 6], *[0] * 9]
+    positions = torch.tensor([-1, 3, 5, 6, 7, 8], device=device)
+    behind = inputs.states_behind(0, torch.zeros_like(positions), positions)
+    assert behind.tolist() == [0, mine[0], mine[1], mine[1], slots[7 % 6], slots[8 % 6]]
     refused = torch.tensor([1], dtype=torch.int32, device=device)
     tables.record_refused(drafted.step_id, torch.tensor([row], dtype=torch.int32, device=device), refused)
     space.append(row, None, [1])

@@ -227,6 +227,43 @@ def test_batches_finish_in_order_and_with_all_their_tokens() -> None:
         served.scheduler.finish(second, [])
 
 
+def test_guesses_take_what_is_left_of_a_step() -> None:
+    served = engine(most_drafts=4, max_batched_tokens=8)
+    served.guesses_right = True
+    served.add([1, 2, 3, 4], 12, is_guessed=True)
+    served.step()
+    batch = served.schedule()
+    assert batch.drafts is not None
+    assert (batch.drafts.counts.tolist(), len(batch.drafts.token_ids)) == ([4], 4)
+    accepted = batch.drafts.token_ids.tolist()
+    with pytest.raises(TokenError, match="step 2 computes 4 drafts of sequence 0, and 5 of them are said to be right"):
+        served.scheduler.finish(batch, [7], num_accepted=[5])
+    served.finish()
+    (request,) = (each.request for each in served.served)
+    assert served.served[0].generated[0][-5:-1] == accepted
+    assert (request.num_generated, served.space.num_tokens(request.rows[0])) == (6, 9)
+    served.add([5] * 7, 2)  # with the token that is decoded, all that a step may have
+    batch = served.schedule()
+    assert (batch.drafts, len(batch.prefilling[0].token_ids)) == (None, 7)
+    served.finish()
+    served.run()
+
+
+def test_guesses_take_what_is_left_of_the_blocks_and_nobody_gives_any_up() -> None:
+    """Four blocks of 4 tokens: beside 12 tokens and 4 there is none for guesses; beside 13 of one request there is."""
+    served = engine(num_blocks=5, most_drafts=4)
+    served.guesses_right = True
+    served.add([1] * 11, 5, is_guessed=True)
+    served.add([2] * 3, 2)
+    served.step()
+    full = served.step()
+    assert (full.drafts, full.preempted, len(full.decoded_token_ids)) == (None, (), 2)
+    alone = served.step()
+    assert alone.drafts is not None
+    assert alone.drafts.counts.tolist() == [2]  # one behind these, and it has all that it asked for
+    assert served.scheduler.is_idle
+
+
 def test_a_prompt_alone_is_computed_and_over() -> None:
     served = engine(max_batched_tokens=8)
     request = served.add(list(range(13)), 0)

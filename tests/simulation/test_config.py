@@ -67,6 +67,17 @@ def test_a_window_leaves_full_attention_the_memory_that_long_prompts_need() -> N
     assert 3 < window < 32  # not 15 and 79, as when windows took as many tokens as full attention
 
 
+def test_states_of_drafts_are_blocks_of_each_sequence() -> None:
+    nbytes = {"full": 100, "state": 100}
+
+    def share(num_draft_states: int) -> float:
+        groups = (FullAttention(16, "full"), RecurrentState(16, pool="state", num_draft_states=num_draft_states))
+        blocks = blocks_that_fit(groups, nbytes, 10**6, mean_tokens=160, step_tokens=10)
+        return blocks["state"] / blocks["full"]
+
+    assert share(4) - share(0) == pytest.approx(4 / 10, rel=0.01)
+
+
 def test_what_passes_a_window_in_a_step_takes_no_more_than_half_the_memory() -> None:
     groups = (FullAttention(16, "full"), SlidingWindow(64, 16, pool="window"))
     blocks = blocks_that_fit(groups, {"full": 100, "window": 100}, 20_000, 50, step_tokens=10**6)
