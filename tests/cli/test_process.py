@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import pagedkv
+from pagedkv.cli.exit_codes import INTERRUPTED_EARLY
 from tests.cli.command import start
 from tests.traces.trace_files import HASH_IDS
 
@@ -46,7 +47,7 @@ def test_ctrl_c_before_the_first_request_is_told_too(tmp_path: Path) -> None:
     process = start("replay", "/dev/stdin", "--json", tmp_path / "result.json")
     stdout, stderr = interrupted(process, b"\n" * 400_000)
     assert (process.returncode, stdout) == (130, b"")
-    assert stderr.decode() == "pagedkv: interrupted after 0 requests, at 0.0 s; nothing was written\n"
+    assert stderr.decode() == f"pagedkv: {INTERRUPTED_EARLY}\n"
     assert list(tmp_path.iterdir()) == []
 
 
