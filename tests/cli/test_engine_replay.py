@@ -50,7 +50,7 @@ def test_seconds_are_predicted_by_what_was_measured_here(tmp_path: Path) -> None
     document = replayed(trace, "--num-blocks", 400, "--block-size", 8, "--limit", 3)
     require_agreement(document)
     assert document["cost_model"]["name"] == "measured here"
-    assert document["cost_model"]["fixed_s"] > 0
+    assert document["cost_model"]["fixed_s"] >= 0  # noise may hide so little
     assert document["predicted"]["tokens_per_s"] > 0
     assert document["model"] == "the demonstration's model"
 
