@@ -39,6 +39,7 @@ def small_plan(num_policies: int = 2) -> Plan:
                 "value": "80 GiB",
                 "reference": "40 GiB",
                 "num_pairs": 2,
+                "num_serving": 2,
                 "traffic": estimate,
                 "hit_ratio": None,
             }
@@ -84,6 +85,7 @@ def sample_plan() -> Plan:
             "value": value,
             "reference": first,
             "num_pairs": 1234,
+            "num_serving": 1233,
             "traffic": {"value": 12.10, "low": 11.95, "high": 12.25, "halves": (12.05, 12.15)},
             "hit_ratio": {"value": 0.0321, "low": -0.1284, "high": 0.1358, "halves": (0.0312, -0.1333)},
         }

@@ -34,8 +34,9 @@ OF_MEMORY: Final = ("gpu", "memory")
 METHOD: Final = (
     "Every setting was served by the production block space and scheduler on a virtual clock, with seconds by a cost "
     "model. Traffic is the most answers a second within the bounds (all answers, where there are none) over the loads "
-    "tried. Choices are compared on the same requests, over everything else that was tried; intervals are those of the "
-    "jackknife over eighths of the trace, 95 %. docs/planning.md tells more."
+    "tried. Choices are compared on the same requests, over everything else that was tried (for traffic, where one of "
+    "the two keeps the bounds for 1 % of the requests at least); intervals are those of the jackknife over eighths of "
+    "the trace, 95 %. docs/planning.md tells more."
 )
 GLOSSARY: Final = (
     Explanation("Load", "How many times the recorded traffic came."),
@@ -163,12 +164,18 @@ def _effects(plan: Plan) -> tuple[Table, ...]:
             Cell(_halves(effect["traffic"], lambda value: f"{value:.2f}x")),
             Cell(_estimate(effect["hit_ratio"], lambda value: f"{100 * value:+.2f}")),
             Cell(_halves(effect["hit_ratio"], lambda value: f"{100 * value:+.2f}")),
-            Cell(COUNT.text(effect["num_pairs"])),
+            Cell(_pairs(effect["num_serving"], effect["num_pairs"])),
         )
         for effect in plan["effects"]
     )
     columns = ("choice", "traffic (95 %)", "halves of the trace", "hit ratio, points (95 %)", "halves", "pairs")
     return (Table("What each choice brings, paired", columns, rows),) if rows else ()
+
+
+def _pairs(num_serving: int, num_pairs: int) -> str:
+    """Say how many pairs were compared; of traffic, where those are fewer, too."""
+    of_traffic = "" if num_serving == num_pairs else f"{COUNT.text(num_serving)} of "
+    return f"{of_traffic}{COUNT.text(num_pairs)}"
 
 
 def _estimate(estimate: Any, written: Callable[[float], str]) -> str:  # noqa: ANN401 - of a JSON document

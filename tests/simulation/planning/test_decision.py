@@ -114,7 +114,40 @@ def test_nothing_within_the_bounds_is_said() -> None:
     none = (0,) * 8
     decision = decide([result(figures(none), gpu="h100"), result(figures(none), gpu="2xh100")], has_bounds=True)
     assert decision.headline.startswith("None of the settings gives answers a second within the bounds")
-    assert "serves nothing within the bounds" in decision.reasons[0]
+    assert decision.reasons[0] == "2xh100 instead of h100: neither serves anything to speak of within the bounds"
+    assert decision.chosen == {"gpu": "h100"}
+
+
+def test_pairs_of_which_neither_serves_do_not_hide_what_the_others_tell() -> None:
+    lone = (1, 0, 0, 0, 0, 0, 0, 0)  # of 10 in each part: 1.25 %
+    points = [
+        result(figures((0,) * 8), gpu="h100", policy="lru"),
+        result(figures((0,) * 8), gpu="h100", policy="hazard"),
+        result(figures((5,) * 8), gpu="2xh100", policy="lru"),
+        result(figures((6,) * 8), gpu="2xh100", policy="hazard"),
+    ]
+    _, policy = effects_of(points)
+    assert (policy.num_pairs, policy.num_serving) == (2, 1)
+    assert policy.traffic is not None
+    assert policy.traffic.value == pytest.approx(1.2)
+    points[1] = result(figures(lone), gpu="h100", policy="hazard")  # now one of that pair serves
+    _, policy = effects_of(points)
+    assert (policy.num_pairs, policy.num_serving, policy.traffic) == (2, 2, None)
+    assert policy.changes_traffic
+
+
+def test_a_first_setting_that_serves_next_to_nobody_is_no_measure() -> None:
+    points = [result(figures((0,) * 8), gpu="h100"), result(figures((5,) * 8), gpu="2xh100")]
+    decision = decide(points, has_bounds=True)
+    assert decision.headline == ("Take 2xh100: 0.5 answers a second within the bounds, where h100 serves next to none")
+    assert decision.reasons[0] == (
+        "2xh100 instead of h100: one of them serves next to nothing within the bounds, so no ratio tells"
+    )
+
+
+def test_a_ratio_of_many_times_is_told_without_an_exponent() -> None:
+    points = [result(figures((1,) * 8), gpu="h100"), result(figures((10,) * 8, span_s=0.08), gpu="2xh100")]
+    assert "1,250x what h100 serves" in decide(points, has_bounds=True).headline
 
 
 def test_lengths_alone_claim_no_hits() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pagedkv.simulation.planning.effects import Effect, PointResult, effects_of, settings_of, traffic_per_s
+from pagedkv.simulation.planning.effects import Effect, PointResult, effects_of, serves, settings_of, traffic_per_s
 
 __all__ = ["GPU_AXIS", "Decision", "decide"]
 
@@ -67,10 +67,12 @@ def _chosen(axis: str, first: str, effects: Sequence[Effect], settings: Collecti
     merits = {first: (0.0, 0.0)}
     for effect in effects:
         if effect.axis == axis:
-            if effect.traffic is None:
+            if not effect.changes_traffic:
+                gain = 0.0
+            elif effect.traffic is None:
                 gain = _mean_traffic(axis, effect.value, settings) - _mean_traffic(axis, first, settings)
             else:
-                gain = effect.traffic.value - 1 if effect.changes_traffic else 0.0
+                gain = effect.traffic.value - 1
             hits = effect.hit_ratio.value if effect.hit_ratio is not None and effect.changes_hits else 0.0
             merits[effect.value] = (gain, hits)
     return max(merits, key=lambda value: merits[value])
@@ -88,8 +90,9 @@ def _headline(taken: PointResult, first: PointResult, answers: str) -> str:
         return f"None of the settings gives {answers}: the bounds, the load or the memory must change"
     if dict(taken.choices) == dict(first.choices):
         return f"Stay with {told}; nothing else that was tried serves more beyond doubt"
-    beside = f", {_times(traffic / first_traffic)} what {_named(first)} serves" if first_traffic else ""
-    return f"Take {told}{beside}"
+    if not serves(first.figures):
+        return f"Take {told}, where {_named(first)} serves next to none"
+    return f"Take {told}, {_times(traffic / first_traffic)} what {_named(first)} serves"
 
 
 def _times(ratio: float) -> str:
@@ -107,8 +110,10 @@ def _sentence(effect: Effect) -> str:
 
 def _differences(effect: Effect) -> Iterator[str]:
     ratio, points = effect.traffic, effect.hit_ratio
-    if ratio is None:
-        yield "one of them serves nothing within the bounds, so no ratio tells"
+    if not effect.num_serving:
+        yield "neither serves anything to speak of within the bounds"
+    elif ratio is None:
+        yield "one of them serves next to nothing within the bounds, so no ratio tells"
     elif effect.changes_traffic:
         yield f"{ratio.value:.2f}x the traffic ({ratio.low:.2f} to {ratio.high:.2f})"
     elif effect.is_open:

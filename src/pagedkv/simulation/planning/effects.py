@@ -3,8 +3,9 @@
 Two settings that differ in one choice alone serve the same requests, so they are compared part by part of the trace.
 The traffic that a setting serves is the most answers a second that keep the bounds, over the loads tried. Of an axis
 each value is compared with the first one: the geometric mean of the ratios of traffic, and the mean difference of hit
-ratios, over all pairs. The interval is that of the jackknife (Quenouille 1956; Tukey 1958): how far the answer moves
-when one eighth of the trace is left out. Neighbouring parts resemble one another, so it is somewhat too narrow.
+ratios, over all pairs; for traffic without those pairs of which neither serves anything to speak of. The interval is
+that of the jackknife (Quenouille 1956; Tukey 1958): how far the answer moves when one eighth of the trace is left out.
+Neighbouring parts resemble one another, so it is somewhat too narrow.
 """
 
 import math
@@ -14,13 +15,15 @@ from typing import Final
 
 from pagedkv.simulation.planning.figures import NUM_PARTS, PointFigures
 
-__all__ = ["Effect", "Estimate", "PointResult", "effects_of", "settings_of", "traffic_per_s"]
+__all__ = ["Effect", "Estimate", "PointResult", "effects_of", "serves", "settings_of", "traffic_per_s"]
 
 STUDENT: Final = 2.365
 """Of t with 7 degrees of freedom, both sides, 95 %."""
 LEAST_RATIO: Final = 0.02
 LEAST_POINTS: Final = 0.002
 """Smaller differences make none, whatever their interval: 2 % of the traffic, 0.2 points of the hit ratio."""
+LEAST_SHARE: Final = 0.01
+"""Whoever answers a smaller share of the requests within the bounds serves nothing to speak of."""
 ALL_PARTS: Final = tuple(range(NUM_PARTS))
 
 Choices = Mapping[str, str]
@@ -52,7 +55,8 @@ class Effect:
     Args:
         axis, value, reference: which are compared.
         num_pairs: pairs of settings that differ in nothing else.
-        traffic: ratio of the traffic; None where one of them serves none within the bounds.
+        num_serving: those of them of which one serves anything to speak of; the traffic is theirs.
+        traffic: ratio of the traffic; None where one of a pair serves none within the bounds, or there is no pair.
         hit_ratio: difference of the hit ratios; None where the trace does not tell what hits.
     """
 
@@ -60,6 +64,7 @@ class Effect:
     value: str
     reference: str
     num_pairs: int
+    num_serving: int
     traffic: Estimate | None
     hit_ratio: Estimate | None
 
@@ -67,9 +72,9 @@ class Effect:
     def changes_traffic(self) -> bool:
         """Whether the traffic differs by more than chance and more than nothing."""
         ratio = self.traffic
-        return ratio is None or (
-            not ratio.low <= 1 <= ratio.high and abs(math.log(ratio.value)) > math.log1p(LEAST_RATIO)
-        )
+        if ratio is None:
+            return self.num_serving > 0
+        return not ratio.low <= 1 <= ratio.high and abs(math.log(ratio.value)) > math.log1p(LEAST_RATIO)
 
     @property
     def is_open(self) -> bool:
@@ -107,6 +112,11 @@ def traffic_per_s(figures: PointFigures, parts: Sequence[int] = ALL_PARTS) -> fl
     return sum(figures.parts[part].num_good for part in parts) / span_s if span_s else 0.0
 
 
+def serves(figures: PointFigures) -> bool:
+    """Whether a run keeps the bounds for anybody to speak of."""
+    return figures.num_good > 0 and figures.num_good >= LEAST_SHARE * figures.num_requests
+
+
 def effects_of(results: Sequence[PointResult]) -> list[Effect]:
     """Compare the values of each axis with its first one, in their order."""
     best = settings_of(results)
@@ -126,11 +136,13 @@ def effects_of(results: Sequence[PointResult]) -> list[Effect]:
 
 
 def _effect(axis: str, value: str, reference: str, pairs: Sequence[tuple[PointFigures, PointFigures]]) -> Effect:
+    serving = [pair for pair in pairs if any(map(serves, pair))]
+
     def log_ratio(parts: Sequence[int]) -> float | None:
-        ratios = [(traffic_per_s(ours, parts), traffic_per_s(theirs, parts)) for ours, theirs in pairs]
-        if not all(ours and theirs for ours, theirs in ratios):
+        ratios = [(traffic_per_s(ours, parts), traffic_per_s(theirs, parts)) for ours, theirs in serving]
+        if not ratios or not all(ours and theirs for ours, theirs in ratios):
             return None
-        return math.fsum(math.log(ours / theirs) for ours, theirs in ratios) / len(pairs)
+        return math.fsum(math.log(ours / theirs) for ours, theirs in ratios) / len(ratios)
 
     def difference(parts: Sequence[int]) -> float | None:
         ratios = [(_hit_ratio(ours, parts), _hit_ratio(theirs, parts)) for ours, theirs in pairs]
@@ -138,7 +150,7 @@ def _effect(axis: str, value: str, reference: str, pairs: Sequence[tuple[PointFi
         return math.fsum(known) / len(known) if len(known) == len(pairs) else None
 
     traffic = _estimated(log_ratio, math.exp)
-    return Effect(axis, value, reference, len(pairs), traffic, _estimated(difference, float))
+    return Effect(axis, value, reference, len(pairs), len(serving), traffic, _estimated(difference, float))
 
 
 def _hit_ratio(figures: PointFigures, parts: Sequence[int]) -> float | None:
