@@ -16,8 +16,9 @@ from pagedkv.space.epochs import note_hit
 from pagedkv.space.explaining import note_admission
 from pagedkv.space.forking import require_vacant_rows, take_rows
 from pagedkv.space.hits import PrefixHit, Prompt
-from pagedkv.space.matching import digests_of_prefix, match_again
+from pagedkv.space.matching import match_again
 from pagedkv.space.pending import note_reliance
+from pagedkv.space.prompts import digests_of_prefix
 from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
 from pagedkv.space.replaying import begin_replay
 from pagedkv.space.retaining import note_prompt

@@ -53,7 +53,7 @@ from pagedkv.space.batches import (
 from pagedkv.space.content_space import ContentSpace
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.leasing import as_intent
-from pagedkv.space.matching import prepare_prompt
+from pagedkv.space.prompts import prepare_prompt
 from pagedkv.space.receipts import Receipt
 from pagedkv.space.tenants import as_tenant
 from pagedkv.spec import AllocStatus, StepId, TokenIds

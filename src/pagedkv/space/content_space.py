@@ -15,7 +15,8 @@ from pagedkv.space.epochs import as_epochs, as_next_epoch, begin_epoch
 from pagedkv.space.forgetting import forget
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.leasing import as_end, lease_hit
-from pagedkv.space.matching import match_prompt, prepare_prompt
+from pagedkv.space.matching import match_prompt
+from pagedkv.space.prompts import prepare_prompt
 from pagedkv.space.space_view import SpaceView
 from pagedkv.space.tenants import as_tenant
 from pagedkv.spec import TokenIds

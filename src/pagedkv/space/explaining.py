@@ -29,7 +29,7 @@ from pagedkv.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LI
 from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens
 from pagedkv.pool.prefix_index import find, is_child_of
 from pagedkv.space.hits import PrefixHit, Prompt
-from pagedkv.space.matching import extra_ids_of
+from pagedkv.space.prompts import extra_ids_of
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.spec import RecurrentState
 from pagedkv.tables.explaining import CAUSE_OF_GHOST, FORGOTTEN, NAMED, NEVER, digest_behind, find_fates

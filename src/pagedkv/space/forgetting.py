@@ -18,7 +18,8 @@ from pagedkv.pool.digests import DIGEST_NBYTES
 from pagedkv.pool.ghosts import DISMISSED
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.hits import Prompt
-from pagedkv.space.matching import digests_of_prefix, match_prompt
+from pagedkv.space.matching import match_prompt
+from pagedkv.space.prompts import digests_of_prefix
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.tables.rows import AT, FROZEN, LOST_ON_HOST, NUM_DIGESTED, STATUS, SWAPPED, VACANT
 from pagedkv.tables.withdrawing import TAINTED, spread_taint

@@ -28,7 +28,8 @@ from pagedkv.space.forking import require_vacant_rows
 from pagedkv.space.growing import as_growth, extend, require_growth
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.holding import give_back, take_ticket
-from pagedkv.space.matching import digests_of_prefix, match_again, match_prompt
+from pagedkv.space.matching import match_again, match_prompt
+from pagedkv.space.prompts import digests_of_prefix
 from pagedkv.space.publishing import tag
 from pagedkv.space.scarcity import find_shortage
 from pagedkv.space.state import Loading, SpaceState
