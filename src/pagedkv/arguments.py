@@ -53,6 +53,8 @@ def as_count(
     Raises:
         ConfigurationError: (or ``error``) not an integer, or outside ``[least, most]``.
     """
+    if type(value) is int and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise error(f"{what} must be an integer, got {value!r}")
     number = int(value)
@@ -137,6 +139,12 @@ def as_batch(rows: Rows) -> npt.NDArray[np.int32]:
     """Turn one row, a list of rows or an array of rows into an int32 array."""
     if type(rows) is np.ndarray and rows.dtype == INT32 and rows.ndim == 1:
         return np.ascontiguousarray(rows)
+    if type(rows) is int and 0 <= rows <= LARGEST_SIZE:
+        return np.array([rows], np.int32)
+    if isinstance(rows, list):
+        packed = _packed(rows)
+        if packed is not None and min(rows) >= 0:
+            return packed.copy()
     batch = np.atleast_1d(as_array(rows, "rows", UnknownSequenceError))
     if batch.size == 0:
         return np.zeros(0, np.int32)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pagedkv.engine import LLM, EngineRequest, PromptLookup
+from pagedkv.engine import LLM, EngineRequest, PromptLookup, RequestOutput, SamplingParams, TokenLogprobs
 from tests.engine.families import CONFIGS, MORE, make_model
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, REPETITIVE, compare, poison, reference, serve
@@ -83,3 +83,26 @@ def test_further_families_do_so_as_well(name: str) -> None:
     poison(llm)
     requests, _ = serve(llm)
     compare(requests, reference(model, PROMPTS))
+
+
+@pytest.mark.parametrize(("name", "hits_answers"), [("bamba", True), ("zamba2", False), ("nemotron_h", False)])
+def test_a_prompt_that_repeats_an_answer_is_answered_as_if_it_were_new(name: str, *, hits_answers: bool) -> None:
+    """Where decoding rounds otherwise than a prompt does, what was decoded is nobody else's prefix."""
+    model = make_model(name)
+    config = replace(CONFIG, num_blocks=60)
+    params = SamplingParams(max_tokens=20, logprobs=0)
+    served, fresh = LLM(model, config), LLM(model, config)
+    (first,) = served.generate([PROMPTS[0]], params)
+    prompt = [*PROMPTS[0], *first.completions[0].token_ids, 5]
+    (answer,), (expected,) = served.generate([prompt], params), fresh.generate([prompt], params)
+    assert answer.num_cached_tokens > 0
+    assert (answer.num_cached_tokens > len(PROMPTS[0])) == hits_answers
+    assert answer.completions[0].token_ids == expected.completions[0].token_ids
+    pairs = zip(_logprobs(answer), _logprobs(expected), strict=True)
+    assert max(abs(one.logprob - other.logprob) for one, other in pairs) < 1e-4
+
+
+def _logprobs(output: RequestOutput) -> tuple[TokenLogprobs, ...]:
+    told = output.completions[0].logprobs
+    assert told is not None
+    return told

@@ -1,7 +1,9 @@
 """The scheduler as an engine meets it: tokens that nobody knows in advance, ends, aborts, batches in flight, misuse."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,10 @@ from tests.space.replay_model import evict_windows
 pytestmark = pytest.mark.interpreted
 
 
-def engine(num_blocks: int = 40, num_host_blocks: int = 0, watermark: float = 0.0, **limits: int) -> Engine:
+def engine(num_blocks: int = 40, num_host_blocks: int = 0, watermark: float = 0.0, **limits: Any) -> Engine:  # noqa: ANN401 - as they are
     """Make an engine over a pool of blocks of 4 tokens."""
     preemption: PreemptionKind = "swap" if num_host_blocks else "recompute"
-    scheduling = SchedulingConfig(**{"max_sequences": 8, "max_batched_tokens": 32, **limits}, preemption=preemption)
+    scheduling = replace(SchedulingConfig(8, 32, preemption), **limits)
     config = SpaceConfig(
         groups=(FullAttention(4),),
         num_blocks=num_blocks,

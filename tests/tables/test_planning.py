@@ -29,11 +29,12 @@ def test_touched_rows_are_told_once_in_the_order_of_touching_if_they_run(
     steps: list[tuple[list[int], list[int]]],
 ) -> None:
     rows = new_rows(NUM_ROWS, 1)
+    serials, relies_on, num_known = np.zeros((3, NUM_ROWS), np.int32)
     for touched, vacated in steps:
         rows[:, STATUS] = RUNNING
         for row in touched:
             touch(rows, row)
-        clear_rows(rows, np.array(vacated, np.int32), VACANT)
+        clear_rows(rows, serials, relies_on, num_known, np.array(vacated, np.int32), VACANT)
         in_order = [row for row in dict.fromkeys([0, *touched]) if row not in vacated]
         assert collected(rows) == in_order
         assert np.flatnonzero(rows[:, TOUCHED]).tolist() == [0]

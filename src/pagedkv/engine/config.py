@@ -71,10 +71,14 @@ class EngineConfig:
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 
-    def scheduling(self) -> SchedulingConfig:
-        """Give the scheduler's part."""
+    def scheduling(self, *, publishes_answers: bool = True) -> SchedulingConfig:
+        """Give the scheduler's part; the model says whether what it decoded may be hit by others."""
         return SchedulingConfig(
-            self.max_sequences, self.max_batched_tokens, self.preemption, most_drafts=self.most_drafts
+            self.max_sequences,
+            self.max_batched_tokens,
+            self.preemption,
+            most_drafts=self.most_drafts,
+            publishes_answers=publishes_answers,
         )
 
     @property

@@ -52,7 +52,8 @@ class EngineCore:
         model: a decoder that was probed; its groups are ``groups``.
         groups: where its layers lie.
         config: memory, limits, policies.
-        replays_steps, continues: what a self-test found of recurrent layers, see :class:`ModelRunner`.
+        replays_steps, continues: what a self-test found of recurrent layers, see :class:`ModelRunner`. What is to be
+            computed as it was decoded is nobody's prefix but its own.
         decode: gives the text of token ids, for stop texts; None: there are none.
         sampler: what draws tokens; None: :class:`~pagedkv.engine.sampling.BatchSampler`.
         clock: gives seconds, never backwards.
@@ -85,7 +86,7 @@ class EngineCore:
         storage = KVStorage(space_config, groups.shapes, model.device)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
         self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
-        self.scheduler = Scheduler(config.scheduling(), self.space)
+        self.scheduler = Scheduler(config.scheduling(publishes_answers=not replays_steps), self.space)
         self.model_end_ids = compat.end_token_ids(model)
         self._num_vocabulary = compat.vocabulary_size(model)
         backend = CPUBackend(storage, groups.attention)

@@ -37,7 +37,7 @@ from pagedkv.pool.charging import (
 from pagedkv.pool.eviction import hooks
 from pagedkv.pool.ghosts import EVICTED, SHED
 from pagedkv.pool.leasing import give_largest_up
-from pagedkv.pool.prefix_index import forget, unname
+from pagedkv.pool.prefix_index import take_name
 from pagedkv.pool.sparing import is_spare
 
 __all__ = ["keep_cap", "lose_content", "make_room"]
@@ -50,11 +50,12 @@ def lose_content(pool: PoolArrays, block: int) -> None:
     pool.counts[NUM_EVICTED] += 1
     if len(pool.bounds):
         bounding.leave(pool, block)
-    if is_spare(pool, block):
-        unname(pool, block, SHED)
-    else:
+    cause = SHED
+    if not is_spare(pool, block):
+        cause = EVICTED
         hooks.note_eviction(pool, block)
-        forget(pool, block, EVICTED)
+        hooks.note_drop(pool, block)
+    take_name(pool, block, cause)
 
 
 @compiled

@@ -42,6 +42,7 @@ from pagedkv.pool.blocks import (
 __all__ = [
     "FreeBlockQueue",
     "append",
+    "begin_with",
     "deferred_sentinel",
     "first",
     "leased_sentinel",
@@ -120,6 +121,17 @@ def remove(records: Int32Array, counts: Int64Array, block: int) -> None:
     unlink(records, block)
     records[block, QUEUE] = IN_USE
     counts[NUM_FREE] -= 1
+
+
+@inlined
+def begin_with(records: Int32Array, counts: Int64Array, block: int, num_before: int) -> None:
+    """Let the cold list begin with a block of it (or end, with the null block), and the blocks before it be taken out.
+
+    Their links stay as they are; where they are from now on is for the caller to note.
+    """
+    records[NULL_BLOCK, NEXT] = block
+    records[block, PREVIOUS] = NULL_BLOCK
+    counts[NUM_FREE] -= num_before
 
 
 @inlined

@@ -38,7 +38,17 @@ from pagedkv.pool.eviction.hooks import note_drop, note_name
 from pagedkv.pool.ghosts import OVERWRITTEN, recall, remember
 from pagedkv.pool.siblings import link_child, unlink_child
 
-__all__ = ["PrefixIndex", "find", "forget", "is_child_of", "name_block", "note_ahead", "tell_parent", "unname"]
+__all__ = [
+    "PrefixIndex",
+    "find",
+    "forget",
+    "is_child_of",
+    "name_block",
+    "note_ahead",
+    "take_name",
+    "tell_parent",
+    "unname",
+]
 
 GROUP_SPREAD: Final = 0x9E3779B1  # keeps equal digests of different groups in different buckets
 
@@ -115,12 +125,18 @@ def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     ``cause``: why, one of those in :mod:`pagedkv.pool.ghosts`.
     """
     note_drop(pool, block)
-    unname(pool, block, cause)
+    take_name(pool, block, cause)
 
 
 @compiled
 def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     """Take the name of a block away that is none of the eviction policy's; links to its content die."""
+    take_name(pool, block, cause)
+
+
+@inlined
+def take_name(pool: PoolArrays, block: int, cause: int) -> None:
+    """Do what :func:`unname` does, compiled into the caller."""
     records = pool.records
     if len(pool.ghosts):
         remember(pool, block, cause)

@@ -1,6 +1,9 @@
 """The phase of a step that lets others run: who waits is admitted, who is swapped out returns, in one order."""
 
+from typing import Literal
+
 from pagedkv.answers import Shortage
+from pagedkv.arrays import Int32Array
 from pagedkv.scheduling.batch import Admission, BatchDraft
 from pagedkv.scheduling.growing import schedule_chunk
 from pagedkv.scheduling.promises import num_promised_slots, promise
@@ -67,7 +70,7 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
     """Admit the first who waits; return how many tokens of the budget that took, None if it has to wait."""
     request.load_tokens()
     match = state.space.match(
-        request.known_token_ids,
+        _hittable(state, request),
         keys=request.keys,
         max_hit_tokens=request.max_hit_tokens,
         max_replay_tokens=budget - 1 if state.replays else 0,  # a token behind the hit is computed as well
@@ -83,17 +86,25 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
     return _allocate(state, draft, request, budget, match)
 
 
+def _hittable(state: SchedulerState, request: Request) -> Int32Array:
+    """Give the tokens that may hit, and be hit: all that are known, or those of the prompt."""
+    return request.known_token_ids[: None if state.config.publishes_answers else request.num_prompt_tokens]
+
+
 def _admission_status(state: SchedulerState, request: Request, match: PrefixHit) -> AllocStatus:
     """Tell whether a prompt fits, and beside it what was promised."""
-    tokens, keys = request.known_token_ids, request.keys
-    status = state.space.can_allocate(tokens, keys=keys, num_sequences=request.num_sequences, match=match)
+    tokens, keys = _hittable(state, request), request.keys
+    num_more = len(request.known_token_ids) - len(tokens)
+    status = state.space.can_allocate(
+        tokens, keys=keys, num_lookahead=num_more, num_sequences=request.num_sequences, match=match
+    )
     num_slots = num_promised_slots(state, request) if status is AllocStatus.OK else 0
     if not num_slots:
         return status
-    if len(tokens) + num_slots > state.space.config.max_tokens:
+    if len(tokens) + num_more + num_slots > state.space.config.max_tokens:
         return AllocStatus.LATER
     beside = state.space.can_allocate(
-        tokens, keys=keys, num_lookahead=num_slots, match=match
+        tokens, keys=keys, num_lookahead=num_more + num_slots, match=match
     )  # the slots of all its sequences
     return AllocStatus.OK if beside is AllocStatus.OK else AllocStatus.LATER
 
@@ -103,9 +114,10 @@ def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget
     num_hit_tokens = match.num_tokens
     request.checkpoint = match.checkpoint
     budget -= match.num_replayed
-    first_chunk = request.known_token_ids[: request.end_of_chunk(num_hit_tokens, budget)]
+    first_chunk = _hittable(state, request)[: request.end_of_chunk(num_hit_tokens, budget)]
     continues = request.receipt if request.num_preemptions and state.space.config.receipts else None
-    allocation = state.space.allocate(first_chunk, keys=request.keys, match=match, continues=continues)
+    publish: Literal["prompt"] | bool = True if state.config.publishes_answers else "prompt"
+    allocation = state.space.allocate(first_chunk, keys=request.keys, match=match, continues=continues, publish=publish)
     assert not isinstance(allocation, Shortage), f"a prompt that was to fit finds too few blocks: {allocation}"
     request.rows = [allocation.row]
     promise(state, request)

@@ -26,6 +26,8 @@ class SchedulingConfig:
             twice as many after each further one. See :mod:`~pagedkv.scheduling.promises`.
         most_drafts: guessed tokens that a sequence has in a step at most; 0: nobody is asked for guesses. See
             :mod:`~pagedkv.scheduling.drafting`.
+        publishes_answers: what requests generate can be hit by others, as their prompts can. An engine says no where
+            its model computes a token otherwise when it decodes it than in a prompt.
 
     Raises:
         ConfigurationError: a value is out of range, or two of them contradict each other.
@@ -36,6 +38,7 @@ class SchedulingConfig:
     preemption: PreemptionKind = "recompute"
     first_promise: int = FIRST_PROMISE
     most_drafts: int = 0
+    publishes_answers: bool = True
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -28,7 +28,7 @@ from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import charge_prefix, keep_cap, let_pay
 from pagedkv.spec import AllocStatus, Row
-from pagedkv.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, NUM_TOKENS, TENANT
+from pagedkv.tables.rows import AT, FROZEN, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, TENANT
 
 __all__ = [
     "Admission",
@@ -53,7 +53,7 @@ class Admission(NamedTuple):
         num_reached: leading tokens that an earlier life of the request had, as its receipt says.
         publishes: whether others may find what it computes; prompt_only: nothing of what is appended to it.
         tenant: number of the tenant that pays for it.
-        prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part; known with the hit.
+        prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part.
     """
 
     prompt: Prompt
@@ -76,14 +76,17 @@ def as_policy(publish: object) -> tuple[bool, bool]:
     return bool(publish), False
 
 
-def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit) -> dict[str, int]:
+def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
     """Count, by pool, what allocating takes out of the free queue: new blocks, and hits that are free now."""
     needed = dict.fromkeys(state.pools, 0)
     num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
-    for group, blocks, num_free in zip(state.groups, hit.block_ids, hit.num_free, strict=True):
-        needed[group.pool.name] += group.num_slots_blocks(num_tokens, num_lookahead) + num_free - len(blocks)
+    for group in state.groups:
+        count = group.num_slots_blocks(num_tokens, num_lookahead)
+        if hit is not None:
+            count += hit.num_free[group.index] - len(hit.block_ids[group.index])
         if admission.num_sequences > 1:
-            needed[group.pool.name] += _num_fork_blocks(group, admission)
+            count += _num_fork_blocks(group, admission)
+        needed[group.pool.name] += count
     return needed
 
 
@@ -142,17 +145,14 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
     serves nobody, since a sequence that fits an empty pool must be admitted at some time.
     """
     prompt, num_sequences, tenant = admission.prompt, admission.num_sequences, admission.tenant
-    most = peak_free_blocks_needed(state, admission, None)
+    count_needed = free_blocks_needed if admission.max_chunk >= len(prompt.tokens) else peak_free_blocks_needed
+    most = count_needed(state, admission, None)
     if num_sequences > state.config.max_sequences:
         return AllocStatus.NEVER
     otherwise = AllocStatus.LATER if fits_empty_pools(state, {tenant: most}) else AllocStatus.NEVER
     if num_sequences > len(state.vacant_rows):
         return otherwise
-    hit = match_again(state, prompt, answer)
-    if admission.max_chunk < len(prompt.tokens):
-        needed = peak_free_blocks_needed(state, admission, hit)
-    else:
-        needed = free_blocks_needed(state, admission, hit)
+    needed = count_needed(state, admission, match_again(state, prompt, answer))
     return AllocStatus.OK if fits_now(state, {tenant: needed}) else otherwise
 
 
@@ -187,9 +187,10 @@ def allocate(
     require_vacant_rows(state, admission.num_sequences)
     state.is_changing = True
     state.version += 1
-    prompt_length = len(admission.prompt.tokens) if answer is None else answer.prompt_length
-    row = seat_prompt(state, ledger, admission._replace(prompt_length=prompt_length), hit, taken_over)
-    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, prompt_length, hit.num_tokens))
+    if answer is not None:
+        admission = admission._replace(prompt_length=answer.prompt_length)
+    row = seat_prompt(state, ledger, admission, hit, taken_over)
+    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation
 
@@ -202,16 +203,10 @@ def seat_prompt(
     Of the hit's tails those ``taken_over`` become the row's own blocks; the others are copied.
     """
     prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
-    num_tokens = len(prompt.tokens)
     batch = _take_row(state, admission.tenant)
     row = int(batch[0])
     note_admission(state, row, hit)  # before anything is evicted for it
-    charge_prefix(state, hits)
-    for group, blocks in zip(state.groups, hits, strict=True):
-        state.loops.reuse_all(group.pool.arrays, blocks)  # all hits before any new block, which might evict one
-        note_reliance(state, ledger, group, batch, blocks)
-    claim_tails(state, ledger, batch, hit.tails)
-    note_hit(state, row, hit)
+    _take_hit(state, ledger, batch, hit)
     for group, blocks in zip(state.groups, hits, strict=True):
         for tail in taken_over:
             if tail.group == group.index:
@@ -219,11 +214,8 @@ def seat_prompt(
         state.loops.seat(*group.view, row, blocks, prompt.tokens, num_lookahead)
     resume_states(state, ledger, row, hit.tails)
     keep_cap(state, admission.tenant)
-    state.rows[row, NUM_TOKENS] = num_tokens
-    state.rows[row, NUM_ACCEPTED] = num_tokens
     state.rows[row, NUM_PLANNED] = hit.num_tokens
-    state.rows[row, FROZEN] = not admission.publishes
-    limit_publishing(state, row, admission.prompt_length, prompt_only=admission.prompt_only)
+    _note_policy(state, row, admission)
     if state.config.prefix_caching:
         _start_chains(state, row, prompt, hit)
         if prompt.has_extra_keys(state.identity_epoch):
@@ -238,6 +230,24 @@ def seat_prompt(
     if state.checkpoints is not None:
         state.checkpoints.wanted[row] = checkpoint_of(state, admission.prompt_length, hit.num_tokens)
     return Row(row)
+
+
+def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
+    """Refer to all of a hit for the one row of a batch, before any new block is taken, which might evict some of it."""
+    charge_prefix(state, hit.block_ids)
+    for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+        if len(blocks):
+            state.loops.reuse_all(group.pool.arrays, blocks)
+            note_reliance(state, ledger, group, batch, blocks)
+    claim_tails(state, ledger, batch, hit.tails)
+    note_hit(state, int(batch[0]), hit)
+
+
+def _note_policy(state: SpaceState, row: int, admission: Admission) -> None:
+    """Note what a new row is to publish."""
+    if not admission.publishes:
+        state.rows[row, FROZEN] = True
+    limit_publishing(state, row, admission.prompt_length, prompt_only=admission.prompt_only)
 
 
 def _take_row(state: SpaceState, tenant: int) -> Int32Array:

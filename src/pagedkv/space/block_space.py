@@ -154,7 +154,7 @@ class BlockSpace(ContentSpace):
                 None: nobody, who has neither cap nor floor.
 
         Raises:
-            TokenError, ConfigurationError: see :func:`~pagedkv.space.matching.prepare_prompt`; ``match`` is the answer
+            TokenError, ConfigurationError: see :func:`~pagedkv.space.prompts.prepare_prompt`; ``match`` is the answer
                 for another prompt, other keys or another space, or the tokens were overwritten since; ``continues`` is
                 no receipt, or the space keeps none; there is no such tenant.
             TooManySequencesError: fewer than ``num_sequences`` rows are vacant.
@@ -176,6 +176,7 @@ class BlockSpace(ContentSpace):
             num_reached,
             *admission.as_policy(publish),
             tenant=as_tenant(self._state, tenant),
+            prompt_length=len(tokens),
         )
         if as_count(num_external_tokens, "num_external_tokens"):
             if len(drafts):

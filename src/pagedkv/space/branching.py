@@ -98,7 +98,7 @@ def _branch_off(state: SpaceState, ledger: StepLedger, parent: int, children: In
     rows, child = state.rows, int(children[0])
     rows[child, NUM_TOKENS] = length
     rows[child, NUM_ACCEPTED] = min(int(rows[parent, NUM_ACCEPTED]), length)
-    inherit(state, parent, child)
+    inherit(state, parent, children)
     if state.receipts is not None:
         state.receipts.forked(parent, children, length)
     state.num_known[child] = min(int(state.num_known[parent]), length)

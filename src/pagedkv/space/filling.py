@@ -170,7 +170,7 @@ def fill(
     refused = np.zeros(len(state.rows), np.int32)
     before = state.rows[batch, NUM_ACCEPTED] if state.draft_tables else None
     num_refused, any_accepted = state.loops.advance(
-        state.groups[0].pool.arrays, state.rows, state.num_known, batch, numbers, limits, state.planned_scratch, refused
+        state.groups[0].pool.arrays, state.rows, state.num_known, batch, numbers, limits, state.planned_array, refused
     )
     if num_refused:
         _move_down(state, ledger, refused, limits)

@@ -8,8 +8,7 @@ from pagedkv.space.draft_states import require_accepted
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.forking import fork_row
-from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, SURE, TENANT, blocks_for
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, SURE, TENANT, blocks_for
 
 __all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
 
@@ -30,25 +29,21 @@ def take_rows(state: SpaceState, num_rows: int) -> Int32Array:
     return taken
 
 
-def inherit(state: SpaceState, parent: int, child: int) -> None:
-    """Note of a new row, whose number of tokens is set, what holds of ``parent`` whatever its length."""
+def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
+    """Note of new rows, whose numbers of tokens are set, what holds of ``parent`` whatever its length."""
     rows = state.rows
-    rows[child, FROZEN] = rows[parent, FROZEN]
-    for column in state.planned_columns:
-        rows[child, column] = rows[child, NUM_TOKENS]  # the parent computes what is not planned yet
+    state.loops.inherit(rows, state.planned_array, state.relies_on, state.publish_limits, parent, children)
     for group in state.replaying_groups:
-        rows[child, group.arrays.parameters[SURE]] = rows[parent, group.arrays.parameters[SURE]]
-    state.relies_on[child] = state.relies_on[parent]
-    state.publish_limits[child] = state.publish_limits[parent]
+        rows[children, group.arrays.parameters[SURE]] = rows[parent, group.arrays.parameters[SURE]]
     if state.tenant_names:
-        rows[child, TENANT] = rows[parent, TENANT]
+        rows[children, TENANT] = rows[parent, TENANT]
     if state.config.counts_epochs:
-        state.oldest_epochs[child] = state.oldest_epochs[parent]
+        state.oldest_epochs[children] = state.oldest_epochs[parent]
     if parent in state.media_keys:
-        state.media_keys[child] = state.media_keys[parent]
-        state.media_reach[child] = state.media_reach[parent]
+        state.media_keys |= dict.fromkeys(children.tolist(), state.media_keys[parent])
+        state.media_reach[children] = state.media_reach[parent]
     for group in state.shedding_groups:
-        group.ends[child] = group.ends[parent]
+        group.ends[children] = group.ends[parent]
 
 
 def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) -> Int32Array:
@@ -68,17 +63,19 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
     require_vacant_rows(state, num_children)
     state.is_changing = True
     children = take_rows(state, num_children)
-    for child in children.tolist():
-        rows[child, [NUM_TOKENS, NUM_ACCEPTED]] = rows[parent, [NUM_TOKENS, NUM_ACCEPTED]]
-        state.num_known[child] = state.num_known[parent]
-        inherit(state, parent, child)
+    num_tokens = int(rows[parent, NUM_TOKENS])
+    rows[children, NUM_TOKENS] = num_tokens
+    rows[children, NUM_ACCEPTED] = rows[parent, NUM_ACCEPTED]
+    if state.is_overlapped:
+        state.num_known[children] = state.num_known[parent]
+    inherit(state, parent, children)
     for group in state.groups:
-        fork_row(*group.view, parent, children)
-        table = group.arrays.table[parent, : blocks_for(int(rows[parent, NUM_TOKENS]), group.block_size)]
+        state.loops.fork_row(*group.view, parent, children)
+        table = group.arrays.table[parent, : blocks_for(num_tokens, group.block_size)]
         note_reliance(state, ledger, group, children, table)
     for chains in state.chains:
         chains[children] = chains[parent]
     if state.receipts is not None:
-        state.receipts.forked(parent, children, int(rows[parent, NUM_TOKENS]))
+        state.receipts.forked(parent, children, num_tokens)
     state.is_changing = False
     return children

@@ -142,11 +142,17 @@ def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, 
     for group in state.groups:
         shared = state.row_scratch
         num_new, num_writers = state.loops.count_growth(
-            *group.view, growth.batch, growth.counts, growth.num_lookahead, shared
+            group.pool.arrays.records,
+            group.arrays,
+            state.rows,
+            growth.batch,
+            growth.counts,
+            growth.num_lookahead,
+            shared,
         )
         if num_writers and group.arrays.parameters[NUM_DRAFT_STATES] and not growth.is_unknown:
             num_writers = _count_writers(state, group, growth, shared)
-        num_copies, num_kept = count_copies(group.pool.arrays, shared[:num_writers])
+        num_copies, num_kept = count_copies(group.pool.arrays, shared[:num_writers]) if num_writers else (0, 0)
         needed[group.pool.name] += num_new + num_copies
         keeping[group.pool.name] += num_new + num_copies + num_kept
     if state.draft_tables:
@@ -160,10 +166,11 @@ def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, 
 
 def _count_writers(state: SpaceState, group: Group, growth: Growth, shared: Int32Array) -> int:
     """Count the rows that copy their state on write: not those that accept one which nobody else has."""
-    rows = state.rows[growth.batch]
+    rows, records = state.rows[growth.batch], group.pool.arrays.records
     copies = rows[:, group.planned] <= rows[:, NUM_ACCEPTED]
+    batch, counts = growth.batch[copies], growth.counts[copies]
     _, num_writers = state.loops.count_growth(
-        *group.view, growth.batch[copies], growth.counts[copies], growth.num_lookahead, shared
+        records, group.arrays, state.rows, batch, counts, growth.num_lookahead, shared
     )
     return int(num_writers)
 
@@ -181,7 +188,8 @@ def append(
     if growth.num_tokens != len(tokens):
         raise TokenError(f"the counts add up to {growth.num_tokens}, but {len(tokens)} token ids were given")
     require_growth(state, growth)
-    require_known(state, growth.batch, "appended to")
+    if state.is_overlapped:
+        require_known(state, growth.batch, "appended to")
     shortage = growth_shortage(state, growth)
     if shortage is not None:
         return shortage

@@ -26,6 +26,7 @@ from pagedkv.tables.filling import (
     note_accepted,
     write_known,
 )
+from pagedkv.tables.forking import fork_row, inherit
 from pagedkv.tables.growing import count_growth, first_unfit_growth, grow
 from pagedkv.tables.matching import (
     collect_servable,
@@ -45,7 +46,7 @@ from pagedkv.tables.planning import (
     collect_writes,
 )
 from pagedkv.tables.publishing import count_unpublished, publish_new_blocks
-from pagedkv.tables.releasing import release_rows
+from pagedkv.tables.releasing import count_leaving, release_rows
 from pagedkv.tables.rows import GroupArrays, clear_rows, first_unfit_row
 from pagedkv.tables.seating import seat
 from pagedkv.tables.truncating import accept, first_unfit_length, shrink
@@ -78,29 +79,32 @@ class SpaceLoops:
         self.longest_servable = specialize(longest_servable, pool, group, ids, ids, words, 0)
         self.missing_block = specialize(missing_block, pool, group, ids, ids, words, 0, 0)
         self.collect_servable = specialize(collect_servable, pool, group, ids, ids, words, 0, 0, ids)
-        self.count_free = specialize(count_free, pool, ids)
+        self.count_free = specialize(count_free, pool.records, ids)
         self.first_other_block = specialize(first_other_block, pool, group, ids, ids)
         self.reuse_all = specialize(reuse_all, pool, ids)
-        self.last_pending_step = specialize(last_pending_step, pool, ids)
+        self.last_pending_step = specialize(last_pending_step, pool.records, pool.counts, ids)
         self.seat = specialize(seat, pool, group, rows, 0, ids, ids, 0)
         self.digest_new_blocks = specialize(digest_new_blocks, pool, group, rows, ids, words, extra_keys)
         self.count_unpublished = specialize(count_unpublished, group, rows, ids)
         self.publish_new_blocks = specialize(publish_new_blocks, pool, group, rows, ids, pairs, ids, words)
         self.first_unfit_row = specialize(first_unfit_row, rows, ids, 0, 0)
+        self.fork_row = specialize(fork_row, pool, group, rows, 0, ids)
+        self.inherit = specialize(inherit, rows, ids, ids, ids, 0, ids)
         self.first_unfit_growth = specialize(first_unfit_growth, rows, ids, ids, 0, 0, 0, ids)
-        self.count_growth = specialize(count_growth, pool, group, rows, ids, ids, 0, ids)
+        self.count_growth = specialize(count_growth, pool.records, group, rows, ids, ids, 0, ids)
         self.grow = specialize(grow, pool, group, rows, ids, ids, ids, ids, 0, pairs, 0)
         self.first_unfit_length = specialize(first_unfit_length, pool, group, rows, ids, longs)
         self.shrink = specialize(shrink, pool, group, rows, ids, longs, ids)
         self.accept = specialize(accept, rows, ids, longs)
         self.release_rows = specialize(release_rows, pool, group, rows, ids, ids)
-        self.clear_rows = specialize(clear_rows, rows, ids, 0)
+        self.count_leaving = specialize(count_leaving, rows, ids, ids)
+        self.clear_rows = specialize(clear_rows, rows, ids, ids, ids, ids, 0)
         self.settle = specialize(settle, pool, 0)
         self.record_miss = specialize(record_miss, pool, group, extra_keys, ids, ids, 0, 0, 0, records, records, longs)
         self.collect_touched = specialize(collect_touched, rows, ids, pairs)
         self.collect_writes = specialize(collect_writes, group, rows, ids, ids, 0, 0, 0)
         self.collect_ranges = specialize(collect_ranges, rows, ids, ids, 0, 0, 0, ids)
-        self.collect_new = specialize(collect_new, pool, ids, 0, 0)
+        self.collect_new = specialize(collect_new, pool.records, pool.counts, ids, 0, 0)
 
 
 class DraftLoops:

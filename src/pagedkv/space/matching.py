@@ -52,7 +52,8 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
     search = _PrefixMatch(state, prompt)
     block_ids = tuple(read_only(blocks) for blocks in search.run())
     num_free = tuple(
-        state.loops.count_free(group.pool.arrays, blocks) for group, blocks in zip(state.groups, block_ids, strict=True)
+        state.loops.count_free(group.pool.arrays.records, blocks)
+        for group, blocks in zip(state.groups, block_ids, strict=True)
     )
     first = state.cached_groups[0]
     hit = PrefixHit(state, prompt, len(block_ids[first.index]) * first.block_size, block_ids, num_free)

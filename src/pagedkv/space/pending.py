@@ -21,7 +21,8 @@ def note_reliance(
     state: SpaceState, ledger: StepLedger, group: Group, batch: Int32Array, block_ids: Int32Array
 ) -> None:
     """Note that rows share blocks which another row's step still has to compute."""
-    step = state.loops.last_pending_step(group.pool.arrays, block_ids)
+    arrays = group.pool.arrays
+    step = state.loops.last_pending_step(arrays.records, arrays.counts, block_ids)
     if step:
         ledger.shares_pending |= step == state.open_step
         state.relies_on[batch] = np.maximum(state.relies_on[batch], step)

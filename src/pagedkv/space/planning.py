@@ -105,7 +105,9 @@ def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group | Dr
     for index, pool in enumerate(state.pools.values()):
         for group in written:
             if group.pool is pool:
-                state.loops.collect_new(pool.arrays, buffer, lines[NEW_BLOCKS, index], lines[ENTRIES, group.index])
+                records, counts = pool.arrays.records, pool.arrays.counts
+                line, entries = lines[NEW_BLOCKS, index], lines[ENTRIES, group.index]
+                state.loops.collect_new(records, counts, buffer, line, entries)
 
 
 def _open_moves(ledger: StepLedger, layout: PlanLayout) -> list[tuple[int, Moves]]:

@@ -16,7 +16,7 @@ from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.releasing import NO_OUTPUTS
-from pagedkv.tables.rows import FROZEN, LOST_ON_HOST, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
+from pagedkv.tables.rows import FROZEN, LOST_ON_HOST, STATUS, SWAPPED, VACANT
 
 __all__ = ["Leaving", "free", "reset_prefix_cache"]
 
@@ -39,21 +39,23 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> t
     """Give back the rows of a checked batch and all their blocks, in the batch's order; return their receipts."""
     rows = state.rows
     state.is_changing = True
-    status = rows[batch, STATUS]
-    unplanned = (rows[batch, NUM_PLANNED] < rows[batch, NUM_TOKENS]) & (status == RUNNING)
-    for row in batch[unplanned].tolist():
+    num_unplanned, num_on_host = state.loops.count_leaving(rows, batch, state.row_scratch)
+    for row in state.row_scratch[:num_unplanned].tolist():
         hand_over(state, row, mark)
-    on_host = (status == SWAPPED) | (status == LOST_ON_HOST)
-    outputs = leaving.num_outputs[~on_host] if len(leaving.num_outputs) else NO_OUTPUTS
-    note_ends(state, batch[~on_host])
+    on_device, on_host, outputs = batch, batch[:0], leaving.num_outputs
+    if num_on_host:
+        is_there = (rows[batch, STATUS] == SWAPPED) | (rows[batch, STATUS] == LOST_ON_HOST)
+        on_device, on_host = batch[~is_there], batch[is_there]
+        outputs = outputs[~is_there] if len(outputs) else NO_OUTPUTS
+    note_ends(state, on_device)
     if leaving.keep_until_s is not None:
         lease_rows(state, batch, leaving.keep_until_s)
-    left = [(group, np.unique(group.arrays.table[batch[~on_host]])) for group in state.groups if leaving.goes_first]
+    left = [(group, np.unique(group.arrays.table[on_device])) for group in state.groups if leaving.goes_first]
     give_states_back(state, batch, is_leaving=True)
     for group in state.groups:
-        state.loops.release_rows(*group.view, batch[~on_host], outputs)
-        if group.host_pool is not None and on_host.any():
-            state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, batch[on_host], NO_OUTPUTS)
+        state.loops.release_rows(*group.view, on_device, outputs)
+        if group.host_pool is not None and num_on_host:
+            state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
     for group, blocks in left:
         make_unheld_spare(group.pool.arrays, blocks)
     state.clear_rows(batch, VACANT)

@@ -92,7 +92,7 @@ def with_replay(
             return hit
         blocks.append(read_only(sinks))
     free = zip(state.groups, blocks, strict=True)
-    num_free = tuple(state.loops.count_free(group.pool.arrays, held) for group, held in free)
+    num_free = tuple(state.loops.count_free(group.pool.arrays.records, held) for group, held in free)
     longer = PrefixHit(state, prompt, end, tuple(blocks), num_free)
     longer.num_replayed, longer.is_exact, longer.junction = end - start, is_exact, hit.junction
     return longer

@@ -22,7 +22,6 @@ from pagedkv.pool.blocks import (
     PENDING_STEP,
     SETTLED_STEP,
     UNDATED,
-    PoolArrays,
     PoolFeatures,
 )
 from pagedkv.pool.eviction.registry import policy_named
@@ -169,7 +168,7 @@ class SpaceState:
 
     Attributes:
         is_changing: set while an operation changes things: whoever finds it set comes after one that was interrupted.
-        pools: device pools by name; host_pools: host pools by the same names.
+        pools: device pools by name; host_pools: host pools by the same names; all_pools: both.
         pool_counts: the counts of the device pools.
         groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching
             (all, if the space has none); outsiders: those; own_starts: those, and the replaying_groups, whose windows
@@ -219,10 +218,9 @@ class SpaceState:
         self.tenant_names, self.limits = _tenants_of(config), config.limits_by_pool()
         self.pools = self._new_pools(config.blocks_by_pool())
         self.host_pools = self._new_pools(config.host_blocks_by_pool(), is_host=True)
-        if config.events:
-            for pool in self.pools.values():
-                pool.record_events(config.max_events)
+        self.all_pools = (*self.pools.values(), *self.host_pools.values())
         self.pool_counts = [pool.arrays.counts for pool in self.pools.values()]
+        self._clock = self.pool_counts[0]  # all pools tell the same steps
         self.rows = new_rows(
             config.max_sequences,
             len(config.groups) + sum(num_draft_states(spec) > 0 for spec in config.groups),
@@ -282,7 +280,7 @@ class SpaceState:
     def _make_scratch(self) -> None:
         """Make what operations write down while they work, and what is always the same."""
         config = self.config
-        self.planned_scratch = np.array(self.planned_columns, np.int32)
+        self.planned_array = np.array(self.planned_columns, np.int32)
         self.write_counts = np.zeros((len(self.tables), 2), np.int32)
         self.ones = np.ones(config.max_sequences, np.int32)
         self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
@@ -307,6 +305,8 @@ class SpaceState:
                 in_order=config.in_order,
                 features=self._features(name, 0 if is_host else count),
             )
+            if config.events and not is_host:
+                pools[name].record_events(config.max_events)
             pools[name].arrays.epochs[:1] = 0 if isinstance(config.weights_epoch, str) else config.weights_epoch
         return pools
 
@@ -363,11 +363,6 @@ class SpaceState:
         return tuple(tuple(group for group in self.cached_groups if group.lane == lane) for lane in range(num_lanes))
 
     @property
-    def all_pools(self) -> list[BlockPool]:
-        """Device and host pools."""
-        return [*self.pools.values(), *self.host_pools.values()]
-
-    @property
     def identity_epoch(self) -> str:
         """The weights' version as far as it is part of blocks' identity."""
         return self.weights_epoch if isinstance(self.weights_epoch, str) else ""
@@ -380,16 +375,12 @@ class SpaceState:
     @property
     def open_step(self) -> int:
         """Number of the step that is being put together, as blocks note it."""
-        return int(self._clock.counts[OPEN_STEP])
+        return int(self._clock[OPEN_STEP])
 
     @property
     def settled_step(self) -> int:
         """Number of the last step that is over, as blocks note it."""
-        return int(self._clock.counts[SETTLED_STEP])
-
-    @property
-    def _clock(self) -> PoolArrays:
-        return self.groups[0].pool.arrays
+        return int(self._clock[SETTLED_STEP])
 
     def advance_open_step(self) -> None:
         """Begin the next step, in every pool."""
@@ -411,10 +402,7 @@ class SpaceState:
 
     def clear_rows(self, batch: Int32Array, status: int) -> None:
         """Make rows those of new, empty sequences, or vacant."""
-        self.loops.clear_rows(self.rows, batch, status)
-        self.serials[batch] += 1
-        self.relies_on[batch] = 0
-        self.num_known[batch] = 0
+        self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
         if self.limits_publishing:
             self.publish_limits[batch] = LARGEST_SIZE
         for group in self.shedding_groups:

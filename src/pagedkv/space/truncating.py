@@ -30,13 +30,10 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     if state.receipts is not None:
         state.receipts.truncated(state.rows, batch, lengths)
     any_full = _shrink(state, batch, lengths)
-    accepted = state.rows[batch, NUM_ACCEPTED]
-    state.loops.accept(state.rows, batch, lengths)
-    if state.is_overlapped:
-        _stay_overlapped(state, batch, accepted)
-    if state.draft_tables:
-        accept_states(state, batch, accepted, state.rows[batch, NUM_ACCEPTED])
-        give_states_back(state, batch, is_leaving=False)
+    if state.is_overlapped or state.draft_tables:
+        _accept_later(state, batch, lengths)
+    else:
+        state.loops.accept(state.rows, batch, lengths)
     if ledger.unfilled:
         ledger.lower_ends(state.rows[:, NUM_TOKENS])
     if any_full:
@@ -69,6 +66,17 @@ def _require_known_lengths(state: SpaceState, batch: Int32Array, lengths: Int64A
             f"row {batch[place]} cannot be rolled back to {lengths[place]} tokens: only {known[place]} are known; fill "
             f"in what was sampled, or roll it back to {known[place]} or fewer"
         )
+
+
+def _accept_later(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:
+    """Accept what remains, where rows may have tokens that are unknown, or states of drafts."""
+    accepted = state.rows[batch, NUM_ACCEPTED]
+    state.loops.accept(state.rows, batch, lengths)
+    if state.is_overlapped:
+        _stay_overlapped(state, batch, accepted)
+    if state.draft_tables:
+        accept_states(state, batch, accepted, state.rows[batch, NUM_ACCEPTED])
+        give_states_back(state, batch, is_leaving=False)
 
 
 def _stay_overlapped(state: SpaceState, batch: Int32Array, accepted: Int32Array) -> None:

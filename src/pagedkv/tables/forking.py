@@ -8,6 +8,7 @@ from pagedkv.tables.rows import (
     BLOCK_SIZE,
     CACHING,
     FIRST_BLOCK,
+    FROZEN,
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PUBLISHED,
@@ -19,7 +20,30 @@ from pagedkv.tables.rows import (
     note_change,
 )
 
-__all__ = ["fork_row"]
+__all__ = ["fork_row", "inherit"]
+
+
+@compiled
+def inherit(
+    rows: Int32Array,
+    planned: Int32Array,
+    relies_on: Int32Array,
+    publish_limits: Int32Array,
+    parent: int,
+    children: Int32Array,
+) -> None:
+    """Note of new rows, whose numbers of tokens are set, what holds of their parent whatever its length.
+
+    Args:
+        planned: the columns that say how far each group is planned: the parent computes what is not planned yet.
+        relies_on, publish_limits: int32 ``[rows]``.
+    """
+    for child in children:
+        rows[child, FROZEN] = rows[parent, FROZEN]
+        for column in planned:
+            rows[child, column] = rows[child, NUM_TOKENS]
+        relies_on[child] = relies_on[parent]
+        publish_limits[child] = publish_limits[parent]
 
 
 @compiled

@@ -15,7 +15,7 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool.block_pool import acquire, release
+from pagedkv.pool.block_pool import acquire, acquire_all, release
 from pagedkv.pool.blocks import EXTRA, HOLD_STEP, IN_USE, NAME, OPEN_STEP, PENDING_STEP, QUEUE, REF_COUNT, PoolArrays
 from pagedkv.pool.epochs import copy_epochs
 from pagedkv.tables.rows import (
@@ -50,7 +50,7 @@ def slots_to_reserve(group: GroupArrays, num_lookahead: int) -> int:
 
 
 @inlined
-def writes_shared_block(pool: PoolArrays, group: GroupArrays, row: int, num_tokens: int) -> bool:
+def writes_shared_block(records: Int32Array, group: GroupArrays, row: int, num_tokens: int) -> bool:
     """Tell whether the next token, or a slot reserved for it, goes into a partly filled block that must not change.
 
     Others hold it too, or it is a kept state, which has a name (:mod:`~pagedkv.tables.checkpoints`).
@@ -59,12 +59,12 @@ def writes_shared_block(pool: PoolArrays, group: GroupArrays, row: int, num_toke
     if num_tokens % block_size == 0:
         return False
     block = group.table[row, num_tokens // block_size]
-    return bool(pool.records[block, REF_COUNT] > 1 or pool.records[block, NAME])
+    return bool(records[block, REF_COUNT] > 1 or records[block, NAME])
 
 
 @compiled
 def count_growth(
-    pool: PoolArrays,
+    records: Int32Array,
     group: GroupArrays,
     rows: Int32Array,
     batch: Int32Array,
@@ -78,6 +78,7 @@ def count_growth(
     a kept state.
 
     Args:
+        records: those of the pool's blocks.
         shared: int32 ``[rows]``; gets the shared block of each such row.
     """
     at = group.parameters[AT]
@@ -88,7 +89,7 @@ def count_growth(
     for place in range(len(batch)):
         row = batch[place]
         num_tokens = rows[row, NUM_TOKENS]
-        if growth[place] + reserve > 0 and writes_shared_block(pool, group, row, num_tokens):
+        if growth[place] + reserve > 0 and writes_shared_block(records, group, row, num_tokens):
             shared[num_writers] = group.table[row, num_tokens // block_size]
             num_writers += 1
         wanted = blocks_for(num_tokens + growth[place] + reserve, block_size)
@@ -153,8 +154,8 @@ def grow(
         entry = unsigned(start // block_size)
         offset = start % block_size
         block = unsigned(group.table[row, entry])
-        is_kept = is_state and pool.records[block, NAME] != 0
-        if offset > 0 and (pool.records[block, REF_COUNT] > 1 or is_kept) and count + reserve > 0:
+        is_partial = offset > 0 and count + reserve > 0
+        if is_partial and (pool.records[block, REF_COUNT] > 1 or (is_state and pool.records[block, NAME] != 0)):
             block = copy_on_write(pool, group, rows, row, entry, copies, num_copies)
             num_copies += 1
         if end + reserve > rows[row, num_blocks_column] * block_size:
@@ -214,8 +215,10 @@ def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
     held = rows[row, at + NUM_BLOCKS]
     wanted = blocks_for(num_slots, group.parameters[BLOCK_SIZE])
     let_row_pay(pool, rows, row)
-    for index in range(held, wanted):
-        group.table[row, index] = acquire(pool)
+    if wanted == held + 1:
+        group.table[row, held] = acquire(pool)
+    else:
+        acquire_all(pool, group.table[row, held:wanted])
     rows[row, at + NUM_BLOCKS] = wanted
     note_change(rows, row, at, held, wanted)
 

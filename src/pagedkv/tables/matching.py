@@ -168,11 +168,11 @@ def first_other_block(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, 
 
 
 @compiled
-def count_free(pool: PoolArrays, blocks: Int32Array) -> int:
+def count_free(records: Int32Array, blocks: Int32Array) -> int:
     """Count those of some blocks that are free, null blocks left out."""
     num_free = 0
     for block in blocks:
-        if block != NULL_BLOCK and pool.records[block, QUEUE] == FREE:
+        if block != NULL_BLOCK and records[block, QUEUE] == FREE:
             num_free += 1
     return num_free
 

@@ -14,7 +14,7 @@ An heir can compute from where it shares: a hit on pending blocks holds all that
 lost rows hold besides are nobody's to compute; their names are dropped.
 """
 
-from pagedkv.arrays import Int32Array
+from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.blocks import NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
@@ -125,7 +125,7 @@ def collect_pending_writers(
     for place in range(len(batch)):
         row = batch[place]
         num_tokens = rows[row, NUM_TOKENS]
-        if writes_shared_block(pool, group, row, num_tokens):
+        if writes_shared_block(pool.records, group, row, num_tokens):
             block = group.table[row, num_tokens // group.parameters[BLOCK_SIZE]]
             if pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
                 out[num_writers] = place
@@ -134,10 +134,10 @@ def collect_pending_writers(
 
 
 @compiled
-def last_pending_step(pool: PoolArrays, block_ids: Int32Array) -> int:
+def last_pending_step(records: Int32Array, counts: Int64Array, block_ids: Int32Array) -> int:
     """Tell the last step that writes any of these blocks, or 0 when all are computed."""
     last = 0
     for block in block_ids:
         if block != NULL_BLOCK:
-            last = max(last, pool.records[block, PENDING_STEP])
-    return int(last) if last > pool.counts[SETTLED_STEP] else 0
+            last = max(last, records[block, PENDING_STEP])
+    return int(last) if last > counts[SETTLED_STEP] else 0

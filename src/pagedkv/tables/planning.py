@@ -3,10 +3,10 @@
 What a plan says is written straight into its buffer (:mod:`pagedkv.plan_buffer`), one part behind the other.
 """
 
-from pagedkv.arrays import Int32Array
+from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.plan_buffer import ALIGNMENT, HEADER_WORDS, LENGTH, LINE_WORDS, NUM_WORDS, OFFSET
-from pagedkv.pool.blocks import HOLD_STEP, IN_ORDER, IN_USE, NEW, OPEN_STEP, QUEUE, PoolArrays
+from pagedkv.pool.blocks import HOLD_STEP, IN_ORDER, IN_USE, NEW, OPEN_STEP, QUEUE
 from pagedkv.tables.filling import first_unfilled, is_unfilled
 from pagedkv.tables.rows import (
     AT,
@@ -224,7 +224,7 @@ def collect_writes(
 
 
 @compiled
-def collect_new(pool: PoolArrays, buffer: Int32Array, line: int, entries_line: int) -> None:
+def collect_new(records: Int32Array, counts: Int64Array, buffer: Int32Array, line: int, entries_line: int) -> None:
     """Add the new blocks among a group's written entries to their pool's part, and count them as new no longer.
 
     Every new block of a running row is there: whoever took it, or shares it since, noted the change of its table.
@@ -239,10 +239,10 @@ def collect_new(pool: PoolArrays, buffer: Int32Array, line: int, entries_line: i
     first = buffer[entries + OFFSET]
     for place in range(first, first + buffer[entries + LENGTH]):
         block = buffer[place]
-        if pool.records[block, QUEUE] == NEW:
-            pool.records[block, QUEUE] = IN_USE
-            if not pool.counts[IN_ORDER]:
-                pool.records[block, HOLD_STEP] = pool.counts[OPEN_STEP]  # the plan may have it cleared
+        if records[block, QUEUE] == NEW:
+            records[block, QUEUE] = IN_USE
+            if not counts[IN_ORDER]:
+                records[block, HOLD_STEP] = counts[OPEN_STEP]  # the plan may have it cleared
             buffer[offset + length] = block
             length += 1
     place_part(buffer, line, 1, length)

@@ -9,13 +9,42 @@ from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
 from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.tables.retaining import give_up
-from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, GroupArrays
+from pagedkv.tables.rows import (
+    AT,
+    LAST_STEP,
+    LOST_ON_HOST,
+    NUM_BLOCKS,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    SWAPPED,
+    GroupArrays,
+)
 
-__all__ = ["NO_OUTPUTS", "release_rows"]
+__all__ = ["NO_OUTPUTS", "count_leaving", "release_rows"]
 
 UNKNOWN: Final = -1
 NO_OUTPUTS: Final = np.zeros(0, np.int32)
 """Where nobody knows them of any row."""
+
+
+@compiled
+def count_leaving(rows: Int32Array, batch: Int32Array, unplanned: Int32Array) -> tuple[int, int]:
+    """Count the rows of a batch that have something to compute in the open step, and those that are on the host.
+
+    Args:
+        unplanned: int32 ``[any]``; gets the former.
+    """
+    num_unplanned = num_on_host = 0
+    for row in batch:
+        status = rows[row, STATUS]
+        if status == RUNNING and rows[row, NUM_PLANNED] < rows[row, NUM_TOKENS]:
+            unplanned[num_unplanned] = row
+            num_unplanned += 1
+        elif status in (SWAPPED, LOST_ON_HOST):
+            num_on_host += 1
+    return num_unplanned, num_on_host
 
 
 @compiled

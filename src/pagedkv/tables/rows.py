@@ -275,9 +275,14 @@ def is_ascending(batch: Int32Array) -> bool:
 
 
 @compiled
-def clear_rows(rows: Int32Array, batch: Int32Array, status: int) -> None:
-    """Make the records of rows those of new, empty sequences."""
+def clear_rows(
+    rows: Int32Array, serials: Int32Array, relies_on: Int32Array, num_known: Int32Array, batch: Int32Array, status: int
+) -> None:
+    """Make the records of rows those of new, empty sequences; what else is noted of each row goes with them."""
     for row in batch:
+        serials[row] += 1
+        relies_on[row] = 0
+        num_known[row] = 0
         mark = rows[row, MARK]
         link = rows[row, TOUCHED]  # the row stays in the list until the next plan, whomever it serves
         for column in range(rows.shape[1]):

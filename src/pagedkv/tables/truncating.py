@@ -66,7 +66,7 @@ def first_unfit_length(
         length = lengths[place]
         if length == rows[row, NUM_TOKENS] and length > 0:
             continue
-        if length < 1 or length > rows[row, NUM_TOKENS] or obstacle(pool, group, rows, row, length):
+        if length < 1 or length > rows[row, NUM_TOKENS] or _obstacle(pool, group, rows, row, length):
             return place
     return -1
 
@@ -74,6 +74,11 @@ def first_unfit_length(
 @compiled
 def obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
     """Tell why a row cannot be rolled back to ``length`` tokens, or 0."""
+    return int(_obstacle(pool, group, rows, row, length))
+
+
+@inlined
+def _obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
     record = rows[row]
     if length == record[NUM_TOKENS]:
         return 0
@@ -144,7 +149,7 @@ def shrink(
     return num_rewound, any_full
 
 
-@compiled
+@inlined
 def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, kept: int) -> None:
     """Release a row's blocks from logical block ``kept`` on, the last one first."""
     at = group.parameters[AT]
@@ -161,7 +166,7 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
     record[at + DIRTY_FROM] = min(record[at + DIRTY_FROM], record[at + DIRTY_TO])
 
 
-@compiled
+@inlined
 def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> None:
     """Forget what a row's blocks hold from ``length`` on; a named block that will be overwritten loses its name."""
     at = group.parameters[AT]
