@@ -319,16 +319,20 @@ def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
 
     ``cause``: why, for whoever asks later (:mod:`pagedkv.pool.ghosts`).
     """
+    _lose_name(pool, block, cause)
+
+
+@inlined
+def _lose_name(pool: PoolArrays, block: int, cause: int) -> None:
+    """Do what :func:`drop_name` does, compiled into the caller."""
     is_free = pool.records[block, QUEUE] == FREE
     if is_free and len(pool.bounds):
         bounding.leave(pool, block)
     if is_free and is_leased(pool, block):
         pool.counts[NUM_LEASED] -= 1
-        unname(pool, block, cause)
-    elif is_free and is_spare(pool, block):
-        unname(pool, block, cause)
-    else:
-        forget(pool, block, cause)
+    elif not (is_free and is_spare(pool, block)):
+        hooks.note_drop(pool, block)  # else it is none of the eviction policy's
+    unname(pool, block, cause)
     if is_free:
         if len(pool.tenants):
             leave(pool, block)
@@ -344,7 +348,7 @@ def drop_all_names(pool: PoolArrays, cause: int = RESET) -> int:
     num_dropped = 0
     for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME]:
-            drop_name(pool, block, cause)
+            _lose_name(pool, block, cause)
             num_dropped += 1
     return num_dropped
 

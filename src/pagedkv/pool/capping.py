@@ -37,7 +37,7 @@ from pagedkv.pool.charging import (
 from pagedkv.pool.eviction import hooks
 from pagedkv.pool.ghosts import EVICTED, SHED
 from pagedkv.pool.leasing import give_largest_up
-from pagedkv.pool.prefix_index import take_name
+from pagedkv.pool.prefix_index import unname
 from pagedkv.pool.sparing import is_spare
 
 __all__ = ["keep_cap", "lose_content", "make_room"]
@@ -55,7 +55,7 @@ def lose_content(pool: PoolArrays, block: int) -> None:
         cause = EVICTED
         hooks.note_eviction(pool, block)
         hooks.note_drop(pool, block)
-    take_name(pool, block, cause)
+    unname(pool, block, cause)
 
 
 @compiled

@@ -45,7 +45,6 @@ __all__ = [
     "is_child_of",
     "name_block",
     "note_ahead",
-    "take_name",
     "tell_parent",
     "unname",
 ]
@@ -125,18 +124,12 @@ def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     ``cause``: why, one of those in :mod:`pagedkv.pool.ghosts`.
     """
     note_drop(pool, block)
-    take_name(pool, block, cause)
-
-
-@compiled
-def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
-    """Take the name of a block away that is none of the eviction policy's; links to its content die."""
-    take_name(pool, block, cause)
+    unname(pool, block, cause)
 
 
 @inlined
-def take_name(pool: PoolArrays, block: int, cause: int) -> None:
-    """Do what :func:`unname` does, compiled into the caller."""
+def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
+    """Take the name of a block away that is none of the eviction policy's; links to its content die."""
     records = pool.records
     if len(pool.ghosts):
         remember(pool, block, cause)
