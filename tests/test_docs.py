@@ -79,7 +79,9 @@ class Document:
         ]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "docs/coming-from-vllm.md", "docs/device.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/guide.md", "docs/coming-from-vllm.md", "docs/device.md", "docs/engine.md"]
+)
 def test_what_documents_show_is_true(name: str) -> None:
     document = Document((ROOT / name).read_text(encoding="utf-8"), name)
     document.run()

@@ -56,7 +56,7 @@ def _print_gains(curve: CapacityCurve) -> None:
         for (capacity, factor), by_policy in gains.items()
     ]
     headings = ("blocks", "memory", *(HEADINGS.get(policy, policy) for policy in policies))
-    print_numbers("What more memory brings, in points of the hit ratio by block", headings, rows)
+    print_numbers("What more memory brings, in points of the hit ratio by block", headings, rows, num_keys=2)
 
 
 def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, Callable[[int], float]]) -> None:

@@ -84,12 +84,17 @@ def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     Console().print(table)
 
 
-def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table of numbers, its first column a label; in parts where the terminal is too narrow for it."""
+def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, num_keys: int = 1) -> None:
+    """Print a table of numbers, its first column a label; in parts where the terminal is too narrow for it.
+
+    Args:
+        title: above it; headings: of its columns; rows: as many cells each.
+        num_keys: leading columns that tell which row it is, which each part has.
+    """
     console = Console()
     known = list(rows)
     columns = [[heading, *(row[place] for row in known)] for place, heading in enumerate(headings)]
-    for number, part in enumerate(_parts([_longest_word(column) for column in columns], console.width)):
+    for number, part in enumerate(_parts([_longest_word(column) for column in columns], console.width, num_keys)):
         table = Table(title=escape(title) if number == 0 else None, title_justify="left", box=box.SIMPLE_HEAD)
         for place, width in zip(part, _widths([columns[place] for place in part], console.width), strict=True):
             is_label = place == 0 and not all(cell[:1].isdigit() for cell in columns[0][1:])
@@ -99,13 +104,14 @@ def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[s
         console.print(table)
 
 
-def _parts(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Divide columns among tables that are no wider than so much, each with the first column and one more at least."""
-    parts = [[0]]
-    for place in range(1, len(widths)):
+def _parts(widths: Sequence[int], width: int, num_keys: int) -> list[list[int]]:
+    """Divide columns among tables that are no wider than so much, each with the first columns and one more at least."""
+    keys = list(range(num_keys))
+    parts = [keys.copy()]
+    for place in range(num_keys, len(widths)):
         columns = [*parts[-1], place]
-        if len(parts[-1]) > 1 and sum(widths[each] + CELL_PADDING for each in columns) > width:
-            parts.append([0])
+        if len(parts[-1]) > num_keys and sum(widths[each] + CELL_PADDING for each in columns) > width:
+            parts.append(keys.copy())
         parts[-1].append(place)
     return parts
 

@@ -57,7 +57,7 @@ def plan(
     axes: PlanAxes,
     runs: PlanRuns,
     page: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Also write an HTML page; needs pagedkv[report].")
+        Path | None, typer.Option("--report", metavar="FILE", help="Also write an HTML page; needs pagedkv\\[report].")
     ] = None,
     json_file: opt.JsonFile = None,
 ) -> None:

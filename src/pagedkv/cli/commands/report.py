@@ -76,9 +76,11 @@ def report(
 
     pagedkv report trace.jsonl -o report.html --json behind.json
     """
+    recognised: list[str] = []
 
     def run_trace(path: str) -> ReportRun:
         served = serve_trace(path, serving)
+        recognised.append(f"{Path(path).name} read as {served.read_as}")
         replay = {"trace": path, "command": command_line(), **served.as_dict()}
         if not has_block_ids(path, serving.trace):
             return as_run(Path(path).name, replay)
@@ -97,6 +99,8 @@ def report(
     if json_file is not None:
         runs = [{"name": each.name, "replay": each.replay, "curve": each.curve} for each in shown]
         write_json(json_file, {"command": command_line(), "runs": runs})
+    if output != STANDARD_OUTPUT:
+        typer.echo("; ".join([f"{output} written", *recognised]), err=True)
 
 
 def write_report(

@@ -32,23 +32,24 @@ def print_plan(plan: Plan) -> None:
     console.print()
     console.print(f"The trace was read as {plan['read_as']}.", highlight=False, markup=False)
     console.print()
-    print_numbers(f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds", _headings(plan), _rows(plan))
+    title = f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds; * is the one that the headline names"
+    print_numbers(title, _headings(plan), _rows(plan), num_keys=2)
 
 
 def _headings(plan: Plan) -> list[str]:
     has_bounds = any(bound is not None for bound in plan["bounds"].values())
     return [
         "setting",
-        "GiB",
         "load",
+        "GiB",
         "answers/s",
         *(["good"] if has_bounds else []),
         "tokens/s",
         "hit ratio",
         "TTFT p50",
-        "p99",
+        "TTFT p99",
         "TPOT p50",
-        "p99",
+        "TPOT p99",
         "ITL p99",
         "preempted",
     ]
@@ -65,8 +66,8 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
     good = figures["num_good"] / figures["num_requests"] if figures["num_requests"] else 0.0
     return (
         f"{'* ' if point['is_chosen'] else ''}{', '.join(point['choices'].values())}",
-        f"{point['kv_gib']:,.1f}",
         f"{point['load']:g}x",
+        f"{point['kv_gib']:,.1f}",
         f"{figures['throughput_per_s']:.3g}",
         *([f"{good:.1%}"] if has_bounds else []),
         f"{figures['output_tokens_per_s']:,.0f}",

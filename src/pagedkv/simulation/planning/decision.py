@@ -85,7 +85,8 @@ def _mean_traffic(axis: str, value: str, settings: Collection[PointResult]) -> f
 
 def _headline(taken: PointResult, first: PointResult, answers: str) -> str:
     traffic, first_traffic = traffic_per_s(taken.figures), traffic_per_s(first.figures)
-    told = f"{_named(taken)}: {traffic:.3g} {answers}"
+    at_load = "" if taken.load == 1 else f" at {taken.load:g} times the recorded traffic"
+    told = f"{_named(taken)}: {traffic:.3g} {answers}{at_load}"
     if not traffic:
         return f"None of the settings gives {answers}: the bounds, the load or the memory must change"
     if dict(taken.choices) == dict(first.choices):

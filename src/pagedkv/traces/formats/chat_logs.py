@@ -92,7 +92,7 @@ class ChatLogRows(RowFormat):
         """Yield the line's one request."""
         row = decoded(line, dict[str, Any])
         body, answer = _inner(row, REQUESTS), _inner(row, ANSWERS)
-        arrival_s = self._arrival_s(line, row, body)
+        arrival_s = self._arrival_s(line, row, body, answer)
         usage: _Object = next((each["usage"] for each in (answer, row) if isinstance(each.get("usage"), dict)), {})
         if usage.keys() & {*OUTSIDE_INPUT, "input_tokens"}:
             self._style = "an Anthropic style"
@@ -116,8 +116,8 @@ class ChatLogRows(RowFormat):
             output_token_ids=output if prompt is not None and has_whole_output else None,
         )
 
-    def _arrival_s(self, line: Line, row: _Object, body: _Object) -> float:
-        for each in (row, body):
+    def _arrival_s(self, line: Line, row: _Object, body: _Object, answer: _Object) -> float:
+        for each in (row, body, answer):  # an answer's own time comes last: it is when the answer was begun
             for key in TIMES:
                 value = each.get(key)
                 if isinstance(value, int | float | str) and not isinstance(value, bool):
