@@ -122,8 +122,8 @@ def match_chain(
 @inlined
 def _fetch_ahead(pool: PoolArrays, block: int) -> None:
     """Have the processor fetch what the walk reads of a block further down, unless it lies where any walk leads."""
-    ahead = max(NULL_BLOCK, int(pool.records[unsigned(block), AHEAD]))  # a spare block leads nowhere
-    if ahead != block + LOOKAHEAD:
+    ahead = int(pool.records[unsigned(block), AHEAD])
+    if ahead != block + LOOKAHEAD and ahead > NULL_BLOCK:  # a spare block leads nowhere
         prefetch(pool.records, ahead, FIRST_WALK_FIELD)  # 36 bytes, in one cache line or two
         prefetch(pool.records, ahead, LAST_WALK_FIELD)
         prefetch(pool.tokens, ahead, 0)
