@@ -132,13 +132,14 @@ class BlockSpace(ContentSpace):
                 hits, but never grants one.
             num_lookahead: slots reserved beyond the tokens.
             num_draft: trailing tokens that are guesses, as in :meth:`append`. A hit ends before the last certain token,
-                and ``digests`` are those of the certain tokens; :meth:`can_allocate` takes these with
-                ``num_lookahead + num_draft``.
+                and ``digests`` are those of the certain tokens; :meth:`can_allocate` is asked with the certain tokens
+                alone, and ``num_lookahead + num_draft``.
             num_sequences: sequences that are to share the prompt by forks: a Shortage also where they would lack blocks
                 to reserve as many slots each (:meth:`append` without tokens does). The row is still one.
-            num_external_tokens: leading tokens that the engine brings from elsewhere before the open step computes
-                anything, into the row's blocks behind its hit: of a window the whole blocks that the next position
-                reads, and the last state. Nothing hits where a group stays out of prefix caching. They count as
+            num_external_tokens: leading tokens that the engine brings from elsewhere, into the row's blocks behind its
+                hit: of a window the whole blocks that the next position reads, and the last state. They must be there
+                before any part of the open step's plan is carried out, its swaps and copies too, which may read them;
+                where steps run in order, behind those planned before, which may still write these blocks. Nothing hits where a group stays out of prefix caching. They count as
                 computed at once: if they turn out wrong, :meth:`withdraw` them. Not together with ``num_draft``. What
                 is brought without a row, and without holding up a step, is a :meth:`load`.
             match: what :meth:`match` answered for these keys and this prompt, or one that these tokens begin. If the

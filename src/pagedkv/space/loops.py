@@ -36,6 +36,7 @@ from pagedkv.tables.matching import (
     match_chain,
     missing_block,
 )
+from pagedkv.tables.merging import merge_duplicates
 from pagedkv.tables.pending import last_pending_step
 from pagedkv.tables.planning import (
     collect_firsts,
@@ -99,6 +100,7 @@ class SpaceLoops:
         self.release_rows = specialize(release_rows, pool, group, rows, ids, ids)
         self.count_leaving = specialize(count_leaving, rows, ids, ids)
         self.clear_rows = specialize(clear_rows, rows, ids, ids, ids, ids, 0)
+        self.merge_duplicates = specialize(merge_duplicates, pool, group, rows, pairs, ids, 0)
         self.settle = specialize(settle, pool, 0)
         self.record_miss = specialize(record_miss, pool, group, extra_keys, ids, ids, 0, 0, 0, records, records, longs)
         self.collect_touched = specialize(collect_touched, rows, ids, pairs)

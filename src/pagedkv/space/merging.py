@@ -11,7 +11,6 @@ from pagedkv.arrays import Int32Array
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.merging import merge_duplicates
 
 __all__ = ["merge"]
 
@@ -26,7 +25,7 @@ def merge(state: SpaceState, ledger: StepLedger, duplicates: list[list[Int32Arra
             continue
         found = np.concatenate(parts)
         num_before = int(republishing.max())
-        num_waiting = merge_duplicates(*group.view, found, republishing, num_before)
+        num_waiting = state.loops.merge_duplicates(*group.view, found, republishing, num_before)
         if num_waiting:
             ledger.duplicates[group.index].append(found[:num_waiting])
     if republishing.any():
