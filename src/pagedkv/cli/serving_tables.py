@@ -18,7 +18,7 @@ LATENCIES: Final = {
 
 MISSES: Final = {
     "capacity": "evicted, or gone with a window",
-    "changed": "the prompt differs from what is cached",
+    "changed": "goes on otherwise than what is cached",
     "keys": "another salt, adapter, medium or epoch",
     "short": "no full block, or the last token",
     "new": "never stored",

@@ -153,11 +153,13 @@ TABLES: Final = MappingProxyType(
 
 MISSES: Final = MappingProxyType(
     {
-        "capacity": Explanation("Capacity", "It was there, and was evicted, or gone with a window or a state."),
-        "changed": Explanation("Changed prompts", "What is cached goes on otherwise."),
+        "capacity": Explanation("Evicted", "It was there, and was evicted, or gone with a window or a state."),
+        "changed": Explanation(
+            "Goes on otherwise", "Behind a beginning that is cached: new text after a shared one, or an edited prompt."
+        ),
         "keys": Explanation("Other keys", "It is cached under another salt, adapter, medium or weights epoch."),
         "short": Explanation("Short blocks", "What is left fills no block, or ends with the last token."),
-        "new": Explanation("New", "It was never stored."),
+        "new": Explanation("New", "It was never stored, nor anything behind the same beginning."),
         "being_computed": Explanation("Being computed", "The step that computes it had not run."),
         "unknown": Explanation("Unknown", "Never stored, or evicted so long ago that it is forgotten."),
         "other": Explanation("Other", "The cache was reset, or a step had failed."),
