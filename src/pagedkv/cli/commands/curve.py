@@ -159,12 +159,13 @@ class TraceBlocks:
     @contextmanager
     def read(self) -> Iterator[tuple[BlockReferences, Progress]]:
         """Read what the trace refers to, and show progress meanwhile and afterwards."""
-        collector = ReferenceCollector(self._path, full_blocks_only=self._full_blocks_only)
         with self._options.open(self._path) as trace:
             requests = self._options.requests(trace)
             prepare(compile_loops)
             with progress_bars() as progress:
+                collector = ReferenceCollector(self._path, full_blocks_only=self._full_blocks_only)
                 references = _collect(trace, requests, collector, PurePath(self._path).name, progress)
+                del collector  # its tree takes more than the references: it goes before anything is measured
                 self.recognised = trace.recognised
                 yield references, progress
 
