@@ -66,11 +66,12 @@ def test_the_default_capacities_of_small_traces_are_fewer(trace: list[Prompt]) -
 def test_progress_is_told_after_each_point() -> None:
     told: list[int] = []
     measure_curve(references_of([[1, 2], [1, 3]]), [3, 1, 2, 1], show=told.append)
-    assert told == list(range(1, 3 * len(POLICIES) + 1))
+    assert told == sorted(set(told))
+    assert told[-1] == 3 * len(POLICIES)
 
 
 def test_a_further_policy_gets_its_hits_and_its_gap() -> None:
-    policies = {"none": lambda _references, _capacity: 0, "lru": POLICIES["lru"], OPTIMAL: POLICIES[OPTIMAL]}
+    policies = {"none": lambda _references, _capacity, _pause: 0, "lru": POLICIES["lru"], OPTIMAL: POLICIES[OPTIMAL]}
     result = measure_curve(references_of([[1, 2], [1, 3]]), [2], policies)
     assert result.as_dict()["policies"] == {
         "none": {"2": 0},

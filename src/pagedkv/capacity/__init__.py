@@ -8,6 +8,7 @@ In the order in which data flows::
     fenwick_tree     running sums under change, for the two below
     stack_distances  LRU at every capacity at once
     optimum          the offline optimum at one capacity
+    side_by_side     points of a curve, measured in threads
     pool_hits        an eviction policy at one capacity, through the production pool
     curve            all of it together: CapacityCurve
     space_hits       a policy at one capacity, through the block space, for models of several groups

@@ -11,6 +11,7 @@ between the hits of a policy and one::
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -20,10 +21,12 @@ from pagedkv.arrays import Int64Array
 from pagedkv.capacity.optimum import optimal_hits
 from pagedkv.capacity.pool_hits import pool_hits
 from pagedkv.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.capacity.side_by_side import Pause, Point, measure_side_by_side
 from pagedkv.capacity.stack_distances import lru_hits_by_capacity
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction import registry
 from pagedkv.pool.eviction.lru import LRU
+from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.traces.request import Request
 
 __all__ = [
@@ -40,12 +43,17 @@ __all__ = [
     "with_multiples",
 ]
 
-Policy: TypeAlias = Callable[[BlockReferences, int], int]
+Policy: TypeAlias = Callable[[BlockReferences, int, Pause], int]
 """Counts the hits at a capacity."""
+
+
+def _of_pool(policy: EvictionPolicy) -> Policy:
+    return lambda references, capacity, pause: pool_hits(references, capacity, policy, pause)
+
 
 OPTIMAL: Final = "optimal"
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
-    {name: partial(pool_hits, policy=policy) for name, policy in registry.POLICIES.items()} | {OPTIMAL: optimal_hits}
+    {name: _of_pool(policy) for name, policy in registry.POLICIES.items()} | {OPTIMAL: optimal_hits}
 )
 """By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
 
@@ -222,6 +230,7 @@ def measure_curve(
     capacities: Iterable[int],
     policies: Mapping[str, Policy] = POLICIES,
     show: Callable[[int], None] = lambda _: None,
+    num_threads: int = 1,
 ) -> CapacityCurve:
     """Count the hits of every policy at every capacity.
 
@@ -230,6 +239,7 @@ def measure_curve(
         capacities: blocks, in any order; each at least 1.
         policies: by name, the optimum among them.
         show: called with the number of points (policies by capacities) that are done, after each.
+        num_threads: points that are measured at a time, at most; together they take no more memory than the largest.
 
     Raises:
         ConfigurationError: a capacity is not positive.
@@ -238,16 +248,21 @@ def measure_curve(
     if ascending and ascending[0] < 1:
         raise ConfigurationError(f"a capacity must be at least 1 block, got {ascending[0]}")
     by_capacity = lru_hits_by_capacity(references)
-    hits: dict[str, dict[int, int]] = {name: {} for name in policies}
-    for capacity in ascending:
-        for name, policy in policies.items():
-            if capacity >= references.num_unique_blocks:  # nothing is ever evicted, by whatever policy
-                hits[name][capacity] = int(by_capacity[-1])
-            elif name == LRU.name and capacity > ascending[0]:
-                hits[name][capacity] = int(by_capacity[capacity])
-            else:
-                hits[name][capacity] = policy(references, capacity)
-            show(sum(map(len, hits.values())))
+    hits: dict[str, dict[int, int]] = {name: dict.fromkeys(ascending, 0) for name in policies}
+    wanted: list[tuple[str, int]] = []
+    for name, capacity in product(policies, ascending):
+        if capacity >= references.num_unique_blocks:  # nothing is ever evicted, by whatever policy
+            hits[name][capacity] = int(by_capacity[-1])
+        elif name == LRU.name and capacity > ascending[0]:
+            hits[name][capacity] = int(by_capacity[capacity])
+        else:
+            wanted.append((name, capacity))
+    num_known = len(policies) * len(ascending) - len(wanted)
+    show(num_known)
+    points = [Point(capacity, partial(policies[name], references, capacity)) for name, capacity in wanted]
+    measured = measure_side_by_side(points, num_threads, lambda num_done: show(num_known + num_done))
+    for (name, capacity), num_hits in zip(wanted, measured, strict=True):
+        hits[name][capacity] = num_hits
     _compare({capacity: hits[LRU.name][capacity] for capacity in ascending[:1] if LRU.name in hits}, by_capacity)
     return CapacityCurve(
         block_size=references.block_size,

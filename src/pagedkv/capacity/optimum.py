@@ -27,18 +27,21 @@ from pagedkv.arrays import Int64Array
 from pagedkv.capacity.fenwick_tree import add_weight, find_unit, new_fenwick_tree
 from pagedkv.capacity.references import BlockReferences
 from pagedkv.capacity.reuses import Reuses
-from pagedkv.compilation.compiled import compiled
+from pagedkv.capacity.side_by_side import Pause, go_on
+from pagedkv.compilation.compiled import compiled_aside
 
 __all__ = ["optimal_hits"]
 
 
-def optimal_hits(references: BlockReferences, capacity: int) -> int:
+def optimal_hits(references: BlockReferences, capacity: int, pause: Pause = go_on) -> int:
     """Count the hits of the optimum. O(r log n) for r rows of reuses of n requests.
 
     Args:
         references: the trace.
         capacity: blocks of the cache, at least 1.
+        pause: called before it begins; what it raises ends it.
     """
+    pause()
     order = np.argsort(references.reuses.earlier, kind="stable")
     earlier, later, num_blocks = references.reuses
     rows = Reuses(earlier[order], later[order], num_blocks[order])
@@ -47,7 +50,7 @@ def optimal_hits(references: BlockReferences, capacity: int) -> int:
     return int(_serve_all(rows, num_usable, num_kept, new_fenwick_tree(references.num_requests)))
 
 
-@compiled
+@compiled_aside
 def _serve_all(rows: Reuses, capacity: int, num_kept: Int64Array, kept: Int64Array) -> int:
     """Serve all requests; ``num_kept`` are the blocks kept for each, ``kept`` the Fenwick tree of the same."""
     num_hits = 0

@@ -12,19 +12,33 @@ import numpy as np
 from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.capacity.block_tree import write_path
 from pagedkv.capacity.references import BlockReferences
-from pagedkv.compilation.compiled import compiled
+from pagedkv.capacity.side_by_side import Pause, go_on
+from pagedkv.compilation.compiled import compiled, compiled_aside, inlined
+from pagedkv.compilation.instructions import prefetch
 from pagedkv.pool.block_pool import BlockPool, acquire, drop_name, release, reuse
-from pagedkv.pool.blocks import CLOCK_US, DIGEST_WORDS, HAS_CLOCK, LIFE, NULL_BLOCK, PoolArrays
+from pagedkv.pool.blocks import (
+    AHEAD,
+    CLOCK_US,
+    DIGEST_WORDS,
+    FIRST_WALK_FIELD,
+    HAS_CLOCK,
+    LAST_WALK_FIELD,
+    LIFE,
+    LOOKAHEAD,
+    NULL_BLOCK,
+    SUCCESSOR,
+    PoolArrays,
+)
 from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT
-from pagedkv.pool.prefix_index import find, is_child_of, name_block
+from pagedkv.pool.prefix_index import find, has_digest, is_child_of, name_block, note_ahead
 
 __all__ = ["NAME", "PromptScratch", "new_scratch", "pool_hits", "serve_prompt", "serve_trace", "write_digest"]
 
 NAME: Final = 1  # of the one group there is
 REQUESTS_A_CALL: Final = 4096
-"""Requests that one call of the loop serves: some 10 ms, so that Ctrl-C is heard."""
+"""Requests that one call of the loop serves: some 10 ms, so that Ctrl-C is heard soon."""
 MICROSECONDS: Final = 10**6
 WORD: Final = 2**32 - 1
 SPREAD: Final = 0x9E3779B1  # odd, so that the product, a 32-bit word, differs for each content
@@ -62,19 +76,22 @@ class Prompts(NamedTuple):
     output_lengths: Int64Array
 
 
-def pool_hits(references: BlockReferences, capacity: int, policy: EvictionPolicy = DEFAULT) -> int:
+def pool_hits(
+    references: BlockReferences, capacity: int, policy: EvictionPolicy = DEFAULT, pause: Pause = go_on
+) -> int:
     """Count the hits of a pool of ``capacity`` blocks and the null block. O(references), 15 to 100 ns each.
 
     Args:
         references: the trace.
         capacity: blocks of the cache, at least 1. More than there are distinct blocks are never touched, and not built.
         policy: which of them to evict.
+        pause: called every some milliseconds; what it raises ends it.
     """
     num_usable = min(capacity, references.num_unique_blocks)
-    return serve_trace(BlockPool("cache", num_usable + 1, block_size=1, policy=policy), references)
+    return serve_trace(BlockPool("cache", num_usable + 1, block_size=1, policy=policy), references, pause)
 
 
-def serve_trace(pool: BlockPool, references: BlockReferences) -> int:
+def serve_trace(pool: BlockPool, references: BlockReferences, pause: Pause = go_on) -> int:
     """Serve a trace with an empty pool of blocks of one token; return the number of hits. O(references)."""
     scratch = new_scratch(references)
     num_hits = 0
@@ -86,6 +103,7 @@ def serve_trace(pool: BlockPool, references: BlockReferences) -> int:
         references.output_lengths,
     )
     for first in range(0, references.num_requests, REQUESTS_A_CALL):
+        pause()
         stop = min(first + REQUESTS_A_CALL, references.num_requests)
         num_hits += int(_serve_prompts(pool.arrays, scratch, prompts, pool.num_usable, first, stop))
     return num_hits
@@ -100,7 +118,7 @@ def new_scratch(references: BlockReferences) -> PromptScratch:
     )
 
 
-@compiled
+@compiled_aside
 def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
     pool: PoolArrays, scratch: PromptScratch, prompts: Prompts, num_usable: int, first: int, stop: int
 ) -> int:
@@ -129,6 +147,8 @@ def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_
             drop_name(pool, unreachable)  # the policy evicted what it continued
         name_block(pool, NAME, block, parent, pool.records[parent, LIFE])
         scratch.block_ids[index] = block
+        if index >= LOOKAHEAD:
+            note_ahead(pool, scratch.block_ids[index - LOOKAHEAD], block)
     note_request(pool, scratch.block_ids[:num_blocks], num_outputs)
     for index in range(num_blocks - 1, -1, -1):
         release(pool, scratch.block_ids[index], 0)
@@ -138,15 +158,29 @@ def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_
 @compiled
 def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) -> int:
     """Take a reference to each leading block that is cached; return how many there are."""
+    parent = NULL_BLOCK
     for index in range(num_blocks):
         write_digest(scratch.digest, scratch.contents[index])
-        block = find(pool, NAME, scratch.digest)
-        parent = scratch.block_ids[index - 1] if index > 0 else NULL_BLOCK
-        if block == NULL_BLOCK or not is_child_of(pool, NAME, block, parent):
+        block = _find_child(pool, scratch.digest, parent)
+        if block == NULL_BLOCK:
             return index
         reuse(pool, block)
-        scratch.block_ids[index] = block
+        scratch.block_ids[index] = parent = block
     return num_blocks
+
+
+@inlined
+def _find_child(pool: PoolArrays, digest: Uint32Array, parent: int) -> int:
+    """Find the child of ``parent`` with a digest: the one named last, as a rule; the null block if there is none."""
+    block = int(pool.records[parent, SUCCESSOR])
+    ahead = int(pool.records[block, AHEAD])
+    if ahead > NULL_BLOCK:
+        prefetch(pool.records, ahead, FIRST_WALK_FIELD)
+        prefetch(pool.records, ahead, LAST_WALK_FIELD)
+        prefetch(pool.digests, ahead, 0)
+    if not has_digest(pool, block, digest):
+        block = int(find(pool, NAME, digest))
+    return block if is_child_of(pool, NAME, block, parent) else NULL_BLOCK
 
 
 @compiled

@@ -1,10 +1,12 @@
 """Options that several commands have, with their help."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction.registry import POLICIES
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "CostModelName",
     "GpuName",
     "HostBlocks",
+    "Jobs",
     "JsonFile",
     "KvDtype",
     "Limit",
@@ -38,6 +41,7 @@ __all__ = [
     "Speed",
     "TraceBlockSize",
     "Watermark",
+    "num_jobs",
 ]
 
 DEFAULT_NUM_TOKENS: Final = 2**22
@@ -45,6 +49,7 @@ DEFAULT_NUM_TOKENS: Final = 2**22
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
 MOST_GIB: Final = 2**20
 """A million GiB: more than any machine has, and few enough to count."""
+MOST_JOBS: Final = 1024
 
 MEMORY: Final = "Memory"
 SCHEDULING: Final = "Scheduling"
@@ -168,3 +173,13 @@ Limit: TypeAlias = Annotated[
 JsonFile: TypeAlias = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON; - prints only that.")
 ]
+Jobs: TypeAlias = Annotated[
+    int | None, typer.Option("-j", "--jobs", metavar="N", help="Points at once. Default: one for each core.")
+]
+
+
+def num_jobs(wanted: int | None) -> int:
+    """Choose how many points run at once: as many as are wanted, or one for each core. Raises ConfigurationError."""
+    if wanted is not None and not 1 <= wanted <= MOST_JOBS:
+        raise ConfigurationError(f"--jobs must be from 1 to {MOST_JOBS:,}, got {wanted}")
+    return wanted or os.cpu_count() or 1

@@ -14,7 +14,7 @@ from numba.core.dispatcher import Dispatcher
 
 from pagedkv.compilation.loop_cache import LoopCache
 
-__all__ = ["compiled", "compiled_sums", "inlined", "specialize", "unsigned"]
+__all__ = ["compiled", "compiled_aside", "compiled_sums", "inlined", "specialize", "unsigned"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +31,11 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     that releasing a block cost. Scratch comes in as an argument.
     """
     return _compile(function, forceinline=False)
+
+
+def compiled_aside(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a loop of many milliseconds that runs without Python's lock, beside others on other arrays."""
+    return _compile(function, nogil=True)
 
 
 def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:

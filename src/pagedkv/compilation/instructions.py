@@ -17,7 +17,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, is_jitted
 
-from pagedkv.arrays import Int32Array
+from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled
 
 __all__ = ["PIECE", "prefetch", "same_piece"]
@@ -34,13 +34,17 @@ INT32: Final = ir.IntType(32)
 PIECE_OF_INT32: Final = ir.VectorType(INT32, PIECE)
 
 
-def _is_int32(array: types.Type, num_dimensions: int) -> "TypeGuard[types.Array[types.Type]]":
+def _is_contiguous(array: types.Type, number: types.Type, num_dimensions: int) -> "TypeGuard[types.Array[types.Type]]":
     return (
         isinstance(array, types.Array)
-        and array.dtype == types.int32
+        and array.dtype == number
         and array.ndim == num_dimensions
         and array.layout == "C"
     )
+
+
+def _is_int32(array: types.Type, num_dimensions: int) -> "TypeGuard[types.Array[types.Type]]":
+    return _is_contiguous(array, types.int32, num_dimensions)
 
 
 def _address(
@@ -75,7 +79,7 @@ def _emit_prefetch(
 def _typed_prefetch(
     _context: object, array: types.Type, row: types.Type, column: types.Type
 ) -> tuple[object, Callable[..., ir.Value]]:
-    if not _is_int32(array, 2):
+    if not (_is_contiguous(array, types.int32, 2) or _is_contiguous(array, types.uint32, 2)):
         raise TypingError(f"rows of a contiguous int32 array of two dimensions are fetched, not of {array}")
     return types.void(array, row, column), _emit_prefetch
 
@@ -101,7 +105,7 @@ def _typed_comparison(
 
 
 @compiled
-def _fetch_nothing(array: Int32Array, row: int, column: int) -> None:
+def _fetch_nothing(array: Int32Array | Uint32Array, row: int, column: int) -> None:
     pass
 
 
@@ -109,7 +113,7 @@ def _same_by_numpy(table: Int32Array, row: int, column: int, flat: Int32Array, s
     return bool((table[row, column : column + PIECE] == flat[start : start + PIECE]).all())
 
 
-Fetch: TypeAlias = Callable[[Int32Array, int, int], None]
+Fetch: TypeAlias = Callable[[Int32Array | Uint32Array, int, int], None]
 Compare: TypeAlias = Callable[[Int32Array, int, int, Int32Array, int], bool]
 
 _fetch: Final = cast("Fetch", intrinsic(_typed_prefetch))
@@ -118,7 +122,7 @@ _same_by_vectors: Final = cast("Compare", intrinsic(_typed_comparison))
 prefetch: Final[Fetch] = _fetch if is_jitted(_fetch_nothing) else _fetch_nothing
 """Have ``array[row, column]`` fetched into the processor's caches, if it is not there.
 
-``array`` is contiguous int32 ``[rows, columns]``. Any place may be given that lies in it: nothing is read.
+``array`` is contiguous int32 or uint32 ``[rows, columns]``. Any place may be given that lies in it: nothing is read.
 """
 
 same_piece: Final[Compare] = _same_by_vectors if is_jitted(_fetch_nothing) else _same_by_numpy

@@ -61,6 +61,12 @@ class CurveOptions:
             help=f"Of eviction. Default: all; beyond {MOST_FOR_ALL:,} requests {', '.join(FOR_MANY_REQUESTS)}.",
         ),
     ] = None
+    jobs: opt.Jobs = None
+
+    @property
+    def num_threads(self) -> int:
+        """Points that are measured at once. Raises ConfigurationError."""
+        return opt.num_jobs(self.jobs)
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -98,11 +104,12 @@ def curve(
     if json_file is not None:
         require_writable(json_file, trace)
     model = sizes.of_model()
-    names = measured.names
+    names, num_threads = measured.names, measured.num_threads
     read = TraceBlocks(trace, reading, full_blocks_only=measured.full_blocks_only)
-    result = (
-        _curve(read, sizes.of_one_pool(), names=names) if model is None else _curve_of_model(read, model, names=names)
-    )
+    if model is None:
+        result: CapacityCurve | ModelCurve = _curve(read, sizes.of_one_pool(), names=names, num_threads=num_threads)
+    else:
+        result = _curve_of_model(read, model, names=names)
     if json_file is not None:
         head = {"trace": trace, "command": command_line(), "read_as": read.recognised}
         write_json(json_file, {**head, **result.as_dict()})
@@ -176,6 +183,7 @@ def _curve(
     *,
     num_tokens: int | None = None,
     names: Sequence[str] | None = None,
+    num_threads: int = 1,
 ) -> CapacityCurve:
     """Measure a curve. Raises as :func:`curve_of_trace`."""
     with blocks.read() as (references, progress):
@@ -185,7 +193,7 @@ def _curve(
             wanted = with_multiples(wanted, capacity, references.num_unique_blocks)
         policies = {name: POLICIES[name] for name in (*policies_for(references.num_requests, names), OPTIMAL)}
         with _shown(progress, len(set(wanted)) * len(policies)) as show:
-            return measure_curve(references, wanted, policies, show=show)
+            return measure_curve(references, wanted, policies, show=show, num_threads=num_threads)
 
 
 def _curve_of_model(blocks: TraceBlocks, sized: SizedModel, *, names: Sequence[str] | None) -> ModelCurve:

@@ -1,10 +1,9 @@
 """``pagedkv plan``: many settings on one trace, and the one to take."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -28,26 +27,22 @@ from pagedkv.simulation.planning import PlanPoint, PointFigures
 
 __all__ = ["plan"]
 
-MOST_JOBS: Final = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class PlanRuns:
     """How points are run and kept, as typed."""
 
-    jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", metavar="N", help="Points at once. Default: one for each core.")
-    ] = None
+    jobs: opt.Jobs = None
     results: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where figures of points are kept. Default: the user's cache."),
     ] = None
     fresh: Annotated[bool, typer.Option("--fresh", help="Run points that were run before, too.")] = False
 
-    def __post_init__(self) -> None:
-        """Check the number of processes."""
-        if self.jobs is not None and not 1 <= self.jobs <= MOST_JOBS:
-            raise ConfigurationError(f"--jobs must be from 1 to {MOST_JOBS:,}, got {self.jobs}")
+    @property
+    def num_processes(self) -> int:
+        """Points that are run at once. Raises ConfigurationError."""
+        return opt.num_jobs(self.jobs)
 
 
 @command
@@ -77,7 +72,7 @@ def plan(
     """
     if json_file is not None:
         require_writable(json_file, trace)
-    renderer = None
+    num_processes, renderer = runs.num_processes, None
     if page is not None:
         require_page_output(page, [trace])
         renderer = import_page("plan_page")
@@ -88,7 +83,7 @@ def plan(
         read_as, planned = _planned(trace, axes)
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
     points = [each.point for each in planned]
-    figures = _figures(PointRunner(trace, axes.trace, runs.jobs or os.cpu_count() or 1), points, store, runs)
+    figures = _figures(PointRunner(trace, axes.trace, num_processes), points, store, runs)
     most = max(figures, key=lambda found: found.num_finished)
     num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each in planned)
     require_some_served(most.num_requests, most.num_rejected, num_blocks)
