@@ -284,9 +284,7 @@ class BlockSpace(ContentSpace):
 
         Nothing is changed when it raises. O(rows + tokens + rows of the steps in flight).
         """
-        batch = as_batch(rows)
-        require_status(self._state, batch, RUNNING)
-        tokens = as_token_array(token_ids)
+        batch, tokens = as_batch(rows), as_token_array(token_ids)
         self._state.version += 1
         filling.fill(self._state, self._ledger, batch, counts, tokens)
 

@@ -16,6 +16,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.errors import SharedPrefixError, TokenError
 from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.space import growing
+from pagedkv.space.batches import require_status
 from pagedkv.space.draft_states import accept_states, require_slots
 from pagedkv.space.epochs import date_moved
 from pagedkv.space.growing import Growth
@@ -28,7 +29,7 @@ from pagedkv.tables.filling import (
     lower_ranges,
     repeat_pending,
 )
-from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING
 
 __all__ = [
     "accept",
@@ -140,13 +141,30 @@ def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
     return Samplers(state.version, steps, limits)
 
 
-def _samplers_to_fill(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> Samplers:
-    """Take what the plan before this operation has found out, if that says it all; else look again."""
+def _limits_to_fill(state: SpaceState, ledger: StepLedger, batch: Int32Array, numbers: Int32Array) -> Int32Array:
+    """Check that rows can take so many tokens; give the limits of :class:`~pagedkv.space.steps.Samplers`.
+
+    What the plan before this operation has found out is taken if it says it all; else all steps are asked.
+    """
     found, ledger.samplers = ledger.samplers, None  # filling changes it
     is_current = found is not None and found.version == state.version - 1
-    if found is None or not is_current or state.loops.is_any_unlimited(state.num_known, batch, found.limits):
-        return oldest_samplers(state, ledger, batch)
-    return found
+    if found is not None and is_current and _first_unfit(state, batch, numbers, found, least_limit=1) < 0:
+        return found.limits
+    require_status(state, batch, RUNNING)
+    found = oldest_samplers(state, ledger, batch)
+    place = _first_unfit(state, batch, numbers, found, least_limit=0)
+    if place >= 0:
+        row = int(batch[place])
+        _refuse_filling(state, row, int(numbers[place]), int(found.steps[row]), int(found.limits[row]))
+    return found.limits
+
+
+def _first_unfit(
+    state: SpaceState, batch: Int32Array, numbers: Int32Array, samplers: Samplers, *, least_limit: int
+) -> int:
+    return state.loops.first_unfit_fill(
+        state.rows, state.num_known, batch, numbers, samplers.steps, samplers.limits, state.next_mark(), least_limit
+    )
 
 
 def fill(
@@ -155,19 +173,15 @@ def fill(
     """Fill in what the oldest step has sampled that rows wait for; the rest of its unknown tokens is refused.
 
     Raises:
+        SequenceError: a row that is not running, or named twice.
         TokenError: counts that do not add up, known tokens, none that a step has sampled, too many or too few.
     """
     numbers = _as_numbers(state, batch, counts, tokens)
-    _, samplers, limits = _samplers_to_fill(state, ledger, batch)
-    place = state.loops.first_unfit_fill(state.rows, state.num_known, batch, numbers, samplers, limits)
-    if place >= 0:
-        _refuse_filling(
-            state, int(batch[place]), int(numbers[place]), int(samplers[batch[place]]), int(limits[batch[place]])
-        )
+    limits = _limits_to_fill(state, ledger, batch, numbers)
     state.is_changing = True
     for group in state.cached_groups if state.config.prefix_caching else ():
         state.loops.write_known(group.pool.arrays, group.arrays, state.num_known, batch, numbers, tokens)
-    refused = np.zeros(len(state.rows), np.int32)
+    refused = state.refused_scratch
     before = state.rows[batch, NUM_ACCEPTED] if state.draft_tables else None
     num_refused, any_accepted = state.loops.advance(
         state.groups[0].pool.arrays, state.rows, state.num_known, batch, numbers, limits, state.planned_array, refused
@@ -176,6 +190,7 @@ def fill(
         _move_down(state, ledger, refused, limits)
         if state.receipts is not None:
             state.receipts.refused(refused, limits)
+        refused[:] = 0
     if any_accepted:
         if before is not None:
             accept_states(state, batch, before, state.rows[batch, NUM_ACCEPTED])

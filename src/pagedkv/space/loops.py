@@ -68,7 +68,7 @@ class SpaceLoops:
         self.find_samplers = specialize(find_samplers, ids, ids, ids, ids, ids, ids, 0, ids, ids)
         self.is_any_unlimited = specialize(is_any_unlimited, ids, ids, ids)
         self.first_unfilled = specialize(first_unfilled, rows, ids, ids)
-        self.first_unfit_fill = specialize(first_unfit_fill, rows, ids, ids, ids, ids, ids)
+        self.first_unfit_fill = specialize(first_unfit_fill, rows, ids, ids, ids, ids, ids, 0, 0)
         self.write_known = specialize(write_known, pool, group, ids, ids, ids, ids)
         self.advance = specialize(advance, pool, rows, ids, ids, ids, ids, ids, ids)
         self.count_unfilled = specialize(count_unfilled, rows, ids, ids, ids, ids, ids)

@@ -286,6 +286,7 @@ class SpaceState:
         self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
         scratch = np.empty((4, config.max_sequences), np.int32)
         self.start_scratch, self.row_scratch, self.accepted_scratch, self.touched_scratch = scratch
+        self.refused_scratch = np.zeros(config.max_sequences, np.int32)  # zeros between operations
 
     def _new_pools(self, num_blocks: dict[str, int], *, is_host: bool = False) -> dict[str, BlockPool]:
         """Build pools of so many blocks; those of the host keep nothing special but epochs."""

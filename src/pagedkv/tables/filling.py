@@ -21,6 +21,7 @@ from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, SETTLED_STEP, PoolArra
 from pagedkv.tables.rows import (
     BLOCK_SIZE,
     LAST_STEP,
+    MARK,
     NUM_ACCEPTED,
     NUM_DIGESTED,
     NUM_PLANNED,
@@ -28,6 +29,8 @@ from pagedkv.tables.rows import (
     RUNNING,
     STATUS,
     GroupArrays,
+    block_index,
+    is_ascending,
 )
 
 __all__ = [
@@ -159,18 +162,32 @@ def first_unfit_fill(
     counts: Int32Array,
     samplers: Int32Array,
     limits: Int32Array,
+    mark: int,
+    least_limit: int,
 ) -> int:
     """Name the first place in a batch whose row cannot take so many tokens, or -1.
 
     A row takes one at least, and at most what its step has sampled: one more than the drafts there, for which it must
-    have a slot. Which of the drafts a step accepts could not be told from the count otherwise.
+    have a slot. Which of the drafts a step accepts could not be told from the count otherwise. It is there, once, and
+    runs (see :func:`~pagedkv.tables.rows.first_unfit_row`).
 
     Args:
         samplers, limits: as :func:`find_samplers` left them. Where a row's unknown tokens were appended when its
             sampler was over, and forgotten, they become 1 and where the next step begins.
+        mark: a number that no batch has used before.
+        least_limit: 1 while there are steps that were not asked: a row of which nothing is noted is named then. Else 0.
     """
+    ascends = is_ascending(batch)
     for place in range(len(batch)):
+        if batch[place] < 0 or batch[place] >= len(rows):
+            return place
         row = unsigned(batch[place])
+        if rows[row, STATUS] != RUNNING or (not ascends and rows[row, MARK] == mark):
+            return place
+        if not ascends:
+            rows[row, MARK] = mark
+        if limits[row] < least_limit:
+            return place
         if samplers[row] == 0 and 0 < num_known[row] <= rows[row, NUM_PLANNED]:
             samplers[row] = 1
             if limits[row] == 0:
@@ -198,11 +215,20 @@ def write_known(
     for place in range(len(batch)):
         row = unsigned(batch[place])
         first = num_known[row]
-        for position in range(first, first + counts[place]):
-            index = position // block_size
-            block = unsigned(group.table[row, unsigned(index)])
-            pool.tokens[block, unsigned(position - index * block_size)] = tokens[next_token]
-            next_token += 1
+        if counts[place] == 1:  # the general loop takes 3 us more for 1,024 rows
+            write_token(pool, group, row, first, block_size, tokens[next_token])
+        else:
+            for taken in range(counts[place]):
+                write_token(pool, group, row, first + taken, block_size, tokens[next_token + taken])
+        next_token += counts[place]
+
+
+@inlined
+def write_token(pool: PoolArrays, group: GroupArrays, row: int, position: int, block_size: int, token: int) -> None:
+    """Write one token into its slot."""
+    index = block_index(position, block_size)
+    block = unsigned(group.table[row, unsigned(index)])
+    pool.tokens[block, unsigned(position - index * block_size)] = token
 
 
 @compiled
