@@ -28,6 +28,7 @@ and never with the wrong one. A change of what there is raises VERSION; new kind
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final, TypeAlias
 
@@ -75,6 +76,7 @@ STARTS: Final = 9
 UNKNOWN: Final = 10
 DRAFT_STATES: Final = 11
 
+TOLD_OF_RANGES: Final = frozenset({STARTS, UNKNOWN, DRAFT_STATES})
 ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2, 1)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
 CURRENT_VERSION: Final = 3
@@ -92,16 +94,17 @@ def _num_fixed_parts(num_pools: int, num_tables: int) -> int:
     return 3 + 4 * num_pools + 2 * num_tables
 
 
+@lru_cache(maxsize=16)
 def _parts(
-    num_pools: int, num_tables: int, outsiders: Sequence[int], *, has_draft_states: bool
-) -> list[tuple[int, int]]:
+    num_pools: int, num_tables: int, outsiders: tuple[int, ...], *, has_draft_states: bool
+) -> tuple[tuple[int, int], ...]:
     """Kind and owner of every part, in the order of the directory."""
     moves = [(kind, pool) for kind in (SWAPS_OUT, SWAPS_IN, COPIES) for pool in range(num_pools)]
     writes = [(kind, table) for table in range(num_tables) for kind in (RUNS, ENTRIES)]
     new = [(NEW_BLOCKS, pool) for pool in range(num_pools)]
     starts = [(STARTS, group) for group in outsiders]
     draft_states = [(DRAFT_STATES, 0)] if has_draft_states else []
-    return [(POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, (UNKNOWN, 0), *starts, *draft_states]
+    return ((POOL_NAMES, 0), *moves, *writes, (COMPUTE, 0), *new, (UNKNOWN, 0), *starts, *draft_states)
 
 
 class PlanLayout:
@@ -123,7 +126,7 @@ class PlanLayout:
     ) -> None:
         """Lay out the directory for these pools and so many tables, and the groups that are outside prefix caching."""
         self.pool_names = tuple(pool_names)
-        parts = _parts(len(self.pool_names), num_tables, outsiders, has_draft_states=has_draft_states)
+        parts = _parts(len(self.pool_names), num_tables, tuple(outsiders), has_draft_states=has_draft_states)
         self.lines = {part: line for line, part in enumerate(parts)}
         names = _names_as_words(self.pool_names)
         directory_end = HEADER_WORDS + LINE_WORDS * len(parts)
@@ -237,7 +240,7 @@ def _check_directory(words: Int32Array, directory: Directory) -> None:
     outsiders = [owner for _, owner, _, _ in others[: len(others) - has_draft_states]]
     if outsiders != sorted(set(outsiders) & set(range(num_tables))) or len(outsiders) == num_tables:
         raise PlanError(f"the directory names groups {outsiders} as outside prefix caching, of {num_tables} tables")
-    expected = _parts(num_pools, num_tables, outsiders, has_draft_states=has_draft_states)
+    expected = _parts(num_pools, num_tables, tuple(outsiders), has_draft_states=has_draft_states)
     for (kind, owner, offset, length), part in zip(directory, expected, strict=True):
         if (kind, owner) != part:
             raise PlanError(f"the directory names part {kind} of {owner} where part {part[0]} of {part[1]} belongs")
@@ -266,48 +269,37 @@ def _check_values(words: Int32Array, directory: Directory) -> None:
             if not (starts < ends).all():
                 place = int((starts >= ends).argmax())
                 raise PlanError(f"range {place} begins at {starts[place]} and ends at {ends[place]}")
-    _check_starts(words, directory)
-    _check_unknown(words, directory)
+    _check_what_ranges_have(words, directory)
 
 
-def _check_unknown(words: Int32Array, directory: Directory) -> None:
-    """Unknown tokens are told of every range or of none, and no row has more of them than tokens."""
-    _, _, compute, num_ranges = next(line for line in directory if line[KIND] == COMPUTE)
-    ends = words[compute + 2 * padded(num_ranges) :][:num_ranges]
-    _, _, offset, length = next(line for line in directory if line[KIND] == UNKNOWN)
-    if length not in {0, num_ranges}:
-        raise PlanError(f"unknown tokens are told of {length} ranges, but {num_ranges} are computed")
-    _check_firsts(words, directory, ends)
-    counts = words[offset : offset + length]
-    if (counts > ends[:length]).any():
-        place = int((counts > ends[:length]).argmax())
-        raise PlanError(f"range {place} ends at {ends[place]} with {counts[place]} unknown tokens")
-
-
-def _check_firsts(words: Int32Array, directory: Directory, ends: Int32Array) -> None:
-    """Draft states are told of every range or of none, and begin no later than its end."""
-    for _, _, offset, length in (line for line in directory if line[KIND] == DRAFT_STATES):
-        if length not in {0, len(ends)}:
-            raise PlanError(f"draft states are told of {length} ranges, but {len(ends)} are computed")
-        firsts = words[offset : offset + length]
-        if (firsts > ends[:length]).any():
-            place = int((firsts > ends[:length]).argmax())
-            raise PlanError(f"range {place} ends at {ends[place]}, before its first draft state, {firsts[place]}")
-
-
-def _check_starts(words: Int32Array, directory: Directory) -> None:
-    """A group outside prefix caching begins each range somewhere, and not beyond its end."""
+def _check_what_ranges_have(words: Int32Array, directory: Directory) -> None:
+    """What is told of ranges beside their positions is told of each, or of none, and lies before its end."""
     _, _, compute, num_ranges = next(line for line in directory if line[KIND] == COMPUTE)
     ends = words[compute + 2 * padded(num_ranges) :][:num_ranges]
     for kind, owner, offset, length in directory:
-        if kind != STARTS:
+        if kind not in TOLD_OF_RANGES or (kind != STARTS and length == 0):
             continue
         if length != num_ranges:
-            raise PlanError(f"group {owner} has {length} starts, but {num_ranges} ranges are computed")
-        starts = words[offset : offset + length]
-        if (starts > ends).any():
-            place = int((starts > ends).argmax())
-            raise PlanError(f"range {place} begins at {starts[place]} in group {owner}, and ends at {ends[place]}")
+            raise PlanError(_told_of_others(kind, owner, length, num_ranges))
+        told = words[offset : offset + length]
+        if (told > ends).any():
+            place = int((told > ends).argmax())
+            raise PlanError(_told_beyond_end(kind, owner, place, int(told[place]), int(ends[place])))
+
+
+def _told_of_others(kind: int, owner: int, length: int, num_ranges: int) -> str:
+    if kind == STARTS:
+        return f"group {owner} has {length} starts, but {num_ranges} ranges are computed"
+    what = "unknown tokens" if kind == UNKNOWN else "draft states"
+    return f"{what} are told of {length} ranges, but {num_ranges} are computed"
+
+
+def _told_beyond_end(kind: int, owner: int, place: int, told: int, end: int) -> str:
+    if kind == STARTS:
+        return f"range {place} begins at {told} in group {owner}, and ends at {end}"
+    if kind == UNKNOWN:
+        return f"range {place} ends at {end} with {told} unknown tokens"
+    return f"range {place} ends at {end}, before its first draft state, {told}"
 
 
 def _check_runs(group: int, counts: Int32Array, num_entries: int) -> None:
