@@ -5,8 +5,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float32Array", "Float64Array", "Int32Array", "Int64Array", "Uint8Array", "Uint32Array"]
+__all__ = ["BoolArray", "Float32Array", "Float64Array", "Int32Array", "Int64Array", "Uint8Array", "Uint32Array"]
 
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 Int32Array: TypeAlias = npt.NDArray[np.int32]

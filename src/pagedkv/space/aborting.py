@@ -78,9 +78,8 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
     renew_new_blocks(state, ledger, aborted)
     uncomputed = (state.rows[:, STATUS] == RUNNING) & (state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS])
     running = np.flatnonzero(uncomputed).astype(np.int32)
-    for row in running.tolist():
-        for group in state.groups:
-            renew_pending(*group.view, row, first)
+    for group in state.groups:
+        renew_pending(*group.view, running, first)
     publish(state, ledger, running)
     ids = tuple(step.plan.step_id for step in aborted)
     answer = AbortedSteps(

@@ -143,20 +143,21 @@ def renew_new_blocks(state: SpaceState, ledger: StepLedger, aborted: list[InFlig
     """
     for name, pool in state.pools.items():
         blocks = [new.block_ids for step in aborted for new in step.plan.new_blocks if new.pool == name]
-        is_concerned = np.zeros(pool.num_blocks, np.int32)
-        for block in np.concatenate(blocks).tolist() if blocks else ():
-            is_concerned[block] = not ledger.is_written(name, [block])
-        for group in state.groups if blocks else ():
+        if not blocks:
+            continue
+        renewed = np.concatenate(blocks)
+        is_concerned = np.zeros(pool.num_blocks, np.bool_)
+        is_concerned[renewed] = True
+        if ledger.has_device_writes:
+            is_concerned[[block for block in renewed.tolist() if ledger.is_written(name, [block])]] = False
+        for group in state.groups:
             if group.pool is pool:
-                for row in _running_rows_of(state, group.index, aborted):
-                    renew_new(pool.arrays, group.arrays, state.rows, row, is_concerned)
+                renew_new(*group.view, _running_rows_of(state, group.index, aborted), is_concerned)
 
 
-def _running_rows_of(state: SpaceState, group: int, aborted: list[InFlightStep]) -> list[int]:
-    """Rows whose entries of a group aborted plans carried, and that run."""
-    written: set[int] = set()
-    for step in aborted:
-        for writes in step.plan.table_writes:
-            if writes.group == group:
-                written.update(writes.rows.tolist())
-    return [row for row in sorted(written) if state.rows[row, STATUS] == RUNNING]
+def _running_rows_of(state: SpaceState, group: int, aborted: list[InFlightStep]) -> Int32Array:
+    """Rows whose entries of a group aborted plans carried, and that run: int32, ascending."""
+    written = [writes.rows for step in aborted for writes in step.plan.table_writes if writes.group == group]
+    rows = np.unique(np.concatenate(written)) if written else np.zeros(0, np.int32)
+    running: Int32Array = rows[state.rows[rows, STATUS] == RUNNING]
+    return running

@@ -1,41 +1,45 @@
 """What aborting a step leaves to be done again, in one row and group."""
 
-from pagedkv.arrays import Int32Array
+from pagedkv.arrays import BoolArray, Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NEW, NULL_BLOCK, OPEN_STEP, PENDING_STEP, QUEUE, PoolArrays
 from pagedkv.tables.publishing import rewind_tail
-from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_BLOCKS, NUM_PUBLISHED, PLANNED, GroupArrays, touch
+from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_BLOCKS, NUM_PUBLISHED, PLANNED, GroupArrays, blocks_for, touch
 
 __all__ = ["renew_new", "renew_pending"]
 
 
 @compiled
-def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, step: int) -> None:
-    """Make what a rewound row will compute again pending for the open step, and unpublished.
+def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, step: int) -> None:
+    """Make what rewound rows will compute again pending for the open step, and unpublished.
 
-    What was computed before ``step``, the first that was aborted, is computed, even if the row was to do it twice.
+    What was computed before ``step``, the first that was aborted, is computed, even if a row was to do it twice.
     """
     at = group.parameters[AT]
-    first = rows[row, group.parameters[PLANNED]] // group.parameters[BLOCK_SIZE]
-    for index in range(first, rows[row, at + NUM_BLOCKS]):
-        block = group.table[row, index]
-        if block != NULL_BLOCK and pool.records[block, PENDING_STEP] >= step:
-            pool.records[block, PENDING_STEP] = pool.counts[OPEN_STEP]
-    if rows[row, at + NUM_PUBLISHED] > first:
-        rows[row, at + NUM_PUBLISHED] = first
-        rewind_tail(pool, group, rows, row)
-    touch(rows, row)
+    for row in batch:
+        first = rows[row, group.parameters[PLANNED]] // group.parameters[BLOCK_SIZE]
+        for index in range(first, rows[row, at + NUM_BLOCKS]):
+            block = group.table[row, index]
+            if block != NULL_BLOCK and pool.records[block, PENDING_STEP] >= step:
+                pool.records[block, PENDING_STEP] = pool.counts[OPEN_STEP]
+        if rows[row, at + NUM_PUBLISHED] > first:
+            rows[row, at + NUM_PUBLISHED] = first
+            rewind_tail(pool, group, rows, row)
+        touch(rows, row)
 
 
 @compiled
-def renew_new(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, is_concerned: Int32Array) -> None:
-    """Make blocks new again that aborted plans handed out, where the row counts nothing in them as computed.
+def renew_new(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, is_concerned: BoolArray
+) -> None:
+    """Make blocks new again that aborted plans handed out, where their row counts nothing in them as computed.
 
-    ``is_concerned[block]`` is 1 for those blocks.
+    ``is_concerned[block]`` tells which blocks these are.
     """
     block_size = group.parameters[BLOCK_SIZE]
-    first = (rows[row, group.parameters[PLANNED]] + block_size - 1) // block_size
-    for index in range(first, rows[row, group.parameters[AT] + NUM_BLOCKS]):
-        block = group.table[row, index]
-        if block != NULL_BLOCK and is_concerned[block]:
-            pool.records[block, QUEUE] = NEW
+    for row in batch:
+        first = blocks_for(rows[row, group.parameters[PLANNED]], block_size)
+        for index in range(first, rows[row, group.parameters[AT] + NUM_BLOCKS]):
+            block = group.table[row, index]
+            if block != NULL_BLOCK and is_concerned[block]:
+                pool.records[block, QUEUE] = NEW
