@@ -162,3 +162,22 @@ def test_promise_07_a_block_behind_a_parent_that_is_gone_takes_no_name_away() ->
     assert hit(space, tokens(9)) == 8
     acknowledge(space, plan)
     space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_07_a_duplicate_that_was_handed_out_again_is_not_merged() -> None:
+    """Steps run in order, so the block of a row that has left is somebody else's at once, with other tokens."""
+    space = new_space(in_order=True)
+    carrier, row = with_duplicate(space)
+    duplicate = space.block_ids(row)[0]
+    plan = space.plan_step()
+    space.free(row)
+    other = allocate(space, tokens(3, first=90))
+    while duplicate not in space.block_ids(other):
+        other = allocate(space, tokens(3, first=90))
+    assert space.block_ids(other) == [duplicate]
+    acknowledge(space, plan)
+    run_step(space)  # the other's tokens are computed now, which merging would have waited for
+    assert space.block_ids(other) == [duplicate]
+    assert duplicate not in space.block_ids(carrier)
+    space.check()
