@@ -7,6 +7,7 @@ from pagedkv.cli.serving import ServedTrace
 from pagedkv.cli.tables import UNKNOWN_CONTENT, print_numbers, print_table, print_warnings, share
 from pagedkv.models.memory import GIB
 from pagedkv.simulation import ServingResult
+from pagedkv.simulation.meters.misses import MISS_LABELS
 
 __all__ = ["print_served"]
 
@@ -14,17 +15,6 @@ LATENCIES: Final = {
     "queueing_s": "admission",
     "first_token_s": "first token",
     "request_s": "last token",
-}
-
-MISSES: Final = {
-    "capacity": "evicted, or gone with a window",
-    "changed": "goes on otherwise than what is cached",
-    "keys": "another salt, adapter, medium or epoch",
-    "short": "no full block, or the last token",
-    "new": "never stored",
-    "being_computed": "being computed",
-    "unknown": "never stored, or forgotten",
-    "other": "other causes",
 }
 
 
@@ -129,7 +119,7 @@ def _print_misses(result: ServingResult) -> None:
         return
     rows = [
         (words, f"{num_tokens:,}", f"{num_tokens / misses['num_tokens']:.1%}")
-        for cause, words in MISSES.items()
+        for cause, words in MISS_LABELS.items()
         if (num_tokens := misses["by_cause"][cause])
     ]
     print_numbers(title, ("cause", "tokens", "share"), [*rows, ("all", f"{misses['num_tokens']:,}", "")])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from pagedkv.simulation.meters.misses import MISS_LABELS
+
 __all__ = ["FIGURES", "METHOD", "MISSES", "PLOTS", "SECTIONS", "TABLES", "Explanation"]
 
 
@@ -151,19 +153,18 @@ TABLES: Final = MappingProxyType(
     }
 )
 
+MEANINGS: Final = {
+    "capacity": "It was there, and was evicted, or gone with a window or a state.",
+    "changed": "Behind a beginning that is cached: new text after a shared one, or an edited prompt.",
+    "keys": "It is cached under another salt, adapter, medium or weights epoch.",
+    "short": "What is left fills no block, or ends with the last token.",
+    "new": "It was never stored, nor anything behind the same beginning.",
+    "being_computed": "The step that computes it had not run.",
+    "unknown": "Never stored, or evicted so long ago that it is forgotten.",
+    "other": "The cache was reset, or a step had failed.",
+}
 MISSES: Final = MappingProxyType(
-    {
-        "capacity": Explanation("Evicted", "It was there, and was evicted, or gone with a window or a state."),
-        "changed": Explanation(
-            "Goes on otherwise", "Behind a beginning that is cached: new text after a shared one, or an edited prompt."
-        ),
-        "keys": Explanation("Other keys", "It is cached under another salt, adapter, medium or weights epoch."),
-        "short": Explanation("Short blocks", "What is left fills no block, or ends with the last token."),
-        "new": Explanation("New", "It was never stored, nor anything behind the same beginning."),
-        "being_computed": Explanation("Being computed", "The step that computes it had not run."),
-        "unknown": Explanation("Unknown", "Never stored, or evicted so long ago that it is forgotten."),
-        "other": Explanation("Other", "The cache was reset, or a step had failed."),
-    }
+    {cause: Explanation(label.capitalize(), MEANINGS[cause]) for cause, label in MISS_LABELS.items()}
 )
 
 METHOD: Final = (

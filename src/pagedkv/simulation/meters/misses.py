@@ -1,11 +1,12 @@
 """Prompt tokens that did not hit, by cause."""
 
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Final
 
 from pagedkv.explanation import Miss, MissCause
 
-__all__ = ["MISS_KINDS", "MissMeter"]
+__all__ = ["MISS_KINDS", "MISS_LABELS", "MissMeter"]
 
 _KINDS: Final = {
     "capacity": {
@@ -25,6 +26,20 @@ _KINDS: Final = {
 OTHER: Final = "other"
 MISS_KINDS: Final = (*_KINDS, OTHER)
 """What causes are summed up as. Every cause is in one of them."""
+
+MISS_LABELS: Final = MappingProxyType(
+    {
+        "capacity": "evicted, or gone with a window",
+        "changed": "goes on otherwise than what is cached",
+        "keys": "another salt, adapter, medium or epoch",
+        "short": "no full block, or the last token",
+        "new": "never stored",
+        "being_computed": "being computed",
+        "unknown": "never stored, or forgotten",
+        "other": "other causes",
+    }
+)
+"""The same in words, for tables and pages, in the order in which they show them."""
 
 KIND_OF: Final = {cause: kind for kind, causes in _KINDS.items() for cause in causes}
 
