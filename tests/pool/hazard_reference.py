@@ -1,8 +1,8 @@
 """The policy that learns, as a cache and nothing else: requests come one at a time; dicts and lists, no bounds on work.
 
 Written from the words of docs/decisions/0025-a-policy-that-learns.md, without any code of the package. What production
-spreads over requests is done here at once, what it draws at random is drawn here by Python's generator, and ghosts are
-never lost before their runs are. So hits differ a little, and shares should not.
+spreads over requests is done here at once (bins alone take the same turns), what it draws at random is drawn here by
+Python's generator, and ghosts are never lost before their runs are. So hits differ a little, and shares should not.
 """
 
 import math
@@ -23,6 +23,7 @@ Key = tuple[int, ...]
 Classes = tuple[Key, Key, Key]
 
 SECONDS: Final = np.append(0.0, 0.5 * 2 ** (np.arange(60) / 4))
+BINS_A_REQUEST: Final = 17
 REFERENCES: Final = np.append(0.0, 32 * 2 ** (np.arange(68) / 4))
 
 
@@ -36,6 +37,7 @@ class Run:
         keys: its class in each tree, from the root's children down.
         uses: earlier uses of its blocks.
         output: class of the output of its request.
+        serial: how many runs there were before.
         blocks: all that it ever had.
         num_alive: those of them not asked for since, cached or ghosts.
     """
@@ -45,6 +47,7 @@ class Run:
     keys: Classes
     uses: int
     output: int
+    serial: int
     blocks: list[int] = field(default_factory=list)
     num_alive: int = 0
 
@@ -124,6 +127,7 @@ class HazardCache:
         self.trees = (Tree(SECONDS, 1.0), Tree(SECONDS, 1.0), Tree(REFERENCES, 200.0))
         self.runs: deque[Run] = deque()
         self.passed = ([0] * (len(SECONDS) - 1), [0] * (len(REFERENCES) - 1))  # runs that have each bin behind them
+        self.first_bin = 0
         self.num_forgotten = 0
         self.run_of: dict[int, Run] = {}
         self.parents: dict[int, int] = {}
@@ -144,7 +148,6 @@ class HazardCache:
         """Serve one request; return how many of its leading blocks hit."""
         self.now_s = now_s
         prompt = prompt[: self.capacity]
-        self._pass_bins()
         num_known = sum(1 for _ in takewhile(self.run_of.__contains__, prompt))
         hits = list(takewhile(self.cached.__contains__, prompt))
         classes = self._classes(prompt, num_known, num_outputs)
@@ -158,6 +161,7 @@ class HazardCache:
                 self.num_children[parent] += 1
         if prompt and not self.num_children[prompt[-1]]:
             self.leaves.append(prompt[-1])
+        self._pass_bins()
         self._release(prompt, classes)
         self._forget(len(prompt))
         self._learn()
@@ -169,24 +173,38 @@ class HazardCache:
         run.num_alive -= 1
         self.num_alive -= 1
         ages = (self.now_s - run.time_s, self.now_s - run.time_s, self.num_refs - run.refs)
-        for tree, key, age in zip(self.trees, run.keys, ages, strict=True):
+        for tree, key, age, passed in zip(self.trees, run.keys, ages, self.passed_by_tree, strict=True):
             hits, risk = tree.of(key)
             place = tree.bin_of(age)
+            is_behind = run.serial >= np.array(passed[:place], np.int64)  # and would not find the block in its run
+            risk[:place] += is_behind * tree.widths[:place] * self.weight
             hits[place] += self.weight
             risk[place] += (age - tree.starts[place]) * self.weight
 
+    @property
+    def passed_by_tree(self) -> tuple[list[int], list[int], list[int]]:
+        """How many runs each bin of each tree has behind it."""
+        return (self.passed[0], self.passed[0], self.passed[1])
+
     def _pass_bins(self) -> None:
-        for scale, passed in enumerate(self.passed):
-            trees = ((self.trees[0], 0), (self.trees[1], 1)) if scale == 0 else ((self.trees[2], 2),)
-            for place, end in enumerate(trees[0][0].starts[1:]):
-                passed[place] = max(passed[place], self.num_forgotten)
-                while passed[place] < self.num_forgotten + len(self.runs):
-                    run = self.runs[passed[place] - self.num_forgotten]
-                    if (self.now_s - run.time_s, self.num_refs - run.refs)[scale] < end:
-                        break
-                    for tree, which in trees:
-                        tree.of(run.keys[which])[1, place] += run.num_alive * tree.widths[place] * self.weight
-                    passed[place] += 1
+        for _ in range(BINS_A_REQUEST):
+            in_seconds = self.first_bin < len(SECONDS)
+            self._pass_bin(0 if in_seconds else 1, self.first_bin - (0 if in_seconds else len(SECONDS)))
+            self.first_bin = (self.first_bin + 1) % (len(SECONDS) + len(REFERENCES))
+
+    def _pass_bin(self, scale: int, place: int) -> None:
+        trees = ((self.trees[0], 0), (self.trees[1], 1)) if scale == 0 else ((self.trees[2], 2),)
+        if place == len(trees[0][0].starts) - 1:
+            return  # nobody leaves the last
+        passed = self.passed[scale]
+        passed[place] = max(passed[place], self.num_forgotten)
+        while passed[place] < self.num_forgotten + len(self.runs):
+            run = self.runs[passed[place] - self.num_forgotten]
+            if (self.now_s - run.time_s, self.num_refs - run.refs)[scale] < trees[0][0].starts[place + 1]:
+                break
+            for tree, which in trees:
+                tree.of(run.keys[which])[1, place] += run.num_alive * tree.widths[place] * self.weight
+            passed[place] += 1
 
     def _learn(self) -> None:
         if self.num_requests >= self.next_refresh:
@@ -223,7 +241,16 @@ class HazardCache:
             uses = min(self.run_of[block].uses + 1, 3) if is_known else 0
             if (uses, place == len(prompt) - 1) != latest:
                 latest = (uses, place == len(prompt) - 1)
-                self.runs.append(Run(self.now_s, self.num_refs - len(prompt), classes[latest], uses, output))
+                self.runs.append(
+                    Run(
+                        self.now_s,
+                        self.num_refs - len(prompt),
+                        classes[latest],
+                        uses,
+                        output,
+                        self.num_forgotten + len(self.runs),
+                    )
+                )
             self.run_of[block] = self.runs[-1]
             self.runs[-1].blocks.append(block)
             self.runs[-1].num_alive += 1
@@ -265,4 +292,4 @@ class HazardCache:
             return (-math.inf, 0)
         ages = (self.now_s - run.time_s, self.now_s - run.time_s, self.num_refs - run.refs)
         a, b, f = (tree.index(key, age) for tree, key, age in zip(self.trees, run.keys, ages, strict=True))
-        return (math.log(a) / 2 + math.log(b) / 2 + 0.6 * math.log(f), run.refs)
+        return (math.log(a) / 2 + math.log(b) / 2 + 0.8 * math.log(f), run.refs)

@@ -296,7 +296,7 @@ def test_any_order_of_operations_evicts_as_the_model_does_and_never_a_parent_bef
             seen["deferred blocks freed"] += len(self.deferred) > 0
             super().settle(step)
 
-    drive(Watched, 2 * settings().max_examples)
+    drive(Watched, max(200, 2 * settings().max_examples))  # in 60, some are not met
     assert len(seen) == 11
 
 

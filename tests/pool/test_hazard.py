@@ -45,7 +45,7 @@ from tests.pool.hazard_reference import HazardCache, index_of
 
 STEP_S = 100 * 2**14 / 1e6  # a hundred ticks, so that ages are the same in ticks and in seconds
 FIRST = 2  # the first content
-MOST_WORK = 640 + 640 + 64 + 192 + 16 + 64  # runs and bins passed twice, runs forgotten, classes visited, leaves drawn
+MOST_WORK = 640 + 64 + 192 + 16 + 64  # runs and bins passed, runs forgotten, classes visited, leaves drawn
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pagedkv.capacity.references import BlockReferences
 from pagedkv.capacity.side_by_side import Pause, go_on
 from pagedkv.compilation.compiled import compiled, compiled_aside, inlined
 from pagedkv.compilation.instructions import prefetch
-from pagedkv.pool.block_pool import BlockPool, acquire, drop_name, release, reuse
+from pagedkv.pool.block_pool import BlockPool, acquire_often, drop_name, release, reuse
 from pagedkv.pool.blocks import (
     AHEAD,
     CLOCK_US,
@@ -29,8 +29,8 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     PoolArrays,
 )
-from pagedkv.pool.eviction.hooks import note_request
-from pagedkv.pool.eviction.policy import EvictionPolicy
+from pagedkv.pool.eviction.hooks import expect, note_request
+from pagedkv.pool.eviction.policy import FETCHED_AHEAD, EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT
 from pagedkv.pool.prefix_index import find, has_digest, is_child_of, name_block, note_ahead
 
@@ -139,7 +139,8 @@ def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_
     """Serve the first blocks of a prompt, no more than the pool has; return how many of them hit."""
     num_hits = _reuse_leading(pool, scratch, num_blocks)
     for index in range(num_hits, num_blocks):
-        block = acquire(pool)
+        expect(pool, _first_word(scratch.contents[min(index + FETCHED_AHEAD, num_blocks - 1)]))
+        block = acquire_often(pool)
         parent = scratch.block_ids[index - 1] if index > 0 else NULL_BLOCK
         write_digest(pool.digests[block], scratch.contents[index])
         unreachable = find(pool, NAME, pool.digests[block])
@@ -186,5 +187,10 @@ def _find_child(pool: PoolArrays, digest: Uint32Array, parent: int) -> int:
 @compiled
 def write_digest(digest: Uint32Array, content: int) -> None:
     """Write what stands for the SHA-256 of a chain: the number of its last block, spread out; no other chain has it."""
-    digest[0] = int(content) * SPREAD & WORD
+    digest[0] = _first_word(content)
     digest[1] = content
+
+
+@inlined
+def _first_word(content: int) -> int:
+    return int(content) * SPREAD & WORD

@@ -12,6 +12,8 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.blocks import EXTRA, LIFE, LOOKAHEAD, NAME, NULL_BLOCK, NUM_EVENTS, PARENT, PARENT_LIFE, PoolArrays
 from pagedkv.pool.epochs import is_fresher, same_epochs
+from pagedkv.pool.eviction.hooks import expect
+from pagedkv.pool.eviction.policy import FETCHED_AHEAD
 from pagedkv.pool.prefix_index import find, is_child_of, name_block, note_ahead, tell_parent
 from pagedkv.tables.rows import (
     AT,
@@ -150,8 +152,10 @@ def publish_new_blocks(
             continue
         record = rows[row]
         first_sure = first_sure_block(group, rows, row)
-        for index in range(record[at + NUM_PUBLISHED], record[at + NUM_DIGESTED]):
+        num_digested = record[at + NUM_DIGESTED]
+        for index in range(record[at + NUM_PUBLISHED], num_digested):
             block = group.table[row, index]
+            expect(pool, pool.digests[group.table[row, min(index + FETCHED_AHEAD, num_digested - 1)], 0])
             record[at + NUM_PUBLISHED] = index + 1
             if block == NULL_BLOCK or index < first_sure:
                 continue

@@ -11,12 +11,13 @@ from typing import Final
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import inlined, unsigned
 from pagedkv.pool.blocks import POLICY, PoolArrays
-from pagedkv.pool.eviction.policy import Choice, EvictionPolicy, Hook, RequestHook
+from pagedkv.pool.eviction.policy import Choice, EvictionPolicy, ExpectHook, Hook, RequestHook
 from pagedkv.pool.eviction.registry import POLICIES
 
 __all__ = [
     "choose_victim",
     "enqueue",
+    "expect",
     "note_claim",
     "note_drop",
     "note_eviction",
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 
-def _of_own_policy(hook_of: Callable[[EvictionPolicy], Hook]) -> Hook:
+def _of_own_policy(hook_of: Callable[[EvictionPolicy], Hook | ExpectHook]) -> Hook:
     """Make the hook that does what the policy of the pool does: the last policy's, if it is none of those before."""
     *others, hook = map(hook_of, POLICIES.values())
     for number, other in reversed(list(enumerate(others))):
@@ -81,6 +82,7 @@ def _either_choice(number: int, choice: Choice, other: Choice) -> Choice:
 
 
 note_name: Final = _of_own_policy(lambda policy: policy.note_name)
+expect: Final = _of_own_policy(lambda policy: policy.expect)
 note_reuse: Final = _of_own_policy(lambda policy: policy.note_reuse)
 enqueue: Final = _of_own_policy(lambda policy: policy.enqueue)
 note_eviction: Final = _of_own_policy(lambda policy: policy.note_eviction)

@@ -12,6 +12,9 @@ The moments, as the pool tells them:
 note_name
     The content of a block in use got a name: it was computed, and may be hit from now on. Its digest and what it
     continues (``PARENT``, ``PARENT_LIFE``) are written.
+expect
+    Content is about to be named, ``FETCHED_AHEAD`` blocks of its sequence from now: given the first word of its digest.
+    A hint, so that the policy's memory is on its way by then: it may come more than once, and never.
 note_reuse
     A named block was hit. It is in use now, and in no list.
 enqueue
@@ -60,10 +63,12 @@ from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.free_queue import append
 
 __all__ = [
+    "FETCHED_AHEAD",
     "TABLE_FIELDS",
     "Check",
     "Choice",
     "EvictionPolicy",
+    "ExpectHook",
     "Hook",
     "PolicyState",
     "RequestHook",
@@ -76,9 +81,13 @@ __all__ = [
 ]
 
 TABLE_FIELDS: Final = 2
+FETCHED_AHEAD: Final = 4  # blocks: enough for memory to come, few enough to be on its way at once
 
 Hook: TypeAlias = Callable[[PoolArrays, int], None]
 """What is done with a pool and one of its blocks."""
+
+ExpectHook: TypeAlias = Callable[[PoolArrays, int], None]
+"""What is done with a pool and the first word of a digest."""
 
 RequestHook: TypeAlias = Callable[[PoolArrays, Int32Array, int], None]
 """What is done with a pool, the blocks of one sequence (int32 ``[any]``, head first), and its number of outputs."""
@@ -157,14 +166,15 @@ class EvictionPolicy:
     Args:
         name: as in ``SpaceConfig.eviction``.
         new_state: makes the state of an empty pool of so many blocks, whose ids begin with 1.
-        note_name, note_reuse, enqueue, note_eviction, note_drop, note_claim, note_request, choose_victim: what it does
-            when; see the module.
+        note_name, expect, note_reuse, enqueue, note_eviction, note_drop, note_claim, note_request, choose_victim: what
+            it does when; see the module.
         check: proves what it promises.
     """
 
     name: str
     new_state: Callable[[int], PolicyState] = field(default=no_state, repr=False)
     note_name: Hook = field(default=do_nothing, repr=False)
+    expect: ExpectHook = field(default=do_nothing, repr=False)
     note_reuse: Hook = field(default=do_nothing, repr=False)
     enqueue: Hook = field(default=put_last, repr=False)
     note_eviction: Hook = field(default=do_nothing, repr=False)

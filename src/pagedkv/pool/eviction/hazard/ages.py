@@ -4,8 +4,9 @@ Bins grow by the fourth root of two: the first up to half a second (32 blocks), 
 in 31 bits: 407 days of ticks. Without a clock a block served counts as a tick.
 """
 
-import math
 from typing import Final
+
+import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
@@ -27,7 +28,10 @@ from pagedkv.pool.eviction.hazard.layout import (
 __all__ = ["age_in_refs", "age_in_seconds", "age_since", "bin_of_refs", "bin_of_seconds", "ticks_now"]
 
 TICK_BITS: Final = 14  # of microseconds
-QUARTERS: Final = (2.0**-0.75, 2.0**-0.5, 2.0**-0.25)
+MANTISSA_BITS: Final = 52  # of a double
+MANTISSA: Final = (1 << MANTISSA_BITS) - 1
+EXPONENT_OF_ONE: Final = 1023
+QUARTERS: Final = tuple(int(np.float64(2.0 ** (quarter / 4)).view(np.int64)) & MANTISSA for quarter in (1, 2, 3))
 
 
 @inlined
@@ -67,12 +71,14 @@ def age_in_refs(runs: Int32Array, slot: int, num_refs: int) -> int:
 
 @inlined
 def _bin_of(ratio: float, num_bins: int) -> int:
-    """Find the bin of an age, given its ratio to the first bin's end."""
-    if ratio < 1:
-        return 0
-    mantissa, exponent = math.frexp(ratio)
+    """Find the bin of an age, given its ratio to the first bin's end: the exponent and the quarter of an octave.
+
+    From the bits of the number, without a branch: a call of ``frexp`` took 6 ns, and a choice finds 128 bins.
+    """
+    bits = int(np.float64(ratio).view(np.int64))
+    mantissa = bits & MANTISSA
     quarter = (mantissa >= QUARTERS[0]) + (mantissa >= QUARTERS[1]) + (mantissa >= QUARTERS[2])
-    return int(min(1 + 4 * (exponent - 1) + quarter, num_bins - 1))
+    return int(max(0, min(1 + 4 * ((bits >> MANTISSA_BITS) - EXPONENT_OF_ONE) + quarter, num_bins - 1)))
 
 
 @inlined

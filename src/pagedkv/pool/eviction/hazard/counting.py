@@ -2,38 +2,49 @@
 
 The estimator of Nelson and Aalen with delayed entry, in weighted blocks: a block weighs as much as the mean prompt has
 requests to a block, so that priors, which count requests, mean the same for prompts of any length. Time is counted bin
-by bin: what a run has behind it once it has left a bin, and what an asked block had of the bin that it was in.
+by bin: what a run has behind it once it has left a bin, and what an asked block had of the bin that it was in. Bins
+take turns, an eighth of them with each request; what is asked for meanwhile is counted in those that it has left.
 """
 
 from typing import Final
 
 from pagedkv.arrays import Float32Array, Int32Array, Int64Array
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.blocks import PoolArrays
-from pagedkv.pool.eviction.hazard.ages import age_in_refs, age_in_seconds, bin_of_refs, bin_of_seconds, ticks_now
+from pagedkv.pool.eviction.hazard.ages import (
+    age_in_refs,
+    age_in_seconds,
+    age_since,
+    bin_of_refs,
+    bin_of_seconds,
+    ticks_now,
+)
 from pagedkv.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
 from pagedkv.pool.eviction.hazard.layout import (
     ASKED_AT,
     ASKED_RUN,
     CLASSES,
+    ENDS,
     FIRST_BIN,
     HAS_DATA,
     HITS,
     NEXT_RUN,
     NUM_ALIVE,
     NUM_ASKED,
-    NUM_REF_BINS,
+    NUM_BINS,
     NUM_REFS,
     NUM_REQUESTS,
     NUM_SECOND_BINS,
     OLDEST_RUN,
     PASSED,
-    PASSED_AT,
     REFERENCES,
+    REFS,
     RISK,
     SECONDS,
+    SERIAL_MASK,
     START,
     SUM_ALIVE,
+    TICKS,
     WIDTH,
     WORK,
 )
@@ -42,6 +53,7 @@ from pagedkv.pool.eviction.hazard.serials import NO_RUN, slot_of
 __all__ = ["count_asked", "note_asked", "pass_bins"]
 
 MOST_PASSED: Final = 640  # runs and bins in one request
+BINS_A_REQUEST: Final = 17  # an eighth of them: some runs leave each bin meanwhile, and few bins are looked at in vain
 
 
 @inlined
@@ -52,8 +64,7 @@ def _weight(state: Int64Array) -> float:
 
 @inlined
 def _add(rates: Float32Array, node: int, column: int, amount: float) -> None:
-    rates[node, column] = float(rates[node, column]) + amount
-    rates[node, HAS_DATA] = 1
+    rates[unsigned(node), unsigned(column)] = float(rates[unsigned(node), unsigned(column)]) + amount
 
 
 @inlined
@@ -62,8 +73,6 @@ def note_asked(pool: PoolArrays, mark: int) -> None:
     state = pool.eviction
     now = ticks_now(pool)
     if state[ASKED_RUN] != mark or state[ASKED_AT] != now:
-        if state[PASSED_AT] != now:
-            pass_bins(pool)  # the block was at risk until now
         count_asked(pool.eviction_runs, pool.eviction_rates, state)
         state[ASKED_RUN] = mark
         state[ASKED_AT] = now
@@ -79,39 +88,57 @@ def count_asked(runs: Int32Array, rates: Float32Array, state: Int64Array) -> Non
     if num_asked == 0 or slot == NO_RUN:
         return
     classes = runs[slot, CLASSES]
+    in_a, in_b, in_f = leaf_a(classes), leaf_b(classes), leaf_f(classes)
     wt = num_asked * _weight(state)
     age_s = age_in_seconds(runs, slot, state[ASKED_AT])
     second_bin = bin_of_seconds(age_s)
-    _count_hits(rates, leaf_a(classes), SECONDS, second_bin, age_s, wt)
-    _count_hits(rates, leaf_b(classes), SECONDS, second_bin, age_s, wt)
+    _count_hits(rates, state, in_a, SECONDS, second_bin, age_s, wt)
+    _count_hits(rates, state, in_b, SECONDS, second_bin, age_s, wt)
     age = age_in_refs(runs, slot, state[NUM_REFS])
-    _count_hits(rates, leaf_f(classes), REFERENCES, bin_of_refs(age), float(age), wt)
+    ref_bin = bin_of_refs(age)
+    _count_hits(rates, state, in_f, REFERENCES, ref_bin, float(age), wt)
+    serial = state[NEXT_RUN] - ((state[NEXT_RUN] - state[ASKED_RUN]) & SERIAL_MASK)
+    _count_unpassed(rates, state, in_a, SECONDS, second_bin, serial, wt)
+    _count_unpassed(rates, state, in_b, SECONDS, second_bin, serial, wt)
+    _count_unpassed(rates, state, in_f, REFERENCES, ref_bin, serial, wt)
     runs[slot, NUM_ALIVE] -= num_asked
     state[SUM_ALIVE] -= num_asked
 
 
 @inlined
-def _count_hits(rates: Float32Array, node: int, scale: int, age_bin: int, age: float, wt: float) -> None:
+def _count_hits(
+    rates: Float32Array, state: Int64Array, node: int, scale: int, age_bin: int, age: float, wt: float
+) -> None:
     _add(rates, node, HITS + age_bin, wt)
     _add(rates, node, RISK + age_bin, (age - float(rates[scale, START + age_bin])) * wt)
+    state[HAS_DATA + node] = 1
+
+
+@inlined
+def _count_unpassed(
+    rates: Float32Array, state: Int64Array, node: int, scale: int, num_bins: int, serial: int, wt: float
+) -> None:
+    """Count the bins that a run has left, and was not passed in since: what was asked for is in it no more by then."""
+    passed = PASSED if scale == SECONDS else PASSED + NUM_SECOND_BINS
+    for age_bin in range(num_bins):
+        if serial >= state[passed + age_bin]:
+            _add(rates, node, RISK + age_bin, float(rates[scale, WIDTH + age_bin]) * wt)
 
 
 @compiled
 def pass_bins(pool: PoolArrays) -> None:
-    """Count what runs have behind them that have left a bin since; the rest with the next request, if it is much."""
+    """Count what runs have behind them that have left one of the next bins; no more at once than is bounded."""
     state = pool.eviction
     count_asked(pool.eviction_runs, pool.eviction_rates, state)
-    num_bins = NUM_SECOND_BINS + NUM_REF_BINS
     now = ticks_now(pool)
-    state[PASSED_AT] = now
     wt = _weight(state)
     num_left = MOST_PASSED
     place = state[FIRST_BIN]
-    for _ in range(num_bins):
+    for _ in range(BINS_A_REQUEST):
         num_left = _pass_bin(pool.eviction_runs, pool.eviction_rates, state, place, now, wt, num_left)
-        if num_left <= 0:
+        if num_left == 0:
             break
-        place = place + 1 if place + 1 < num_bins else 0
+        place = place + 1 if place + 1 < NUM_BINS else 0
     state[FIRST_BIN] = place
     state[WORK] += MOST_PASSED - num_left
 
@@ -122,27 +149,29 @@ def _pass_bin(
 ) -> int:
     """Pass the runs that have left one bin; return how many more may be passed."""
     in_seconds = place < NUM_SECOND_BINS
-    scale = SECONDS if in_seconds else REFERENCES
     age_bin = place if in_seconds else place - NUM_SECOND_BINS
-    if age_bin == (NUM_SECOND_BINS if in_seconds else NUM_REF_BINS) - 1:
-        return num_left  # nobody leaves the last
-    width = float(rates[scale, WIDTH + age_bin])
-    end = float(rates[scale, START + age_bin + 1])
-    serial = max(state[PASSED + place], state[OLDEST_RUN])
-    while serial < state[NEXT_RUN] and num_left > 0:
-        slot = serial & (len(runs) - 1)
-        age = age_in_seconds(runs, slot, now) if in_seconds else float(age_in_refs(runs, slot, state[NUM_REFS]))
-        if age < end:
+    risk_of_one = float(rates[SECONDS if in_seconds else REFERENCES, WIDTH + age_bin]) * wt
+    begun = TICKS if in_seconds else REFS
+    reached = now if in_seconds else state[NUM_REFS]
+    end = state[ENDS + place]
+    first = max(state[PASSED + place], state[OLDEST_RUN])
+    stop = min(state[NEXT_RUN], first + num_left)
+    serial = first
+    while serial < stop:
+        slot = unsigned(serial & (len(runs) - 1))
+        if age_since(runs[slot, begun], reached) < end:
             break
-        if runs[slot, NUM_ALIVE] > 0:
-            risk = runs[slot, NUM_ALIVE] * width * wt
-            classes = runs[slot, CLASSES]
+        classes = runs[slot, CLASSES]
+        risk = runs[slot, NUM_ALIVE] * risk_of_one
+        if risk > 0:
             if in_seconds:
                 _add(rates, leaf_a(classes), RISK + age_bin, risk)
                 _add(rates, leaf_b(classes), RISK + age_bin, risk)
+                state[HAS_DATA + leaf_a(classes)] = 1
+                state[HAS_DATA + leaf_b(classes)] = 1
             else:
                 _add(rates, leaf_f(classes), RISK + age_bin, risk)
+                state[HAS_DATA + leaf_f(classes)] = 1
         serial += 1
-        num_left -= 1
     state[PASSED + place] = serial
-    return num_left
+    return int(num_left - (serial - first))

@@ -8,8 +8,10 @@ whose run is forgotten, else of the one whose run is oldest.
 from typing import Final
 
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.blocks import NAME, PoolArrays
+from pagedkv.compilation.instructions import prefetch
+from pagedkv.pool.blocks import NAME, PARENT, PoolArrays
 from pagedkv.pool.eviction.hazard.layout import (
+    FETCHED,
     FRAGMENT,
     GHOST_FIELDS,
     GHOST_RUN,
@@ -19,16 +21,30 @@ from pagedkv.pool.eviction.hazard.layout import (
 )
 from pagedkv.pool.eviction.hazard.serials import NO_RUN, leave_run, slot_of
 
-__all__ = ["leave_ghost", "take_ghost"]
+__all__ = ["fetch_ghosts", "fetch_next", "leave_ghost", "take_ghost"]
 
 WORD: Final = 2**32 - 1
 NAME_SPREAD: Final = 0x9E3779B1  # equal digests of different groups leave different ghosts
 
 
 @inlined
-def _row_of(pool: PoolArrays, block: int) -> int:
-    """Tell in which row the ghost of a block's content goes."""
-    return int(pool.digests[block, 0]) * len(pool.eviction_table) >> 32
+def _row_of(pool: PoolArrays, first_word: int) -> int:
+    """Tell in which row the ghost of content goes, by the first word of its digest."""
+    return int(first_word) * len(pool.eviction_table) >> 32
+
+
+@inlined
+def fetch_ghosts(pool: PoolArrays, first_word: int) -> None:
+    """Have the processor fetch the row that the ghost of content goes in."""
+    prefetch(pool.eviction_table, _row_of(pool, first_word), 0)
+
+
+@inlined
+def fetch_next(pool: PoolArrays) -> None:
+    """Have the processor fetch the ghosts among which what is continued by the block before will leave its own."""
+    block = pool.records[pool.eviction[FETCHED], PARENT]
+    pool.eviction[FETCHED] = block
+    fetch_ghosts(pool, pool.digests[block, 0])
 
 
 @inlined
@@ -43,7 +59,7 @@ def leave_ghost(pool: PoolArrays, block: int, mark: int) -> None:
     table, runs, state = pool.eviction_table, pool.eviction_runs, pool.eviction
     if slot_of(state, len(runs), mark) == NO_RUN:
         return
-    row = _row_of(pool, block)
+    row = _row_of(pool, pool.digests[block, 0])
     chosen = 0
     furthest = -1
     for place in range(0, GHOSTS_PER_ROW * GHOST_FIELDS, GHOST_FIELDS):
@@ -62,7 +78,7 @@ def leave_ghost(pool: PoolArrays, block: int, mark: int) -> None:
 def take_ghost(pool: PoolArrays, block: int) -> int:
     """Find the run that the ghost of a newly named block is in, and take the ghost out of it. 0: none is remembered."""
     table, state = pool.eviction_table, pool.eviction
-    row = _row_of(pool, block)
+    row = _row_of(pool, pool.digests[block, 0])
     fragment = _fragment_of(pool, block)
     for place in range(0, GHOSTS_PER_ROW * GHOST_FIELDS, GHOST_FIELDS):
         serial = int(table[row, place + GHOST_RUN])

@@ -3,7 +3,7 @@
 Bytes a block of a pool of C blocks, beside those of the pool::
 
     block 8 x 4 = 32 | runs 2 C to 4 C of 16 = 32..64 | ghosts 2.4 C rows of 64 = 154      = 218..250
-    once: 746 classes of 277 float32 and two rows of ages = 0.8 MB; small pools have ghosts for 65,536 blocks
+    once: 746 classes of 276 float32 and two rows of ages = 0.8 MB; small pools have ghosts for 65,536 blocks
 
 A *run* is a stretch of one sequence's blocks that were released together, are in one class, and were not asked for
 since. Runs have serial numbers, which are stored in 31 bits: who stores one finds out by it whether the run is still
@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.arrays import Int32Array, Int64Array
+from pagedkv.arrays import Float64Array, Int32Array, Int64Array
 from pagedkv.pool.blocks import aligned_zeros
 from pagedkv.pool.eviction.policy import PolicyState, no_state
 
@@ -69,10 +69,10 @@ SWEPT_REQUESTS: Final = 14  # requests from the sweep before to this one
 LAST_SWEEP: Final = 15  # request that began it
 FIRST_BIN: Final = 16  # the bin whose runs are to be passed first
 WORK: Final = 17  # pieces of work that no block pays for, since the pool was built: steps over runs and classes
-PASSED_AT: Final = 18  # tick when bins were last passed
-ASKED_RUN: Final = 19  # the run whose blocks were asked for last,
-ASKED_AT: Final = 20  # when that was,
-NUM_ASKED: Final = 21  # and how many of them are not counted yet
+ASKED_RUN: Final = 18  # the run whose blocks were asked for last,
+ASKED_AT: Final = 19  # when that was,
+NUM_ASKED: Final = 20  # and how many of them are not counted yet
+FETCHED: Final = 21  # the block whose ghosts were fetched last: one further up than the next victim, or wherever
 NUM_PLAIN_COUNTS: Final = 22
 NOT_SWEEPING: Final = -1
 MOST_DRAWN: Final = 64  # leaves to choose a victim from
@@ -115,8 +115,7 @@ HITS: Final = 0  # of each bin
 RISK: Final = MOST_BINS  # age at risk in each bin
 RATE: Final = 2 * MOST_BINS
 VALUE: Final = 3 * MOST_BINS  # weighted logarithm of the index
-HAS_DATA: Final = 4 * MOST_BINS
-NUM_NODE_FIELDS: Final = 4 * MOST_BINS + 1
+NUM_NODE_FIELDS: Final = 4 * MOST_BINS
 
 # Rows behind the nodes: the bins of each scale.
 SECONDS: Final = NUM_NODES
@@ -131,8 +130,11 @@ MIDDLE: Final = RATE
 PARENTS: Final = NUM_PLAIN_COUNTS
 CURVES: Final = PARENTS + NUM_NODES  # the node whose curve a node has: its own, or the nearest above with data
 PASSED: Final = CURVES + NUM_NODES
-DRAWN: Final = PASSED + NUM_SECOND_BINS + NUM_REF_BINS  # places of leaves that were drawn
-NUM_COUNTS: Final = DRAWN + MOST_DRAWN
+NUM_BINS: Final = NUM_SECOND_BINS + NUM_REF_BINS
+ENDS: Final = PASSED + NUM_BINS  # the age, in ticks or in blocks, at which a run leaves each bin
+DRAWN: Final = ENDS + NUM_BINS  # places of leaves that were drawn
+HAS_DATA: Final = DRAWN + MOST_DRAWN  # 1: something was counted of the node
+NUM_COUNTS: Final = HAS_DATA + NUM_NODES
 
 SERIAL_MASK: Final = 2**31 - 1
 GHOSTS_PER_BLOCK: Final = 16
@@ -160,11 +162,11 @@ def new_arrays(num_blocks: int) -> PolicyState:
     num_runs = 1 << (num_remembered(num_blocks) // GHOSTS_PER_RUN - 1).bit_length()
     num_rows = num_remembered(num_blocks) * ROWS_PER_100_GHOSTS // 100
     rates = np.zeros((NUM_RATE_ROWS, NUM_NODE_FIELDS), np.float32)
-    for row, num_bins, first, more in (
-        (SECONDS, NUM_SECOND_BINS, FIRST_SECONDS, MIDDLE_SECONDS),
-        (REFERENCES, NUM_REF_BINS, FIRST_REFERENCES, MIDDLE_REFERENCES),
+    for row, num_bins, more in (
+        (SECONDS, NUM_SECOND_BINS, MIDDLE_SECONDS),
+        (REFERENCES, NUM_REF_BINS, MIDDLE_REFERENCES),
     ):
-        edges = np.append(0.0, first * 2 ** (np.arange(num_bins) / 4))
+        edges = _edges(row, num_bins)
         rates[row, START : START + num_bins] = edges[:-1]
         rates[row, WIDTH : WIDTH + num_bins] = np.diff(edges)
         rates[row, MIDDLE : MIDDLE + num_bins] = (edges[:-1] + edges[1:]) / 2 + more
@@ -177,6 +179,20 @@ def new_arrays(num_blocks: int) -> PolicyState:
     )
 
 
+def _edges(row: int, num_bins: int) -> Float64Array:
+    """Ages at which the bins of a scale begin, and the end of the last: float64 ``[num_bins + 1]``."""
+    first = FIRST_SECONDS if row == SECONDS else FIRST_REFERENCES
+    return np.append(0.0, first * 2 ** (np.arange(num_bins) / 4))
+
+
+def _ends() -> Int64Array:
+    """Ages at which runs leave the bins, in ticks and in blocks: int64 ``[NUM_BINS]``. Nobody leaves the last bins."""
+    in_ticks = np.ceil(_edges(SECONDS, NUM_SECOND_BINS)[1:] * TICKS_PER_SECOND)
+    in_blocks = np.ceil(_edges(REFERENCES, NUM_REF_BINS)[1:])
+    in_ticks[-1] = in_blocks[-1] = SERIAL_MASK + 1
+    return np.concatenate([in_ticks, in_blocks]).astype(np.int64)
+
+
 def _new_counts() -> Int64Array:
     counts = np.zeros(NUM_COUNTS, np.int64)
     counts[[NEXT_RUN, OLDEST_RUN]] = 1
@@ -187,7 +203,8 @@ def _new_counts() -> Int64Array:
         [_parents(root, fan_outs) for root, fan_outs in zip((ROOT_A, ROOT_B, ROOT_F), FAN_OUTS, strict=True)]
     )
     counts[CURVES:PASSED] = np.repeat((ROOT_A, ROOT_B, ROOT_F), [_num_nodes(fan_outs) for fan_outs in FAN_OUTS])
-    counts[PASSED:DRAWN] = 1
+    counts[PASSED:ENDS] = 1
+    counts[ENDS:DRAWN] = _ends()
     return counts
 
 

@@ -9,8 +9,10 @@ priors of one hit), and the *index* of each age: the most hits per time held, ov
 import math
 from typing import Final
 
+import numpy as np
+
 from pagedkv.arrays import Float32Array, Int64Array
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, inlined, inlined_sums, unsigned
 from pagedkv.pool.eviction.hazard.layout import (
     CURVES,
     HAS_DATA,
@@ -46,7 +48,7 @@ __all__ = ["learn", "make_curves"]
 
 EXPONENT_A: Final = 0.5  # what a class of each tree weighs in a run's worth
 EXPONENT_B: Final = 0.5
-EXPONENT_F: Final = 0.6
+EXPONENT_F: Final = 0.8
 HALF_LIFE: Final = 4000.0  # requests
 SHORTEST_INTERVAL: Final = 16  # requests
 LONGEST_INTERVAL: Final = 512
@@ -56,6 +58,14 @@ PRIOR_SHAPE: Final = 0.3  # hits per doubling of the age, about, while nothing i
 MOST_VISITED: Final = 192  # classes without data in one request
 COST_OF_CURVE: Final = 16  # those that a curve counts for: 12 curves in one request
 COST_OF_SUM: Final = 2
+
+LARGEST_EXPONENT: Final = 40.0  # beyond it nobody waits any more
+SMALL_EXPONENT: Final = 1e-5  # below it hits are not what is left over of one
+MANTISSA_BITS: Final = 23  # of a float32
+MANTISSA: Final = (1 << MANTISSA_BITS) - 1
+EXPONENT_OF_ONE: Final = 127
+BITS_OF_ONE: Final = EXPONENT_OF_ONE << MANTISSA_BITS
+LOG_2: Final = math.log(2)
 
 
 @compiled
@@ -95,7 +105,7 @@ def _visit(state: Int64Array, rates: Float32Array, step: int) -> int:
 @compiled
 def _sum_up(state: Int64Array, rates: Float32Array, node: int) -> int:
     """Let a leaf's counts fade, and add a node's to those of its parent."""
-    if not rates[node, HAS_DATA]:
+    if not state[HAS_DATA + node]:
         return 1
     parent = state[PARENTS + node]
     if _is_leaf(node):
@@ -105,7 +115,7 @@ def _sum_up(state: Int64Array, rates: Float32Array, node: int) -> int:
     if parent != node:
         for column in range(HITS, HITS + 2 * MOST_BINS):
             rates[parent, column] = float(rates[parent, column]) + float(rates[node, column])
-        rates[parent, HAS_DATA] = 1
+        state[HAS_DATA + parent] = 1
     return COST_OF_SUM
 
 
@@ -119,7 +129,7 @@ def _is_leaf(node: int) -> bool:
 def make_curves(state: Int64Array, rates: Float32Array, node: int) -> int:
     """Make the rates and values of a class, if it has data, else give it its parent's. Return what that cost."""
     parent = state[PARENTS + node]
-    if not rates[node, HAS_DATA] and parent != node:
+    if not state[HAS_DATA + node] and parent != node:
         state[CURVES + node] = state[CURVES + parent]
         return 1
     state[CURVES + node] = node
@@ -132,63 +142,129 @@ def make_curves(state: Int64Array, rates: Float32Array, node: int) -> int:
     if not _is_leaf(node):
         for column in range(HITS, HITS + 2 * MOST_BINS):
             rates[node, column] = 0
-        rates[node, HAS_DATA] = 0
+        state[HAS_DATA + node] = 0
     return COST_OF_CURVE
 
 
-@inlined
+@inlined_sums
 def _root_rates(rates: Float32Array, node: int, scale: int, num_bins: int) -> None:
     """Rates that fall with age as its inverse, where nothing else was counted."""
+    row, bins = rates[node], rates[scale]
     hits, risk = PRIOR_HITS, PRIOR_HITS / PRIOR_SHAPE
     for age_bin in range(num_bins):
-        hits += float(rates[node, HITS + age_bin])
-        risk += float(rates[node, RISK + age_bin]) / float(rates[scale, MIDDLE + age_bin])
+        hits += float(row[HITS + age_bin])
+        risk += float(row[RISK + age_bin]) / float(bins[MIDDLE + age_bin])
     shape = hits / risk
     for age_bin in range(num_bins):
-        middle = float(rates[scale, MIDDLE + age_bin])
-        hits = float(rates[node, HITS + age_bin]) + PRIOR_HITS
-        risk = float(rates[node, RISK + age_bin]) / middle + PRIOR_HITS / shape
-        rates[node, RATE + age_bin] = hits / risk / middle
+        prior = shape / float(bins[MIDDLE + age_bin])
+        row[RATE + age_bin] = _posterior(float(row[HITS + age_bin]), float(row[RISK + age_bin]), prior)
 
 
-@inlined
+@inlined_sums
 def _shrunk_rates(rates: Float32Array, node: int, above: int, num_bins: int) -> None:
     """Rates of the class above, times one ratio, where nothing else was counted."""
+    row, row_above = rates[node], rates[above]
     hits, expected = PRIOR_HITS, PRIOR_HITS
     for age_bin in range(num_bins):
-        hits += float(rates[node, HITS + age_bin])
-        expected += float(rates[node, RISK + age_bin]) * float(rates[above, RATE + age_bin])
+        hits += float(row[HITS + age_bin])
+        expected += float(row[RISK + age_bin]) * float(row_above[RATE + age_bin])
     ratio = hits / expected
     for age_bin in range(num_bins):
-        prior = ratio * float(rates[above, RATE + age_bin])
-        hits = float(rates[node, HITS + age_bin]) + PRIOR_HITS
-        rates[node, RATE + age_bin] = hits / (float(rates[node, RISK + age_bin]) + PRIOR_HITS / prior)
+        prior = ratio * float(row_above[RATE + age_bin])
+        row[RATE + age_bin] = _posterior(float(row[HITS + age_bin]), float(row[RISK + age_bin]), prior)
+
+
+@inlined_sums
+def _posterior(hits: float, risk: float, prior: float) -> float:
+    """Give the mean rate after so many hits in so much time at risk, if ``PRIOR_HITS`` say that it is ``prior``."""
+    return (hits + PRIOR_HITS) * prior / (risk * prior + PRIOR_HITS)
 
 
 @inlined
 def _values(rates: Float32Array, node: int, scale: int, num_bins: int, exponent: float) -> None:
     """Write the weighted logarithm of the index of each age.
 
-    Bins from the last to the first are put on a stack of stretches, each of hits expected, time held and the share that
-    is still waiting at its end. A stretch whose top is worth more per time than itself takes it in.
+    Three loops, of which the first and the last are made of vectors: 0.3 us a class where calls of the C library, bin
+    by bin, took 1.3.
     """
-    top = 0
+    _hits_of_bins(rates[node], rates[scale], rates[SCRATCH], num_bins)
+    _most_hits_per_time(rates[node], rates[SCRATCH], num_bins)
+    _take_logarithms(rates[node], num_bins, exponent)
+
+
+@inlined_sums
+def _take_logarithms(row: Float32Array, num_bins: int, exponent: float) -> None:
+    """Put the weighted logarithm of each age's index in its place."""
+    for age_bin in range(num_bins):
+        row[VALUE + age_bin] = exponent * _logarithm(row[VALUE + age_bin])
+
+
+@inlined_sums
+def _hits_of_bins(row: Float32Array, bins: Float32Array, scratch: Float32Array, num_bins: int) -> None:
+    """Write for each bin the hits expected of a block kept until its end, the time held, and who waits still."""
+    for age_bin in range(num_bins):
+        rate = float(row[RATE + age_bin])
+        exponent = min(rate * float(bins[WIDTH + age_bin]), LARGEST_EXPONENT)
+        waiting = _exponential(exponent)
+        hits = exponent * (1.0 - exponent / 2) if exponent < SMALL_EXPONENT else 1.0 - waiting
+        scratch[HITS + age_bin] = hits
+        scratch[RISK + age_bin] = hits / rate
+        scratch[RATE + age_bin] = waiting
+
+
+@inlined
+def _most_hits_per_time(row: Float32Array, scratch: Float32Array, num_bins: int) -> None:
+    """Write the index of each age.
+
+    Bins from the last to the first are put on a stack of stretches, each of hits expected, time held and the share that
+    is still waiting at its end. A stretch whose top is worth more per time than itself takes it in. The stack stands
+    where the bins were that it was made of.
+    """
+    top = num_bins
     for age_bin in range(num_bins - 1, -1, -1):
-        rate = float(rates[node, RATE + age_bin])
-        hits = -math.expm1(-rate * float(rates[scale, WIDTH + age_bin]))
-        held = hits / rate
-        waiting = 1.0 - hits
-        while top > 0:
-            next_hits = float(rates[SCRATCH, HITS + top - 1])
-            next_held = float(rates[SCRATCH, RISK + top - 1])
+        hits = float(scratch[unsigned(HITS + age_bin)])
+        held = float(scratch[unsigned(RISK + age_bin)])
+        waiting = float(scratch[unsigned(RATE + age_bin)])
+        while top < num_bins:
+            next_hits = float(scratch[unsigned(HITS + top)])
+            next_held = float(scratch[unsigned(RISK + top)])
             if next_hits * held <= hits * next_held:
                 break
             hits += waiting * next_hits
             held += waiting * next_held
-            waiting *= float(rates[SCRATCH, RATE + top - 1])
-            top -= 1
-        rates[SCRATCH, HITS + top] = hits
-        rates[SCRATCH, RISK + top] = held
-        rates[SCRATCH, RATE + top] = waiting
-        top += 1
-        rates[node, VALUE + age_bin] = exponent * math.log(hits / held)
+            waiting *= float(scratch[unsigned(RATE + top)])
+            top += 1
+        top -= 1
+        scratch[unsigned(HITS + top)] = hits
+        scratch[unsigned(RISK + top)] = held
+        scratch[unsigned(RATE + top)] = waiting
+        row[unsigned(VALUE + age_bin)] = hits / held
+
+
+@inlined_sums
+def _exponential(exponent: float) -> float:
+    """Give ``exp(-exponent)`` for 0 to LARGEST_EXPONENT, to ten digits: a power series of a 64th, squared six times."""
+    part = -exponent / 64
+    power = 1.0
+    for divisor in (12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1):
+        power = 1.0 + power * part / divisor
+    for _ in range(6):
+        power *= power
+    return power
+
+
+@inlined_sums
+def _logarithm(number: float) -> float:
+    """Give the natural logarithm of a positive normal number, to seven digits: its exponent, and a power series.
+
+    The series is that of the area tangent: log m = 2 artanh((m - 1) / (m + 1)), for m from 1 to 2.
+    """
+    bits = np.float32(number).view(np.int32)
+    exponent = (bits >> MANTISSA_BITS) - EXPONENT_OF_ONE
+    mantissa = float(np.int32((bits & MANTISSA) | BITS_OF_ONE).view(np.float32))
+    part = (mantissa - 1) / (mantissa + 1)
+    square = part * part
+    series = 1 / 15
+    for divisor in (13, 11, 9, 7, 5, 3, 1):
+        series = 1 / divisor + series * square
+    return exponent * LOG_2 + 2 * part * series

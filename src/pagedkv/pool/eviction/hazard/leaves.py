@@ -98,12 +98,16 @@ def join_cached(pool: PoolArrays, block: int) -> None:
             _take_leaf(pool, parent, INNER)
 
 
-@compiled
+@inlined
 def leave_cached(pool: PoolArrays, block: int) -> None:
     """Note that a block, if it was free and cached until now, is in use, evicted, spare, or about to lose its name."""
+    if pool.eviction_blocks[block, PLACE] != ABSENT:
+        _leave_cached(pool, block)
+
+
+@compiled
+def _leave_cached(pool: PoolArrays, block: int) -> None:
     marks = pool.eviction_blocks
-    if marks[block, PLACE] == ABSENT:
-        return
     if marks[block, PLACE] > 0:
         _take_leaf(pool, block, ABSENT)
     marks[block, PLACE] = ABSENT

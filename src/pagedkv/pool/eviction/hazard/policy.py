@@ -8,7 +8,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import FREE, KEPT, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, QUEUE, SPARE, PoolArrays
 from pagedkv.pool.eviction.hazard.counting import note_asked, pass_bins
-from pagedkv.pool.eviction.hazard.ghosts import leave_ghost, take_ghost
+from pagedkv.pool.eviction.hazard.ghosts import fetch_ghosts, fetch_next, leave_ghost, take_ghost
 from pagedkv.pool.eviction.hazard.layout import (
     ASKED_RUN,
     CLASSES,
@@ -97,6 +97,7 @@ def _note_eviction(pool: PoolArrays, block: int) -> None:
     leave_ghost(pool, block, max(0, marks[block, RUN]))
     marks[block, RUN] = 0
     pool.eviction[VICTIM] = live_parent(pool, block)
+    fetch_next(pool)
 
 
 @inlined
@@ -194,6 +195,7 @@ HAZARD: Final = EvictionPolicy(
     "hazard",
     new_state=_new_state,
     note_name=_recall,
+    expect=fetch_ghosts,
     note_reuse=_note_reuse,
     enqueue=_enqueue,
     note_eviction=_note_eviction,

@@ -4,6 +4,7 @@ A sample, since what runs are worth changes with time by itself. The generator i
 ("Xorshift RNGs", J. Stat. Softw. 8(14), 2003), begun with the same number in every pool.
 """
 
+import math
 from typing import Final
 
 from pagedkv.arrays import Int64Array
@@ -11,9 +12,11 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.eviction.hazard.ages import age_since, bin_of_refs, bin_of_seconds, ticks_now
 from pagedkv.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
+from pagedkv.pool.eviction.hazard.ghosts import fetch_next
 from pagedkv.pool.eviction.hazard.layout import (
     CURVES,
     DRAWN,
+    FETCHED,
     LEAF,
     LEAF_CLASSES,
     LEAF_REFS,
@@ -30,6 +33,7 @@ from pagedkv.pool.eviction.hazard.layout import (
     VICTIM_RUN,
     WORK,
 )
+from pagedkv.pool.eviction.policy import FETCHED_AHEAD
 
 __all__ = ["draw", "value_of"]
 
@@ -44,17 +48,21 @@ def draw(pool: PoolArrays) -> int:
     marks, state = pool.eviction_blocks, pool.eviction
     num_drawn = _draw_places(pool)
     now = ticks_now(pool)
-    chosen = 0
-    least = 0.0
+    best = 0  # row 0 has no leaf
+    least = math.inf
     oldest = 0
     for number in range(num_drawn):
         place = state[DRAWN + number]
         value = value_of(pool, place, now)
         age = age_since(marks[place, LEAF_REFS], state[NUM_REFS])
-        if number == 0 or value < least or (value == least and age > oldest):
-            chosen = marks[place, LEAF]
-            least = value
-            oldest = age
+        is_less = (value < least) | ((value == least) & (age > oldest))  # no branch: it would be foreseen wrongly
+        best = place if is_less else best
+        least = value if is_less else least
+        oldest = age if is_less else oldest
+    chosen = marks[best, LEAF]
+    state[FETCHED] = chosen
+    for _ in range(FETCHED_AHEAD):
+        fetch_next(pool)
     state[VICTIM_RUN] = marks[chosen, RUN]
     state[VICTIM_LEFT] = MOST_OF_ONE_RUN
     state[WORK] += num_drawn
