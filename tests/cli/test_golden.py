@@ -25,11 +25,13 @@ POOL: Final = (
     "6",
     "--max-batched-tokens",
     "16",
+    "--cost-model",
+    "per-token",
 )
 COMMANDS: Final = {
-    "replay-recompute": ("replay", TRACE, *POOL, "--cost-model", "per-token"),
-    "replay-swap": ("replay", TRACE, *POOL, "--cost-model", "per-token", "--preemption", "swap", "--host-blocks", "20"),
-    "replay-beams": ("replay", TRACE, *POOL, "--cost-model", "per-token", "--beams", "2", "--policy", "adaptive"),
+    "replay-recompute": ("replay", TRACE, *POOL, "--policy", "lru"),
+    "replay-swap": ("replay", TRACE, *POOL, "--policy", "lru", "--preemption", "swap", "--host-blocks", "20"),
+    "replay-beams": ("replay", TRACE, *POOL, "--policy", "adaptive", "--beams", "2"),
     "replay-one-at-a-time": ("replay", TRACE, "--one-at-a-time", "--block-size", "4", "--num-blocks", "14"),
     "curve": ("curve", TRACE, "--capacities", "2,5,9,200"),
 }

@@ -26,7 +26,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def library_result(trace: Path, num_blocks: int, block_size: int) -> dict[str, object]:
-    config = ServingConfig(num_blocks, block_size, cost_model_name=DEFAULT_COST_MODEL)
+    config = ServingConfig(num_blocks, block_size, cost_model_name=DEFAULT_COST_MODEL, policy="hazard")
     server = VirtualServer(config, read_cost_model(DEFAULT_COST_MODEL))
     with TraceReader(trace) as requests:
         is_local = requests.session_per_row
@@ -89,6 +89,12 @@ def test_without_a_clock_the_table_shows_the_figures(trace: Path) -> None:
     assert shown["blocks in use, peak"] == "96"
     assert shown["evictions"] == "0"
     assert shown["bookkeeping time"].endswith("ns a token")
+
+
+def test_the_policy_that_learns_is_the_default_but_without_a_clock_there_is_lru_alone(trace: Path) -> None:
+    document = json.loads(run("replay", trace, "--json", "-").stdout)
+    assert document["config"]["policy"] == "hazard"
+    assert run("replay", trace, "--one-at-a-time", "--policy", "lru").exit_code == 0
 
 
 @pytest.mark.parametrize("mode", [["--beams", "3"], ["--one-at-a-time"]])
@@ -312,6 +318,7 @@ def test_a_size_out_of_range_gets_one_line(tmp_path: Path, trace: Path, option: 
         ["--host-blocks", 100],
         ["--one-at-a-time", "--model", "nosuch"],
         ["--one-at-a-time", "--samples", 4],
+        ["--one-at-a-time", "--policy", "adaptive"],
         ["--one-at-a-time", "--num-blocks", "full=100"],
         ["--preemption", "swap"],
         ["--memory", 3],

@@ -62,7 +62,7 @@ class ServingOptions:
     max_sequences: opt.MaxSequences = 256
     max_batched_tokens: opt.MaxBatchedTokens = 8192
     watermark: opt.Watermark = 0.01
-    policy: opt.PolicyName = "lru"
+    policy: opt.PolicyName = "hazard"
     preemption: opt.PreemptionName = "recompute"
     samples: opt.Samples = None
     beams: opt.Beams = None
