@@ -247,14 +247,13 @@ def measure_curve(
     ascending = sorted(set(capacities))
     if ascending and ascending[0] < 1:
         raise ConfigurationError(f"a capacity must be at least 1 block, got {ascending[0]}")
-    by_capacity = lru_hits_by_capacity(references)
+    lru_hits, capacity_for = _lru_of(references, ascending)
     hits: dict[str, dict[int, int]] = {name: dict.fromkeys(ascending, 0) for name in policies}
     wanted: list[tuple[str, int]] = []
     for name, capacity in product(policies, ascending):
-        if capacity >= references.num_unique_blocks:  # nothing is ever evicted, by whatever policy
-            hits[name][capacity] = int(by_capacity[-1])
-        elif name == LRU.name and capacity > ascending[0]:
-            hits[name][capacity] = int(by_capacity[capacity])
+        is_never_full = capacity >= references.num_unique_blocks  # then no policy ever evicts
+        if is_never_full or (name == LRU.name and capacity > ascending[0]):
+            hits[name][capacity] = lru_hits[capacity]
         else:
             wanted.append((name, capacity))
     num_known = len(policies) * len(ascending) - len(wanted)
@@ -263,7 +262,8 @@ def measure_curve(
     measured = measure_side_by_side(points, num_threads, lambda num_done: show(num_known + num_done))
     for (name, capacity), num_hits in zip(wanted, measured, strict=True):
         hits[name][capacity] = num_hits
-    _compare({capacity: hits[LRU.name][capacity] for capacity in ascending[:1] if LRU.name in hits}, by_capacity)
+    if LRU.name in hits and ascending:
+        _compare(ascending[0], hits[LRU.name][ascending[0]], lru_hits[ascending[0]])
     return CapacityCurve(
         block_size=references.block_size,
         num_requests=references.num_requests,
@@ -273,8 +273,19 @@ def measure_curve(
         ideal_hits=int(references.ideal_hits().sum()),
         ideal_hit_tokens=int(references.ideal_hit_tokens().sum()),
         hits=hits,
-        capacity_for={share: _capacity_for(percent, by_capacity) for share, percent in SHARES_OF_IDEAL.items()},
+        capacity_for=capacity_for,
     )
+
+
+def _lru_of(references: BlockReferences, capacities: Iterable[int]) -> tuple[dict[int, int], dict[str, int]]:
+    """Tell the hits of LRU at each capacity, and the capacity for each share of the ideal hits.
+
+    Those of all other capacities are forgotten: 8 bytes a block, which caches of points can use.
+    """
+    by_capacity = lru_hits_by_capacity(references)
+    largest = len(by_capacity) - 1
+    hits = {capacity: int(by_capacity[min(capacity, largest)]) for capacity in capacities}
+    return hits, {share: _capacity_for(percent, by_capacity) for share, percent in SHARES_OF_IDEAL.items()}
 
 
 def _capacity_for(percent: int, hits_by_capacity: Int64Array) -> int:
@@ -283,11 +294,9 @@ def _capacity_for(percent: int, hits_by_capacity: Int64Array) -> int:
     return max(1, int(np.searchsorted(hits_by_capacity, enough)))
 
 
-def _compare(hits: Mapping[int, int], by_capacity: Int64Array) -> None:
+def _compare(capacity: int, num_hits: int, expected: int) -> None:
     """Hold the pool's hits against those that follow from stack distances: two computations, one truth."""
-    for capacity, num_hits in hits.items():
-        expected = int(by_capacity[min(capacity, len(by_capacity) - 1)])
-        assert num_hits == expected, f"the pool of {capacity} blocks had {num_hits} hits, stack distances {expected}"
+    assert num_hits == expected, f"the pool of {capacity} blocks had {num_hits} hits, stack distances {expected}"
 
 
 def _with_text_keys(by_capacity: Mapping[int, int | float]) -> dict[str, int | float]:

@@ -46,8 +46,8 @@ def lru_hits_by_capacity(references: BlockReferences) -> Int64Array:
     changes = np.zeros(references.num_unique_blocks + 2, np.int64)
     held = new_fenwick_tree(references.num_requests)
     _mark_distances(references.reuses, references.num_prompt_blocks, held, changes)
-    hits_at_distance = np.cumsum(changes[:-1])
-    return np.cumsum(hits_at_distance)
+    hits_at_distance = np.cumsum(changes[:-1], out=changes[:-1])  # in place: there is a number for each block
+    return np.cumsum(hits_at_distance, out=hits_at_distance)
 
 
 @compiled
