@@ -13,6 +13,7 @@ In the order in which data flows::
     journeys          Journeys: what else is known of each request under way
     meters            what is measured on the way: waste, ages, latencies, sharing, time series
     result            ServingResult: what came out
+    backlog           Backlog: who arrived long before their turn, in a file
     virtual_clock     VirtualClock: the loop over steps
     server            VirtualServer: the clock, and all of the above
     planning          many settings on one trace, with few meters, and what they tell

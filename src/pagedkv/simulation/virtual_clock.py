@@ -5,11 +5,12 @@ questions about very many runs brings meters that answer only these.
 """
 
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from pagedkv import scheduling
 from pagedkv.errors import TraceError
 from pagedkv.scheduling import Batch, Progress
+from pagedkv.simulation.backlog import Backlog
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.running_rows import RunningRows, rows_of
@@ -20,6 +21,9 @@ from pagedkv.traces.request import Request, TokenizedRequest
 from pagedkv.traces.tokens import tokenize
 
 __all__ = ["StepMeters", "VirtualClock"]
+
+MOST_WAITING: Final = 4096
+"""Requests that wait in the scheduler, and take some 2 KiB each, before others are kept back; or as many as may run."""
 
 
 class StepMeters(Protocol):
@@ -62,10 +66,20 @@ class VirtualClock:
         config: the pools and the rules.
         costs: how long steps take.
         space: the block space that serves, configured as ``config`` says.
-        meters: what is told of everything.
+        meters: what is told of everything; of who is kept back, when its turn comes near.
+        keeps_back: whether requests far behind in the queue wait in a file. They are served all the same; those that
+            cannot be served are told later.
     """
 
-    def __init__(self, config: ServingConfig, costs: CostModel, space: BlockSpace, meters: StepMeters) -> None:
+    def __init__(
+        self,
+        config: ServingConfig,
+        costs: CostModel,
+        space: BlockSpace,
+        meters: StepMeters,
+        *,
+        keeps_back: bool = True,
+    ) -> None:
         self._config = config
         self._costs = costs
         self._tokens_per_block = config.tokens_per_block
@@ -77,6 +91,10 @@ class VirtualClock:
         self._num_changes = 0
         self._now_s = 0.0
         self._last_arrival_s = 0.0
+        self._backlog = Backlog()
+        self._keeps_back = keeps_back
+        self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step lets more in
+        self._priority: int | None = None
 
     @property
     def now_s(self) -> float:
@@ -86,7 +104,7 @@ class VirtualClock:
     @property
     def num_requests(self) -> int:
         """Requests offered so far."""
-        return self._meters.num_requests
+        return self._meters.num_requests + len(self._backlog)
 
     def offer(self, request: Request | TokenizedRequest) -> None:
         """Let the next request arrive, after running all steps that begin before that.
@@ -108,14 +126,35 @@ class VirtualClock:
         if self._now_s < arrival_s:
             self._hold(arrival_s - self._now_s)
             self._now_s = arrival_s
-        scheduled = self._scheduled_request(request)
-        self._meters.arrived(scheduled, arrival_s, has_content=request.has_content)
-        if not self._scheduler.add(scheduled):
-            self._meters.rejected(scheduled)
+        self._let_wait(request)
 
     def finish(self) -> None:
         """Run until everybody is served."""
         self._run_until(float("inf"))
+
+    # The queue
+
+    def _let_wait(self, request: Request | TokenizedRequest) -> None:
+        """Let a request wait; far behind others it is kept back, as long as all are of one priority."""
+        if self._priority not in {None, request.priority}:
+            self._keeps_back = False
+            self._call_up(len(self._backlog))
+        self._priority = request.priority
+        if self._keeps_back and (len(self._backlog) or self._scheduler.num_waiting >= self._most_waiting):
+            self._backlog.push(request)
+        else:
+            self._add(request)
+
+    def _call_up(self, most: int) -> None:
+        """Let the first of those who were kept back wait with the others."""
+        for _ in range(min(most, len(self._backlog))):
+            self._add(self._backlog.pop())
+
+    def _add(self, request: Request | TokenizedRequest) -> None:
+        scheduled = self._scheduled_request(request)
+        self._meters.arrived(scheduled, request.arrival_s / self._config.speed, has_content=request.has_content)
+        if not self._scheduler.add(scheduled):
+            self._meters.rejected(scheduled)
 
     def _scheduled_request(self, request: Request | TokenizedRequest) -> scheduling.Request:
         number = self._meters.num_requests
@@ -166,6 +205,8 @@ class VirtualClock:
         self._meters.progressed(progress, self._now_s)
         for request in (*progress.finished, *batch.rejected):
             self._sampler.forget(request)
+        while len(self._backlog) and (num_more := self._most_waiting - self._scheduler.num_waiting) > 0:
+            self._call_up(num_more)
 
     def _step_s(self, work: StepWork) -> float:
         seconds = self._costs.step_s(
@@ -175,7 +216,8 @@ class VirtualClock:
 
     def _hold(self, duration_s: float) -> None:
         scheduler = self._scheduler
-        self._meters.hold(duration_s, self._running_rows(), scheduler.num_waiting, scheduler.num_swapped)
+        num_waiting = scheduler.num_waiting + len(self._backlog)
+        self._meters.hold(duration_s, self._running_rows(), num_waiting, scheduler.num_swapped)
 
     def _running_rows(self) -> RunningRows:
         """Give the rows of all who run, made anew only when they have changed."""

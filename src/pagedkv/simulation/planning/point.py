@@ -63,6 +63,6 @@ def run_point(point: PlanPoint, requests: Iterable[Request], show: Callable[[], 
     if point.loop is None:
         serve_open(VirtualClock(config, point.costs, space, log), requests, show)
     else:
-        clock = VirtualClock(replace(config, speed=1.0), point.costs, space, log)
+        clock = VirtualClock(replace(config, speed=1.0), point.costs, space, log, keeps_back=False)
         serve_closed(clock, log, requests, loop=point.loop, speed=config.speed, show=show)
     return figures_of(log, point.bounds)
