@@ -1,13 +1,14 @@
 """What explanations cost where they are recorded: the same operations with and without them, in one run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
 from benchmarks.measure import Row, Timing, timed
 from benchmarks.operations import BLOCK_SIZE, FULL, HYBRID, NUM_BLOCKS, admit, allocated, prompt
-from pagedkv import BlockSpace, GroupSpec, MissCause, RequestKeys, SpaceConfig
+from pagedkv import BlockSpace, GroupSpec, MissCause, PrefixHit, RequestKeys, SpaceConfig
+from pagedkv.space.explaining import note_admission
 
 __all__ = ["OPERATIONS"]
 
@@ -46,6 +47,21 @@ def _admissions(groups: tuple[GroupSpec, ...], keys: RequestKeys, *, is_recorded
     whole = timed(admit_all, before=empty, num_runs=NUM_RUNS)
     space.check()
     return whole.divided_by(NUM_REQUESTS)
+
+
+def records() -> Iterator[Row]:
+    """Record why hits of 1,008 tokens end, and nothing else of an admission."""
+    for groups, name in ((FULL, "one group"), (HYBRID, "full + window 1,024")):
+        space = _new_space(groups, is_recorded=True)
+        hits = [space.match(_leaving_prompt(seed)) for seed in range(1, NUM_REQUESTS + 1)]
+        assert {hit.num_tokens for hit in hits} == {NUM_TOKENS - 16}
+        timing = timed(partial(_record_all, space, hits), num_runs=NUM_RUNS).divided_by(NUM_REQUESTS)
+        yield Row(f"record why a hit of 1,008 tokens ends, {name}", timing, "request")
+
+
+def _record_all(space: BlockSpace, hits: Sequence[PrefixHit]) -> None:
+    for row, hit in enumerate(hits):
+        note_admission(space._state, row, hit)  # noqa: SLF001 - a part of an operation
 
 
 def questions_why() -> Iterator[Row]:
@@ -89,4 +105,4 @@ def _cache_prompt(space: BlockSpace) -> None:
     space.free(admit(space, prompt(NUM_TOKENS)))
 
 
-OPERATIONS = (admissions_with_explanations, questions_why, evictions_with_ghosts)
+OPERATIONS = (admissions_with_explanations, records, questions_why, evictions_with_ghosts)

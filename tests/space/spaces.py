@@ -152,7 +152,7 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
         book = state.receipts
         numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
     if state.explanations is not None:
-        told = state.explanations
+        told = state.explanations.arrays
         numbers |= {"explanations": told.current.copy(), "past ones": told.past.copy(), "all": told.num_past.copy()}
     if state.checkpoints is not None:
         numbers["checkpoints wanted"] = state.checkpoints.wanted.copy()

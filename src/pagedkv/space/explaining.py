@@ -103,35 +103,34 @@ def tell_misses(state: SpaceState, hit: PrefixHit) -> tuple[Miss, ...]:
 
 
 def note_admission(state: SpaceState, row: int, hit: PrefixHit) -> None:
-    """Record why the hit of a prompt ends, to which a row is about to be given, if the space records that."""
-    book, only, prompt = state.explanations, state.only_chain, hit.prompt
+    """Record why the hit of a prompt ends, to which a row is about to be given, if the space records that.
+
+    Where the chain of the one group that keeps whole prefixes ends with the hit, a loop finds out: 0.7 us.
+    """
+    book, group = state.explanations, hit.ends_chain_of
     if book is None:
         return
-    generation = int(state.serials[row])
-    if only is None or hit.loading is not None or hit.tails or not _is_bare(state, hit):
+    if group is None or hit.loading is not None or hit.tails or hit.num_replayed or not _is_bare(state, hit):
         book.put_away(row)
     elif state.loops.record_miss(
-        only.pool.arrays,
-        only.arrays,
+        group.pool.arrays,
+        group.arrays,
         state.extra_keys.arrays,
-        prompt.tokens,
-        hit.block_ids[only.index],
-        prompt.num_hittable,
+        hit.prompt.tokens,
+        hit.block_ids[group.index],
+        hit.prompt.max_hit_tokens,
         row,
-        generation,
-        book.current,
-        book.past,
-        book.num_past,
+        state.serials,
+        book.arrays,
     ):
         return
-    book.record(row, generation, explain(state, prompt, hit, is_thorough=False))
+    book.record(row, int(state.serials[row]), explain(state, hit.prompt, hit, is_thorough=False))
 
 
 def _is_bare(state: SpaceState, hit: PrefixHit) -> bool:
     """Tell whether the block behind a hit has no extra keys of its own, and no earlier epoch concerns it."""
-    keys = hit.prompt.keys
     if hit.num_tokens:
-        return not keys.media
+        return not hit.prompt.keys.media
     return not state.former_epochs and not hit.prompt.has_extra_keys(state.identity_epoch)
 
 

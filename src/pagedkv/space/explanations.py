@@ -24,6 +24,7 @@ from pagedkv.tables.explaining import (
     OF_ROW,
     POSITION,
     TOKEN,
+    BookArrays,
 )
 
 __all__ = ["ExplanationBook"]
@@ -35,16 +36,16 @@ class ExplanationBook:
     """The explanations of the sequences that have rows, and of the latest that had.
 
     Attributes:
-        current: int64 ``[max_sequences, NUM_FIELDS]``, of each row's latest sequence that was admitted.
-        past: int64 ``[most, NUM_FIELDS]``, a ring of those before.
-        num_past: int64 ``[1]``, how many were ever put there.
+        arrays: the records.
     """
 
     def __init__(self, max_sequences: int) -> None:
         """Begin with nothing."""
-        self.current = np.zeros((max_sequences, NUM_FIELDS), np.int64)
-        self.past = np.zeros((max(LEAST_PAST, max_sequences), NUM_FIELDS), np.int64)
-        self.num_past = np.zeros(1, np.int64)
+        self.arrays = BookArrays(
+            current=np.zeros((max_sequences, NUM_FIELDS), np.int64),
+            past=np.zeros((max(LEAST_PAST, max_sequences), NUM_FIELDS), np.int64),
+            num_past=np.zeros(1, np.int64),
+        )
 
     # Asking
 
@@ -54,33 +55,35 @@ class ExplanationBook:
         Raises:
             SequenceError: it was never admitted, since it is a fork or nobody; or it is forgotten.
         """
-        if row < len(self.current) and self.current[row, GENERATION] == generation:
-            return _as_explanation(self.current[row].tolist())
-        places = np.flatnonzero((self.past[:, OF_ROW] == row) & (self.past[:, GENERATION] == generation))
+        current, past, _ = self.arrays
+        if row < len(current) and current[row, GENERATION] == generation:
+            return _as_explanation(current[row].tolist())
+        places = np.flatnonzero((past[:, OF_ROW] == row) & (past[:, GENERATION] == generation))
         if generation < 1 or not len(places):
             raise SequenceError(
                 f"nothing is recorded of generation {generation} of row {row}: it began as a fork, or is none of the "
-                f"last {len(self.past)} sequences that were admitted and freed"
+                f"last {len(past)} sequences that were admitted and freed"
             )
-        return _as_explanation(self.past[places[-1]].tolist())
+        return _as_explanation(past[places[-1]].tolist())
 
     # Being told
 
     def put_away(self, row: int) -> None:
         """Keep the record of a row, which is about to be given to another sequence, among those of earlier ones."""
-        if self.current[row, GENERATION]:
-            self.past[int(self.num_past[0]) % len(self.past)] = self.current[row]
-            self.num_past += 1
+        current, past, num_past = self.arrays
+        if current[row, GENERATION]:
+            past[int(num_past[0]) % len(past)] = current[row]
+            num_past += 1
 
     def record(self, row: int, generation: int, explanation: Explanation) -> None:
         """Record an explanation."""
-        self.current[row] = _as_record(row, generation, explanation)
+        self.arrays.current[row] = _as_record(row, generation, explanation)
 
     # Auditing
 
     def check(self, serials: npt.NDArray[np.int32]) -> None:
         """Prove that every record is that of a sequence that there was, and each is there once."""
-        records = np.concatenate([self.current, self.past])
+        records = np.concatenate(self.arrays[:2])
         records = records[records[:, GENERATION] > 0]
         of_rows, generations = records[:, OF_ROW], records[:, GENERATION]
         assert (generations <= serials[of_rows]).all(), "explanations: of a sequence that is still to come"

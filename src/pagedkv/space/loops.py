@@ -13,7 +13,7 @@ from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.tables.digesting import digest_new_blocks
 from pagedkv.tables.drafting import count_slots, give_slots_back, make_current, take_slots
-from pagedkv.tables.explaining import record_miss
+from pagedkv.tables.explaining import BookArrays, record_miss
 from pagedkv.tables.filling import (
     accept_computed,
     advance,
@@ -63,6 +63,7 @@ class SpaceLoops:
         ids = np.zeros(0, np.int32)
         longs = np.zeros(0, np.int64)
         records = np.zeros((0, 0), np.int64)
+        book = BookArrays(records, records, longs)
         pairs = np.zeros((0, 2), np.int32)
         words: Uint32Array = np.zeros((0, 8), np.uint32)
         self.find_samplers = specialize(find_samplers, ids, ids, ids, ids, ids, ids, 0, ids, ids)
@@ -102,7 +103,7 @@ class SpaceLoops:
         self.clear_rows = specialize(clear_rows, rows, ids, ids, ids, ids, 0)
         self.merge_duplicates = specialize(merge_duplicates, pool, group, rows, pairs, ids, 0)
         self.settle = specialize(settle, pool, 0)
-        self.record_miss = specialize(record_miss, pool, group, extra_keys, ids, ids, 0, 0, 0, records, records, longs)
+        self.record_miss = specialize(record_miss, pool, group, extra_keys, ids, ids, 0, 0, ids, book)
         self.collect_touched = specialize(collect_touched, rows, ids, pairs)
         self.collect_writes = specialize(collect_writes, group, rows, ids, ids, 0, 0, 0)
         self.collect_ranges = specialize(collect_ranges, rows, ids, ids, 0, 0, 0, ids)

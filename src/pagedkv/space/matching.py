@@ -61,6 +61,7 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
         hit.num_whole_tokens = search.num_whole_tokens
         hit.end_inside(search.end_of_tails, search.tails)
     hit.junction = search.junction
+    hit.ends_chain_of = search.chain_that_ends_at(hit.num_tokens)
     return search.with_replay(hit) if prompt.max_replay_tokens else hit
 
 
@@ -85,6 +86,7 @@ def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefi
         blocks = tuple(blocks[0] if other is group else NO_IDS for other in state.groups)
         counts = tuple(num_free if other is group else 0 for other in state.groups)
     hit = PrefixHit(state, prompt, num_hits * block_size, blocks, counts)
+    hit.ends_chain_of = group
     if state.config.min_partial_hit and num_settled == num_hits:
         end_inside(state, group, prompt, hit)
     return hit
@@ -154,6 +156,11 @@ class _PrefixMatch:
         if self._state.checkpoints:
             blocks = self._inside_intervals(digests, limit, blocks)
         return self._inside_blocks(digests, limit, blocks)
+
+    def chain_that_ends_at(self, length: int) -> Group | None:
+        """Find the group whose chain ends after so many tokens, if it is the only one that keeps whole prefixes."""
+        ends = {index: len(chain) * self._state.groups[index].block_size for index, chain in self._chains.items()}
+        return self._state.groups[next(iter(ends))] if [*ends.values()] == [length] else None
 
     def _at_boundaries(self, digests: list[Uint32Array], limit: int) -> list[Int32Array]:
         """Find the blocks of the longest hit that ends where blocks of all groups end."""

@@ -3,7 +3,7 @@
 A question, but for the record that a newly admitted row is given.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined
@@ -27,7 +27,7 @@ from pagedkv.pool.ghosts import (
     has_forgotten,
 )
 from pagedkv.pool.prefix_index import find, is_child_of
-from pagedkv.tables.rows import BLOCK_SIZE, NAME_IN_POOL, GroupArrays
+from pagedkv.tables.rows import BLOCK_SIZE, HIT_ALIGNMENT, NAME_IN_POOL, GroupArrays
 
 __all__ = [
     "AGE",
@@ -45,6 +45,7 @@ __all__ = [
     "OF_ROW",
     "POSITION",
     "TOKEN",
+    "BookArrays",
     "digest_behind",
     "find_fates",
     "record_miss",
@@ -129,6 +130,20 @@ def find_fates(pool: PoolArrays, name: int, digests: Uint32Array, out: Int32Arra
             out[index] = NEVER
 
 
+class BookArrays(NamedTuple):
+    """Where explanations are recorded.
+
+    Args:
+        current: int64 ``[max_sequences, NUM_FIELDS]``, of each row's latest sequence that was admitted.
+        past: int64 ``[most, NUM_FIELDS]``, a ring of those before.
+        num_past: int64 ``[1]``, how many were ever put there.
+    """
+
+    current: Int64Array
+    past: Int64Array
+    num_past: Int64Array
+
+
 @compiled
 def record_miss(
     pool: PoolArrays,
@@ -136,41 +151,38 @@ def record_miss(
     extra_keys: ExtraKeyArrays,
     tokens: Int32Array,
     hits: Int32Array,
-    num_hittable: int,
+    max_hit_tokens: int,
     row: int,
-    generation: int,
-    current: Int64Array,
-    past: Int64Array,
-    counts: Int64Array,
+    serials: Int32Array,
+    book: BookArrays,
 ) -> bool:
-    """Record why a prompt's hit ends, where one group that keeps whole prefixes is all that has prefix caching.
+    """Record why a prompt's hit ends, where it is the chain of the only group that keeps whole prefixes that ends.
 
     Tell whether that is all: False where the block that is missing has a name, or is cached under other keys. The block
     has no extra keys of its own.
 
     Args:
-        tokens: int32 ``[n]``, the prompt; num_hittable: how many of them may hit.
+        tokens: int32 ``[n]``, the prompt; max_hit_tokens: how many of them may hit.
         hits: int32, the blocks that hit.
-        current: int64 ``[max_sequences, NUM_FIELDS]``, the records of rows.
-        past: int64 ``[most, NUM_FIELDS]``, a ring of those of earlier sequences; counts: int64 ``[1]``, how many ever.
+        serials: int32 ``[max_sequences]``, the generation of each row.
     """
-    record = current[row]
+    record = book.current[row]
     if record[GENERATION]:
-        place = counts[0] % len(past)
+        place = book.num_past[0] % len(book.past)
         for field in range(NUM_FIELDS):
-            past[place, field] = record[field]
-        counts[0] += 1
-    block_size = group.parameters[BLOCK_SIZE]
+            book.past[place, field] = record[field]
+        book.num_past[0] += 1
+    block_size, alignment = group.parameters[BLOCK_SIZE], group.parameters[HIT_ALIGNMENT]
     num_hits = len(hits)
     record[:] = 0
-    record[GENERATION] = generation
+    record[GENERATION] = serials[row]
     record[OF_ROW] = row
     record[NUM_TOKENS] = len(tokens)
     record[NUM_HIT] = record[POSITION] = num_hits * block_size
-    if num_hits >= (len(tokens) - 1) // block_size:
+    if num_hits * block_size >= (len(tokens) - 1) // alignment * alignment:
         record[CAUSE] = NOT_FULL
         return True
-    if num_hits >= num_hittable // block_size:
+    if num_hits * block_size >= min(len(tokens) - 1, max_hit_tokens) // alignment * alignment:
         record[CAUSE] = BOUNDED
         return True
     record[GROUP] = group.parameters[NAME_IN_POOL]
