@@ -148,11 +148,11 @@ def publish_new_blocks(
     at = group.parameters[AT]
     num_duplicates = 0
     for row in batch:
-        if rows[row, FROZEN]:
-            continue
         record = rows[row]
-        first_sure = first_sure_block(group, rows, row)
         num_digested = record[at + NUM_DIGESTED]
+        if record[FROZEN] or record[at + NUM_PUBLISHED] >= num_digested:
+            continue
+        first_sure = first_sure_block(group, rows, row)
         for index in range(record[at + NUM_PUBLISHED], num_digested):
             block = group.table[row, index]
             expect(pool, pool.digests[group.table[row, min(index + FETCHED_AHEAD, num_digested - 1)], 0])
