@@ -122,7 +122,7 @@ def test_sorting_is_asked_for_and_stable(tmp_path: Path) -> None:
     message = refused(trace, "-o", tmp_path / "out")
     assert message == (
         f"pagedkv: {trace}:3: arrives at 0.5 s, after line 2 at 2.5 s. "
-        "Put the requests in order of arrival: pagedkv convert --sort"
+        f"Put the requests in order of arrival: pagedkv convert {trace} --sort -o sorted.jsonl.gz"
     )
     assert [request.input_length for request in read(converted(trace, "--sort"))] == [4, 2, 5, 1, 3]
     assert sorted(tmp_path.iterdir()) == [tmp_path / "converted.jsonl", trace]

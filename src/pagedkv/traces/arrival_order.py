@@ -4,13 +4,11 @@ Equal ones are fine, and count in file order. A trace out of order would make a 
 sorting takes more than one row in memory, so it is asked for, not done silently.
 """
 
-from typing import Final
+import shlex
 
 from pagedkv.traces.lines import Line
 
 __all__ = ["ArrivalOrder"]
-
-REMEDY: Final = "Put the requests in order of arrival: pagedkv convert --sort"
 
 
 class ArrivalOrder:
@@ -32,6 +30,10 @@ class ArrivalOrder:
         """
         if arrival_s < self._latest_s:
             before = "the one before" if self._latest_line == line.number else f"line {self._latest_line}"
-            raise line.fault(f"{where}arrives at {arrival_s} s, after {before} at {self._latest_s} s", REMEDY)
+            sort = f"pagedkv convert {shlex.quote(line.path)} --sort -o sorted.jsonl.gz"
+            raise line.fault(
+                f"{where}arrives at {arrival_s} s, after {before} at {self._latest_s} s",
+                f"Put the requests in order of arrival: {sort}",
+            )
         self._latest_s = arrival_s
         self._latest_line = line.number

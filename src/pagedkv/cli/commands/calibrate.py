@@ -40,7 +40,8 @@ def calibrate(
     """Fit a cost model to steps that an engine took, and tell how far off it is.
 
     A CSV file has a header and a step a line: num_new_tokens and seconds, and if you can count them
-    num_attended_pairs, num_context_tokens and num_sequences. docs/models-and-costs.md tells what each is.
+    num_attended_pairs, num_context_tokens and num_sequences. At least 20 steps, of different sizes.
+    docs/models-and-costs.md tells what each is.
 
     For example:
 
