@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.arrays import Float64Array
+from pagedkv.arrays import Float64Array, Int32Array
 from pagedkv.simulation.planning.bounds import Bounds
 from pagedkv.simulation.planning.request_log import RequestLog
 
@@ -123,7 +123,7 @@ def figures_of(log: RequestLog, bounds: Bounds) -> PointFigures:
     hit_tokens = log.counts("num_hit_tokens")
     prompt_tokens = np.where(hit_tokens >= 0, log.counts("num_prompt_tokens"), 0)
     hit_tokens = np.maximum(hit_tokens, 0)
-    outputs = (log.counts("num_output_tokens") * log.counts("num_sequences"))[is_finished]
+    outputs = (log.counts("num_output_tokens").astype(np.int64) * log.counts("num_sequences"))[is_finished]
     start_s = float(arrival_s[0]) if len(arrival_s) else 0.0
     ends_s, order = np.sort(end_s[is_finished]), np.argsort(end_s[is_finished], kind="stable")
     return PointFigures(
@@ -159,7 +159,7 @@ def _is_good(
 
 
 def _parts(
-    prompt_tokens: Float64Array, hit_tokens: Float64Array, ends_s: Float64Array, is_good: npt.NDArray[np.bool_]
+    prompt_tokens: Int32Array, hit_tokens: Int32Array, ends_s: Float64Array, is_good: npt.NDArray[np.bool_]
 ) -> tuple[Part, ...]:
     by_arrival = np.linspace(0, len(prompt_tokens), NUM_PARTS + 1).astype(int)
     by_end = np.linspace(0, len(ends_s), NUM_PARTS + 1).astype(int)

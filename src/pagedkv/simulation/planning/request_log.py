@@ -1,6 +1,6 @@
 """RequestLog: the times and hits of each request, in place of all meters.
 
-Some 50 bytes a request. Times between tokens are counted in a histogram whose bins are 1 % wide, as there is one for
+40 bytes a request. Times between tokens are counted in a histogram whose bins are 1 % wide, as there is one for
 every token; they are the seconds of steps that decode, and a preemption, which is in the time per token of its request,
 is not among them.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.arrays import Float64Array
+from pagedkv.arrays import Float64Array, Int32Array
 from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.step_work import StepWork
@@ -47,6 +47,9 @@ class StepHistogram:
 class RequestLog:
     """What is noted of each request, by its number.
 
+    Args:
+        tells_ended: whether somebody takes the numbers of the requests that are over.
+
     Attributes:
         between_tokens: times between tokens.
         num_preemptions: how often a request had to give its blocks up.
@@ -54,14 +57,15 @@ class RequestLog:
         num_steps: steps so far; busy_s: their seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_ended: bool = False) -> None:
+        self._tells_ended = tells_ended
         self._arrival_s = array("d")
         self._first_token_s = array("d")
         self._end_s = array("d")
-        self._num_prompt_tokens = array("q")
-        self._num_output_tokens = array("q")
-        self._num_hit_tokens = array("q")
-        self._num_sequences = array("q")
+        self._num_prompt_tokens = array("i")
+        self._num_output_tokens = array("i")
+        self._num_hit_tokens = array("i")
+        self._num_sequences = array("i")
         self._ended: list[int] = []
         self._num_decoded = 0
         self.between_tokens = StepHistogram()
@@ -80,22 +84,22 @@ class RequestLog:
 
     @property
     def arrival_s(self) -> Float64Array:
-        """When each arrived: float64 ``[requests]``, as are the next two."""
-        return np.array(self._arrival_s)
+        """When each arrived: float64 ``[requests]``, as are the next two; views, so for a run that is over."""
+        return np.asarray(self._arrival_s)
 
     @property
     def first_token_s(self) -> Float64Array:
         """When each had its first token; NaN if it never had."""
-        return np.array(self._first_token_s)
+        return np.asarray(self._first_token_s)
 
     @property
     def end_s(self) -> Float64Array:
         """When each had its last token; NaN if it never had."""
-        return np.array(self._end_s)
+        return np.asarray(self._end_s)
 
-    def counts(self, name: str) -> Float64Array:
-        """Give num_prompt_tokens, num_output_tokens, num_hit_tokens or num_sequences: float64 ``[requests]``."""
-        return np.array(getattr(self, f"_{name}"), np.float64)
+    def counts(self, name: str) -> Int32Array:
+        """Give num_prompt_tokens, num_output_tokens, num_hit_tokens or num_sequences: int32 ``[requests]``, a view."""
+        return np.asarray(getattr(self, f"_{name}"))
 
     def arrived(self, request: Request, arrival_s: float, *, has_content: bool) -> None:
         """Note a request; nothing else is known of it yet."""
@@ -110,7 +114,11 @@ class RequestLog:
 
     def rejected(self, request: Request) -> None:
         """Note that a request is over without an answer."""
-        self._ended.append(request.number)
+        self._note_ended(request)
+
+    def _note_ended(self, request: Request) -> None:
+        if self._tells_ended:
+            self._ended.append(request.number)
 
     def take_ended(self) -> list[int]:
         """Give the requests that are over since the last call, by number."""
@@ -148,4 +156,4 @@ class RequestLog:
                 self._first_token_s[request.number] = end_s
         for request in progress.finished:
             self._end_s[request.number] = end_s
-            self._ended.append(request.number)
+            self._note_ended(request)
