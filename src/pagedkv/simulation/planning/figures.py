@@ -5,8 +5,9 @@ arrival; answers, and those of them that keep the bounds, by eighths of the answ
 seconds in which these ended.
 """
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from pagedkv.simulation.planning.bounds import Bounds
 from pagedkv.simulation.planning.request_log import RequestLog
 
 __all__ = ["NUM_PARTS", "Part", "PointFigures", "figures_of"]
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 NUM_PARTS: Final = 8
 PERCENTILES: Final = (50, 90, 99)
@@ -113,13 +116,9 @@ def figures_of(log: RequestLog, bounds: Bounds) -> PointFigures:
     """Sum up a run that is over. O(requests log requests)."""
     arrival_s, end_s = log.arrival_s, log.end_s
     is_finished = ~np.isnan(end_s)
-    ttft_s = (log.first_token_s - arrival_s)[is_finished]
-    num_further = log.counts("num_output_tokens")[is_finished] - 1
-    decode_s = (end_s - log.first_token_s)[is_finished]
-    has_further = num_further > 0
-    tpot_s = decode_s[has_further] / num_further[has_further]
-    is_good = np.zeros(len(end_s), np.bool_)
-    is_good[is_finished] = _is_good(ttft_s, decode_s / np.maximum(num_further, 1), has_further, bounds)
+    ttft_s, is_good = _first_tokens(log, is_finished, bounds)
+    tpot_s, keeps_pace = _further_tokens(log, is_finished, bounds)
+    is_good &= keeps_pace
     hit_tokens = log.counts("num_hit_tokens")
     prompt_tokens = np.where(hit_tokens >= 0, log.counts("num_prompt_tokens"), 0)
     hit_tokens = np.maximum(hit_tokens, 0)
@@ -140,27 +139,30 @@ def figures_of(log: RequestLog, bounds: Bounds) -> PointFigures:
         busy_s=log.busy_s,
         num_steps=log.num_steps,
         num_preemptions=log.num_preemptions,
-        ttft_s=_summary(ttft_s),
-        tpot_s=_summary(tpot_s),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
         itl_s={f"p{percent}": log.between_tokens.percentile_s(percent) for percent in PERCENTILES},
-        parts=_parts(prompt_tokens, hit_tokens, ends_s - start_s, is_good[is_finished][order]),
+        parts=_parts(prompt_tokens, hit_tokens, ends_s - start_s, is_good[order]),
     )
 
 
-def _is_good(
-    ttft_s: Float64Array, tpot_s: Float64Array, has_further: npt.NDArray[np.bool_], bounds: Bounds
-) -> npt.NDArray[np.bool_]:
-    good = np.ones(len(ttft_s), np.bool_)
-    if bounds.ttft_s is not None:
-        good &= ttft_s <= bounds.ttft_s
-    if bounds.tpot_s is not None:
-        good &= ~has_further | (tpot_s <= bounds.tpot_s)
-    return good
+def _first_tokens(log: RequestLog, is_finished: Flags, bounds: Bounds) -> tuple[dict[str, float | None], Flags]:
+    """Sum up when answers began, and tell which of them in time: bool ``[finished]``."""
+    ttft_s = log.first_token_s[is_finished] - log.arrival_s[is_finished]
+    return _summary(ttft_s), ttft_s <= (math.inf if bounds.ttft_s is None else bounds.ttft_s)
 
 
-def _parts(
-    prompt_tokens: Int32Array, hit_tokens: Int32Array, ends_s: Float64Array, is_good: npt.NDArray[np.bool_]
-) -> tuple[Part, ...]:
+def _further_tokens(log: RequestLog, is_finished: Flags, bounds: Bounds) -> tuple[dict[str, float | None], Flags]:
+    """Sum up the times per further token, and tell which answers went on in time: bool ``[finished]``."""
+    tpot_s = log.end_s[is_finished] - log.first_token_s[is_finished]
+    num_further = log.counts("num_output_tokens")[is_finished] - 1
+    tpot_s /= np.maximum(num_further, 1)
+    has_further = num_further > 0
+    keeps_pace = ~has_further | (tpot_s <= (math.inf if bounds.tpot_s is None else bounds.tpot_s))
+    return _summary(tpot_s[has_further]), keeps_pace
+
+
+def _parts(prompt_tokens: Int32Array, hit_tokens: Int32Array, ends_s: Float64Array, is_good: Flags) -> tuple[Part, ...]:
     by_arrival = np.linspace(0, len(prompt_tokens), NUM_PARTS + 1).astype(int)
     by_end = np.linspace(0, len(ends_s), NUM_PARTS + 1).astype(int)
     edges_s = [0.0 if not stop else float(ends_s[stop - 1]) for stop in by_end]
