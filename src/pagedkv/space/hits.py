@@ -41,7 +41,8 @@ class Prompt(NamedTuple):
     @property
     def num_hittable(self) -> int:
         """Tokens that may hit: at most all but the last one."""
-        return min(len(self.tokens) - 1, self.max_hit_tokens)
+        most = len(self.tokens) - 1
+        return most if most < self.max_hit_tokens else self.max_hit_tokens  # noqa: FURB136 - min() takes 0.1 us more
 
     def has_extra_keys(self, weights_epoch: str) -> bool:
         """Tell whether any block carries an extra key."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.errors import ConfigurationError
+from pagedkv.keys import NO_KEYS
 from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, SUCCESSOR, PoolArrays
 from pagedkv.pool.digests import ROOT_WORDS, digest_prompt
 from pagedkv.pool.prefix_index import is_child_of
@@ -70,11 +71,12 @@ def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefi
     block_size = group.block_size
     most = prompt.num_hittable // block_size
     found = np.empty(most, np.int32)
+    is_plain = prompt.keys is NO_KEYS and not state.weights_epoch  # as most are: asked here, in 0.06 us and not 0.2
     num_hits, num_settled, num_free = state.loops.match_chain(
         group.pool.arrays,
         group.arrays,
         prompt.tokens,
-        extra_ids_of(state, prompt, block_size, most),
+        NO_IDS if is_plain else extra_ids_of(state, prompt, block_size, most),
         state.extra_keys.arrays,
         prompt.digests,
         found,
