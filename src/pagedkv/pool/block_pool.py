@@ -124,7 +124,7 @@ def acquire(pool: PoolArrays) -> int:
 
 @inlined
 def acquire_often(pool: PoolArrays) -> int:
-    """Do what :func:`acquire` does, for a loop that evicts most of the time: no call hands over the pool."""
+    """Do what :func:`acquire` does, for loops that take block after block: no call hands over the pool."""
     block = _make_vacant(pool)
     _begin(pool, block)
     pool.counts[NUM_ACQUIRED] += 1

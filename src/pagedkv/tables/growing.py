@@ -15,7 +15,7 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool.block_pool import acquire, acquire_all, release
+from pagedkv.pool.block_pool import acquire, acquire_all, acquire_often, release
 from pagedkv.pool.blocks import EXTRA, HOLD_STEP, IN_USE, NAME, OPEN_STEP, PENDING_STEP, QUEUE, REF_COUNT, PoolArrays
 from pagedkv.pool.epochs import copy_epochs
 from pagedkv.tables.rows import (
@@ -208,7 +208,7 @@ def write_tokens(
         offset = 0
 
 
-@compiled
+@inlined
 def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, num_slots: int) -> None:
     """Give a row new blocks for so many slots in all."""
     at = group.parameters[AT]
@@ -216,7 +216,7 @@ def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
     wanted = blocks_for(num_slots, group.parameters[BLOCK_SIZE])
     let_row_pay(pool, rows, row)
     if wanted == held + 1:
-        group.table[row, held] = acquire(pool)
+        group.table[row, held] = acquire_often(pool)
     else:
         acquire_all(pool, group.table[row, held:wanted])
     rows[row, at + NUM_BLOCKS] = wanted
