@@ -94,6 +94,7 @@ def test_without_a_clock_the_table_shows_the_figures(trace: Path) -> None:
 def test_the_policy_that_learns_is_the_default_but_without_a_clock_there_is_lru_alone(trace: Path) -> None:
     document = json.loads(run("replay", trace, "--json", "-").stdout)
     assert document["config"]["policy"] == "hazard"
+    assert shown_by("replay", trace)["eviction policy (--policy)"] == "hazard"
     assert run("replay", trace, "--one-at-a-time", "--policy", "lru").exit_code == 0
 
 

@@ -28,6 +28,7 @@ def print_served(title: str, served: ServedTrace) -> None:
             *([("read as", served.read_as)] if served.read_as else []),
             *_requests(result),
             *_hits(result),
+            ("eviction policy (--policy)", str(result.config["policy"])),
             ("cost model, whose seconds these are", str(result.config["cost_model_name"])),
             *_steps(result),
             *_preemptions(result),
