@@ -11,7 +11,7 @@ from pagedkv import BlockPool, BlockSpace, FullAttention, SpaceConfig
 from pagedkv.capacity import curve
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool import eviction
-from pagedkv.pool.blocks import POLICY
+from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.eviction.fifo import FIFO
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, POLICIES, policy_named
@@ -49,14 +49,15 @@ def test_a_name_that_is_not_in_the_list_is_refused_with_the_list(build: Callable
 
 
 def test_a_policy_that_is_not_in_the_list_is_refused() -> None:
-    for foreign in (EvictionPolicy("oldest"), replace(DEFAULT, new_state=FIFO.new_state)):
+    for foreign in (EvictionPolicy("oldest", PoolArrays), replace(DEFAULT, new_state=FIFO.new_state)):
         with pytest.raises(ConfigurationError, match=f"eviction policy '{foreign.name}' is not in the list"):
             BlockPool("device", 9, policy=foreign)
 
 
-def test_a_pool_knows_its_policy_by_its_number_in_the_list() -> None:
+def test_loops_know_the_policy_of_a_pool_by_the_class_of_its_arrays() -> None:
     pools = [BlockPool("device", 9, policy=policy) for policy in POLICIES.values()]
-    assert [int(pool.arrays.counts[POLICY]) for pool in pools] == list(range(len(POLICIES)))
+    assert [type(pool.arrays) for pool in pools] == [policy.arrays for policy in POLICIES.values()]
+    assert len({policy.arrays for policy in POLICIES.values()}) == len(POLICIES)
     assert [pool.policy for pool in pools] == list(POLICIES.values())
 
 

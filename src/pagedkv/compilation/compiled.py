@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 
+from pagedkv.compilation.loop import Loop
 from pagedkv.compilation.loop_cache import LoopCache
 
 __all__ = ["compiled", "compiled_aside", "compiled_sums", "inlined", "specialize", "unsigned"]
@@ -58,10 +59,11 @@ def inlined_sums(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _compile(function: Callable[P, R], **given: object) -> Callable[P, R]:
-    options: dict[str, Any] = {"error_model": "numpy", "_nrt": False, **given}
-    loop = cast("Any", numba.njit(**options)(function))
-    if isinstance(loop, Dispatcher) and function.__closure__ is None:  # neither interpreted nor more than its source
-        cast("Any", loop)._cache = LoopCache(function)  # noqa: SLF001  # what ``cache=True`` sets, to Numba's own
+    if cast("Any", numba).config.DISABLE_JIT:
+        return function
+    loop = Loop(function, {"nopython": True, "boundscheck": None, "error_model": "numpy", "_nrt": False, **given})
+    if function.__closure__ is None:  # it is no more than its source
+        loop._cache = LoopCache(function)  # noqa: SLF001  # what ``cache=True`` sets, to Numba's own
     return cast("Callable[P, R]", loop)
 
 
@@ -105,11 +107,9 @@ def _kind_of(value: object) -> Hashable:
 
 @cache
 def _entry_point(loop: Hashable, examples: _Examples) -> object:
-    dispatcher = cast("Any", loop)  # Numba's types stop at the decorators
     signature = tuple(map(cast("Any", numba).typeof, examples.values))
-    dispatcher.compile(signature)
     examples.values = ()  # kept as a key: it must not keep the arrays of a space
-    return dispatcher.overloads[signature].entry_point
+    return cast("Loop", loop).compile(signature)
 
 
 @inlined

@@ -15,11 +15,12 @@ import pickle
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from numba.core import compiler, serialize
+from numba.core import serialize
 from numba.core.caching import _Cache
 
 from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, warn_once
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
+from pagedkv.compilation.piece import packed, restored
 
 __all__ = ["LoopCache"]
 
@@ -73,7 +74,7 @@ class LoopCache(_Cache):
         kept_key, parts = pickle.loads(entry)  # noqa: S301  # we wrote it, where nobody else can write
         if kept_key != key:
             return None
-        return cast("Any", compiler).CompileResult._rebuild(target_context, *parts)  # noqa: SLF001  # as Numba's caches
+        return restored(target_context, parts)
 
     def save_overload(self, sig: Opaque, data: Opaque) -> None:
         """Keep what was compiled, unless it holds addresses of this process."""
@@ -81,7 +82,7 @@ class LoopCache(_Cache):
         if (place := self._place(key)) is None or data.library.has_dynamic_globals:
             return
         folder, name = place
-        folder.write(name, cast("Any", serialize).dumps((key, data._reduce())))  # noqa: SLF001  # as Numba's caches
+        folder.write(name, cast("Any", serialize).dumps((key, packed(data))))
 
     def _key(self, sig: Opaque, codegen: Opaque) -> Opaque:
         # The line tells apart two functions of one name, of which a condition takes one.

@@ -59,7 +59,6 @@ from pagedkv.pool.blocks import (
     OPEN_STEP,
     PENDING_STEP,
     PLAIN,
-    POLICY,
     QUEUE,
     REF_COUNT,
     SETTLED_STEP,
@@ -86,7 +85,7 @@ from pagedkv.pool.charging import (
 )
 from pagedkv.pool.eviction import hooks
 from pagedkv.pool.eviction.policy import EvictionPolicy
-from pagedkv.pool.eviction.registry import DEFAULT, number_of
+from pagedkv.pool.eviction.registry import DEFAULT, require_listed
 from pagedkv.pool.ghosts import CALLED_OFF, EVICTED, OVERWRITTEN, RESET, SHED, new_ghosts
 from pagedkv.pool.leasing import enqueue_leased, give_largest_up, is_due, is_leased, unlink_leased
 from pagedkv.pool.prefix_index import PrefixIndex, forget, unname
@@ -176,7 +175,7 @@ def _make_vacant(pool: PoolArrays) -> int:
     records = pool.records
     block = free_queue.first(records)
     if records[block, NAME] and not is_spare(pool, block):
-        block = hooks.choose_victim(pool, block)
+        block = unsigned(hooks.choose_victim(pool, block))
     free_queue.remove(records, pool.counts, block)
     if records[block, NAME]:
         lose_content(pool, block)
@@ -442,11 +441,11 @@ class BlockPool:
         self.name = name
         self.num_blocks = num_blocks
         self.policy = policy if caching else DEFAULT
+        require_listed(self.policy)
         state = self.policy.new_state(self.num_usable)
         arrays = new_pool_arrays(num_blocks, block_size, caching=caching, features=features)
-        arrays.counts[POLICY] = number_of(self.policy)
         arrays.counts[IN_ORDER] = in_order
-        self.arrays = arrays._replace(
+        self.arrays = self.policy.arrays._make(arrays)._replace(
             eviction=state.counts,
             eviction_table=state.table,
             ranks=state.ranks,

@@ -72,12 +72,11 @@ NUM_ACQUIRED: Final = 6
 NUM_EVENTS: Final = 7  # events since the log was drained, lost ones included
 OPEN_STEP: Final = 8  # number of the step being put together
 SETTLED_STEP: Final = 9  # every step up to this one is acknowledged or aborted
-POLICY: Final = 10  # number of the eviction policy in the registry; never changes
-IN_ORDER: Final = 11  # 1 if blocks wait for moves only, since steps are carried out in order; never changes
-CLOCK_US: Final = 12  # the caller's clock, in microseconds, as last told
-HAS_CLOCK: Final = 13  # 1 once it was told at all
-NUM_LEASED: Final = 14  # free blocks with a lease
-NUM_COUNTS: Final = 15
+IN_ORDER: Final = 10  # 1 if blocks wait for moves only, since steps are carried out in order; never changes
+CLOCK_US: Final = 11  # the caller's clock, in microseconds, as last told
+HAS_CLOCK: Final = 12  # 1 once it was told at all
+NUM_LEASED: Final = 13  # free blocks with a lease
+NUM_COUNTS: Final = 14
 
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
 NUM_SENTINELS: Final = 3 + NUM_DEFERRED_LISTS  # records behind those of the blocks

@@ -185,8 +185,15 @@ def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) 
     assert not (is_protected & (pool.records[: len(ranks), NAME] == 0)).any(), f"{where}: nobody can find it"
 
 
+class AdaptiveArrays(PoolArrays):
+    """The arrays of a pool that evicts so."""
+
+    __slots__ = ()
+
+
 ADAPTIVE: Final = EvictionPolicy(
     "adaptive",
+    AdaptiveArrays,
     new_state=_new_state,
     note_name=_recall,
     note_reuse=_protect,

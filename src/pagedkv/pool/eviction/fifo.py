@@ -112,4 +112,17 @@ def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) 
     assert [block for block in cold if records[block, NAME]] == in_order, f"{where}: a cached block is out of its place"
 
 
-FIFO: Final = EvictionPolicy("fifo", new_state=_new_state, enqueue=_enqueue, note_drop=_note_drop, check=_check)
+class FifoArrays(PoolArrays):
+    """The arrays of a pool that evicts so."""
+
+    __slots__ = ()
+
+
+FIFO: Final = EvictionPolicy(
+    "fifo",
+    FifoArrays,
+    new_state=_new_state,
+    enqueue=_enqueue,
+    note_drop=_note_drop,
+    check=_check,
+)

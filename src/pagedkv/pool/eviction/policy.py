@@ -165,6 +165,8 @@ class EvictionPolicy:
 
     Args:
         name: as in ``SpaceConfig.eviction``.
+        arrays: the class of the arrays of pools that evict so, by which loops know the policy when they are compiled: a
+            ``PoolArrays`` of its own.
         new_state: makes the state of an empty pool of so many blocks, whose ids begin with 1.
         note_name, expect, note_reuse, enqueue, note_eviction, note_drop, note_claim, note_request, choose_victim: what
             it does when; see the module.
@@ -172,6 +174,7 @@ class EvictionPolicy:
     """
 
     name: str
+    arrays: type[PoolArrays] = field(repr=False)
     new_state: Callable[[int], PolicyState] = field(default=no_state, repr=False)
     note_name: Hook = field(default=do_nothing, repr=False)
     expect: ExpectHook = field(default=do_nothing, repr=False)

@@ -1,4 +1,4 @@
-"""The one list of eviction policies. Whoever offers, checks or numbers them reads it here."""
+"""The one list of eviction policies. Whoever offers or checks them reads it here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from pagedkv.pool.eviction.hazard.policy import HAZARD
 from pagedkv.pool.eviction.lru import LRU
 from pagedkv.pool.eviction.policy import EvictionPolicy
 
-__all__ = ["DEFAULT", "POLICIES", "number_of", "policy_named"]
+__all__ = ["DEFAULT", "POLICIES", "policy_named", "require_listed"]
 
 _ALL: Final = (  # the default first
     LRU,
@@ -32,10 +32,9 @@ def policy_named(name: str) -> EvictionPolicy:
     return POLICIES[name]
 
 
-def number_of(policy: EvictionPolicy) -> int:
-    """Tell by which number a pool knows its policy. Raises ConfigurationError for one that is not in the list."""
+def require_listed(policy: EvictionPolicy) -> None:
+    """Raise ConfigurationError for a policy that is not in the list. O(1)."""
     if POLICIES.get(policy.name) is not policy:
         raise ConfigurationError(
             f"eviction policy {policy.name!r} is not in the list of pagedkv.pool.eviction.registry, so no loop knows it"
         )
-    return _ALL.index(policy)

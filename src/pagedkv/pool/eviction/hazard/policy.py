@@ -191,8 +191,15 @@ def _check_runs(where: str, pool: PoolArrays) -> None:
     assert sum(num_alive.values()) == state[SUM_ALIVE], f"{where}: remembered blocks miscounted"
 
 
+class HazardArrays(PoolArrays):
+    """The arrays of a pool that evicts so."""
+
+    __slots__ = ()
+
+
 HAZARD: Final = EvictionPolicy(
     "hazard",
+    HazardArrays,
     new_state=_new_state,
     note_name=_recall,
     expect=fetch_ghosts,

@@ -1,0 +1,144 @@
+"""What people notice of compiling: one plain line once it has taken two seconds, how it goes on, and a clean end.
+
+Machine code is kept on disk, so this is seen once a machine and version; without it a first call is silent for half a
+minute. The line goes to stderr and is no warning. A process that another one started says nothing where that one has
+said it, nor does a worker of a pool: :data:`SAID` passes to children by the environment.
+
+Signals wait until a piece is compiled, a fraction of a second. LLVM calls back into Python, and what is raised there is
+printed and lost.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import parent_process
+from typing import Any, Final, TextIO, cast
+
+__all__ = ["NOTICE", "SAID", "SETTING", "Notice"]
+
+PATIENCE_S: Final = 2.0
+SETTING: Final = "PAGEDKV_COMPILE_NOTICE"
+"""The environment variable that silences the line: ``0``."""
+SAID: Final = "PAGEDKV_COMPILE_NOTICE_SAID"
+"""The environment variable that a process sets for those that it starts."""
+INTERRUPTED: Final = "interrupted while pagedkv compiled its loops; what is compiled so far is kept"
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(slots=True)
+class Notice:
+    """What one process shows of its compiling.
+
+    Args:
+        stream: gives what it is written to.
+        environment: says what processes above have written, and tells those below.
+        clock: seconds, from any moment on.
+        is_worker: another process works through this one, and speaks for it.
+    """
+
+    stream: Callable[[], TextIO]
+    environment: MutableMapping[str, str]
+    clock: Callable[[], float] = time.monotonic
+    is_worker: bool = False
+    _seconds: float = 0.0
+    _num_compiled: int = 0
+    _depth: int = 0
+    _was_due: bool = False
+    _is_open: bool = False
+    _signals: "_Signals" = field(default_factory=lambda: _Signals())
+
+    @contextmanager
+    def compiling(self, folder: Callable[[], str | None]) -> Iterator[None]:
+        """Compile a loop or a piece of one.
+
+        Args:
+            folder: gives where machine code is kept, or None.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed; with one sentence, and without the frames of Numba's compiler.
+        """
+        began = self.clock()
+        if self._depth == 0:
+            self._signals.hold()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._seconds += self.clock() - began
+                self._num_compiled += 1
+            self._show(self._seconds + (self.clock() - began if self._depth else 0), folder)
+            if self._depth == 0 or self._signals.are_pending:
+                self._let_signals_go()
+
+    def _show(self, seconds: float, folder: Callable[[], str | None]) -> None:
+        if seconds < PATIENCE_S or self.is_worker or self.environment.get(SETTING) == "0":
+            return
+        if not self._was_due:
+            self._was_due = True
+            self._is_open = not self.environment.get(SAID)
+            self.environment[SAID] = "1"
+            if self._is_open:
+                self._write(_line(folder()))
+        if self._is_open and self._depth == 0 and self.stream().isatty():
+            self._write(f"\r  {self._num_compiled} compiled\r")
+
+    def _let_signals_go(self) -> None:
+        try:
+            self._signals.let_go()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(INTERRUPTED) from None
+
+    def _write(self, text: str) -> None:
+        stream = self.stream()
+        stream.write(text)
+        stream.flush()
+
+
+class _Signals:
+    """Signals that Python code handles: held back, and handled afterwards."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._pending: list[int] = []
+
+    @property
+    def are_pending(self) -> bool:
+        """Whether one has come."""
+        return bool(self._pending)
+
+    def hold(self) -> None:
+        """Hold back those that come from now on; in the main thread, which alone handles any."""
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            self._handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+            for number in self._handlers:
+                signal.signal(number, lambda number, _: self._pending.append(number))
+
+    def let_go(self) -> None:
+        """Have those handled that came."""
+        if threading.current_thread() is threading.main_thread():
+            handlers, pending = self._handlers, self._pending
+            self._handlers, self._pending = {}, []
+            for number, handler in handlers.items():
+                signal.signal(number, cast("Any", handler))
+            for number in pending:
+                signal.raise_signal(number)
+
+
+def _line(folder: str | None) -> str:
+    kept = f"kept in {folder}" if folder else "kept nowhere, since no folder can be written"
+    return (
+        f"pagedkv: compiling its loops, which takes about half a minute, once: they are {kept}. "
+        f"Ahead of time: pagedkv warm-up. Without this line: {SETTING}=0\n"
+    )
+
+
+NOTICE: Final = Notice(lambda: sys.stderr, os.environ, is_worker=parent_process() is not None)
+"""That of this process."""

@@ -1,0 +1,170 @@
+"""Pieces and entries: the code of a loop for other loops to link, and for Python to call.
+
+A piece is what Numba's front end makes of a function for arguments of given types: neither optimized nor turned into
+machine code nor wrapped for Python. An entry is all pieces that a loop reaches, each once, in one module with one
+wrapper, optimized and turned into machine code once.
+
+Numba itself makes every function a library that is optimized, emitted and wrapped for Python and for C, and emitted
+again in each library that calls it. Of loops that other loops call, nothing but the front end's work is of use.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from llvmlite.binding import ObjectFileRef  # type: ignore[import-untyped]
+from numba.core import compiler
+from numba.core.codegen import JITCodeLibrary
+from numba.core.dispatcher import _FunctionCompiler
+from numba.core.environment import lookup_environment
+
+__all__ = ["PieceCompiler", "entry_of", "packed", "restored"]
+
+ENVIRONMENT: Final = "_ZN08NumbaEnv"
+"""How Numba begins the names of what a function's exceptions are looked up in."""
+
+Opaque: TypeAlias = Any
+"""What Numba hands over and takes back: types, flags, contexts, results of its compiler."""
+
+
+class PieceLibrary(JITCodeLibrary):
+    """The code of one function, to be linked: it stays as it was lowered."""
+
+    _closed: Opaque = None
+
+    def finalize(self) -> None:
+        """Add no more: what Numba asks of a library before it links it."""
+        self._finalized = True
+
+    def reached(self) -> Iterator[JITCodeLibrary]:
+        """Give all libraries that this one needs, itself first, those that are needed twice as often."""
+        yield self
+        for library in self._linking_libraries:
+            yield from library.reached() if isinstance(library, PieceLibrary) else (library,)
+
+    def own_module(self) -> Opaque:
+        """Give the code of this function alone."""
+        return super()._get_module_for_linking()
+
+    def _get_module_for_linking(self) -> Opaque:
+        """Give the code of this function and of all that it needs: to a library of plain Numba, which links no more."""
+        if self._closed is None:
+            own, *others = dict.fromkeys(map(_Linked, self.reached()))
+            self._closed = own._get_module_for_linking().clone()
+            for library in others:
+                self._closed.link_in(library._get_module_for_linking(), preserve=True)
+        return self._closed
+
+
+@dataclass(frozen=True)
+class _Linked:
+    """A library as an entry links it: a piece without what it needs, since the entry links that by itself."""
+
+    library: Opaque
+
+    @property
+    def _reload_init(self) -> Opaque:
+        return self.library._reload_init
+
+    def _get_module_for_linking(self) -> Opaque:
+        library = self.library
+        return library.own_module() if isinstance(library, PieceLibrary) else library._get_module_for_linking()
+
+
+class EntryLibrary(JITCodeLibrary):
+    """The code of one function, for Python to call."""
+
+    def link(self, piece: PieceLibrary) -> None:
+        """Have a piece, and all that it needs, linked into this library."""
+        self._linking_libraries += dict.fromkeys(map(_Linked, piece.reached()))
+
+    def environments(self) -> list[Opaque]:
+        """Find the environments that the machine code names: the loop's own and those of its pieces."""
+        names = (variable.name for variable in self._final_module.global_variables if not variable.is_declaration)
+        found = (lookup_environment(name) for name in names if name.startswith(ENVIRONMENT))
+        return [environment for environment in found if environment is not None]
+
+    def set_environments(self, environments: list[Opaque]) -> None:
+        """Tell the machine code where this process has them."""
+        for environment in environments:
+            self.codegen.set_env(environment.env_name, environment)
+
+    def machine_code(self) -> tuple[bytes, set[str]]:
+        """Give the machine code as an object file, and the names that it defines."""
+        module = self._final_module
+        symbols = (*module.functions, *module.global_variables)
+        return self._get_compiled_object(), {symbol.name for symbol in symbols if not symbol.is_declaration}
+
+    def load(self, code: bytes, names: set[str]) -> None:
+        """Take machine code that a process like this one made, instead of compiling any."""
+        engine = self.codegen._engine  # noqa: SLF001  # as Numba's own libraries load theirs
+        engine._ee.add_object_file(ObjectFileRef.from_data(code))  # noqa: SLF001
+        engine._defined_symbols |= names  # noqa: SLF001
+        engine.finalize_object()
+        self._finalized = True
+
+
+class PieceCompiler(_FunctionCompiler):
+    """What makes pieces of one function."""
+
+    def __init__(self, function: Opaque, target: Opaque, options: dict[str, Any]) -> None:
+        super().__init__(function, target, options, {}, _Pipeline)
+
+    def _customize_flags(self, flags: Opaque) -> Opaque:
+        flags.no_compile = True
+        flags.no_cpython_wrapper = True
+        flags.no_cfunc_wrapper = True
+        return flags
+
+
+class _Pipeline(compiler.Compiler):
+    """Numba's pipeline, into a piece."""
+
+    def compile_extra(self, func: Opaque) -> Opaque:
+        self.state.library = PieceLibrary(self.state.targetctx.codegen(), func.__qualname__)
+        return super().compile_extra(func)
+
+
+def entry_of(piece: Opaque, *, releases_gil: bool) -> Opaque:
+    """Make the entry of a piece: a result of Numba's compiler as its dispatchers keep it."""
+    context, described = piece.target_context, piece.fndesc
+    library = EntryLibrary(context.codegen(), described.qualname)
+    library.enable_object_caching()
+    library.link(piece.library)
+    context.create_cpython_wrapper(
+        library, described, piece.environment, piece.call_helper, release_gil=releases_gil
+    )
+    library.finalize()
+    library.set_environments(library.environments())
+    function = context.get_executable(library, described, piece.environment)
+    return piece._replace(library=library, entry_point=function)
+
+
+def packed(entry: Opaque) -> Opaque:
+    """Give what an entry is restored from, for pickling."""
+    described = entry.fndesc
+    described.typemap = described.calltypes = None  # as Numba's caches: they need not be kept, and may not be picklable
+    library = entry.library
+    environments = [each for each in library.environments() if each.can_cache()]
+    return library.name, library.machine_code(), described, entry.environment, entry.signature, environments
+
+
+def restored(context: Opaque, parts: Opaque) -> Opaque:
+    """Restore an entry from what :func:`packed` gave, in this process or another."""
+    name, (code, names), described, environment, signature, environments = parts
+    library = EntryLibrary(context.codegen(), name)
+    library.load(code, names)
+    function = context.get_executable(library, described, environment)
+    library.set_environments(environments)
+    return compiler.compile_result(
+        typing_context=context.typing_context,
+        target_context=context,
+        library=library,
+        environment=environment,
+        entry_point=function,
+        fndesc=described,
+        signature=signature,
+        objectmode=False,
+        reload_init=[],
+        referenced_envs=environments,
+    )
