@@ -27,6 +27,7 @@ __all__ = ["CacheFolder", "find_cache_folder", "warn_once"]
 FOLDER_NAME: Final = "pagedkv-loops"
 SUFFIX: Final = ".nbc"
 CHECKSUM_NBYTES: Final = 32
+KEY_NBYTES: Final = 8
 MAX_NBYTES: Final = 128 << 20
 """What a folder may hold. The loops of a replay take 5 MB: room for the sources of many branches."""
 
@@ -79,6 +80,11 @@ class CacheFolder:
             warn_once(f"the machine code of pagedkv's loops cannot be kept in {self.path}: {error.strerror or error}.")
         else:
             _make_room_once(self)
+
+    @staticmethod
+    def named(name: str, digest: str, *key: object) -> str:
+        """Name an entry by what it is of, the digest of its sources, and what else it depends on."""
+        return f"{name}-{digest}-{hashlib.sha256(repr(key).encode()).hexdigest()[: 2 * KEY_NBYTES]}"
 
     def remove(self, prefix: str) -> None:
         """Remove every entry whose name begins so."""

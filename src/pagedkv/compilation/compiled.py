@@ -14,8 +14,9 @@ from numba.core.dispatcher import Dispatcher
 
 from pagedkv.compilation.loop import Loop
 from pagedkv.compilation.loop_cache import LoopCache
+from pagedkv.compilation.requests import RECORDED, is_recording
 
-__all__ = ["compiled", "compiled_aside", "compiled_sums", "inlined", "specialize", "unsigned"]
+__all__ = ["compiled", "compiled_aside", "compiled_sums", "inlined", "is_compiling_at_all", "specialize", "unsigned"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,12 +60,17 @@ def inlined_sums(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _compile(function: Callable[P, R], **given: object) -> Callable[P, R]:
-    if cast("Any", numba).config.DISABLE_JIT:
-        return function
+    if not is_compiling_at_all():
+        return RECORDED.noting(function) if is_recording() else function
     loop = Loop(function, {"nopython": True, "boundscheck": None, "error_model": "numpy", "_nrt": False, **given})
     if function.__closure__ is None:  # it is no more than its source
         loop._cache = LoopCache(function)  # noqa: SLF001  # what ``cache=True`` sets, to Numba's own
     return cast("Callable[P, R]", loop)
+
+
+def is_compiling_at_all() -> bool:
+    """Tell whether loops are compiled, and neither interpreted nor only noted."""
+    return not (is_recording() or cast("Any", numba).config.DISABLE_JIT)
 
 
 def specialize(loop: Callable[P, R], *examples: P.args, **_: P.kwargs) -> Callable[P, R]:
@@ -74,6 +80,8 @@ def specialize(loop: Callable[P, R], *examples: P.args, **_: P.kwargs) -> Callab
     which the machine code's own entry takes 0.06 us. For a decode step of a few rows that is most of the time.
     The caller guarantees the types: the entry does not look.
     """
+    if is_recording():
+        RECORDED.note(cast("Any", loop).__wrapped__, examples)
     if not isinstance(loop, Dispatcher):
         return loop  # interpreted
     return cast("Callable[P, R]", _entry_point(loop, _Examples(examples)))

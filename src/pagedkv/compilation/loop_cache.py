@@ -9,7 +9,6 @@ types of its arguments and the processor. So a loop whose sources have changed f
 branch of before) find what they left, and two processes never write different things under one name.
 """
 
-import hashlib
 import inspect
 import pickle
 from pathlib import Path
@@ -23,8 +22,6 @@ from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
 from pagedkv.compilation.piece import packed, restored
 
 __all__ = ["LoopCache"]
-
-KEY_NBYTES: Final = 8
 
 Opaque: TypeAlias = Any
 """What Numba hands over and takes back: types, code generators, results of its compiler."""
@@ -100,4 +97,4 @@ class LoopCache(_Cache):
         folder = find_cache_folder(PACKAGE_FOLDER)
         if digest is None or folder is None:
             return None
-        return folder, f"{self._name}-{digest}-{hashlib.sha256(repr(key).encode()).hexdigest()[: 2 * KEY_NBYTES]}"
+        return folder, folder.named(self._name, digest, key)

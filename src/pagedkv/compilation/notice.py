@@ -77,6 +77,16 @@ class Notice:
             if self._depth == 0 or self._signals.are_pending:
                 self._let_signals_go()
 
+    @property
+    def num_compiled(self) -> int:
+        """Loops that this process has compiled; those from disk are not among them."""
+        return self._num_compiled
+
+    def say_now(self, folder: str) -> None:
+        """Write the line at once: what is compiled from now on takes long, in other processes."""
+        self._seconds += PATIENCE_S
+        self._show(self._seconds, lambda: folder)
+
     def _show(self, seconds: float, folder: Callable[[], str | None]) -> None:
         if seconds < PATIENCE_S or self.is_worker or self.environment.get(SETTING) == "0":
             return

@@ -1,0 +1,81 @@
+"""Which loops Python calls with which types: found out by running them as plain Python.
+
+With :data:`RECORDING` in the environment, loops are not compiled but note each call that comes from Python, and not
+those from one another. So what would be compiled is known within seconds, and can be compiled side by side.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from importlib import import_module
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+import numba
+
+__all__ = ["RECORDED", "RECORDING", "Request", "Requests", "is_recording"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RECORDING: Final = "PAGEDKV_RECORD_LOOPS"
+
+
+def is_recording() -> bool:
+    """Tell whether this process notes calls instead of compiling them."""
+    return RECORDING in os.environ
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One entry that Python asks for.
+
+    Args:
+        module: where its loop is.
+        name: what the loop is called there.
+        kinds: Numba's types of the arguments.
+    """
+
+    module: str
+    name: str
+    kinds: tuple[Any, ...]
+
+    def compile(self) -> None:
+        """Compile the entry, unless it is on disk."""
+        loop: Any = import_module(self.module)
+        for part in self.name.split("."):
+            loop = getattr(loop, part)
+        loop.compile(self.kinds)
+
+
+@dataclass(slots=True)
+class Requests:
+    """The entries that Python has asked for in this process."""
+
+    found: dict[Request, None] = field(default_factory=dict)
+    _depth: int = 0
+
+    def noting(self, loop: Callable[P, R]) -> Callable[P, R]:
+        """Make a loop note who calls it."""
+
+        @wraps(loop)
+        def call(*args: P.args, **kws: P.kwargs) -> R:
+            if self._depth == 0 and not kws:
+                self.note(loop, args)
+            self._depth += 1
+            try:
+                return loop(*args, **kws)
+            finally:
+                self._depth -= 1
+
+        return call
+
+    def note(self, loop: Callable[..., object], args: tuple[object, ...]) -> None:
+        """Note that Python calls a loop with these arguments, some of which may be left out."""
+        if "<locals>" not in loop.__qualname__ and len(args) == loop.__code__.co_argcount:
+            kinds = tuple(cast("Any", numba).typeof(arg) for arg in args)
+            self.found[Request(loop.__module__, loop.__qualname__, kinds)] = None
+
+
+RECORDED: Final = Requests()
+"""Those of this process."""

@@ -1,0 +1,135 @@
+"""Loops as pieces of others and as entries for Python."""
+
+import subprocess
+import sys
+from typing import Any, NamedTuple, cast
+
+import numba
+import numpy as np
+import pytest
+
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.choice import chosen_by_type
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.loop import Loop
+
+pytestmark = pytest.mark.skipif(bool(cast("Any", numba).config.DISABLE_JIT), reason="loops are interpreted")
+
+
+@inlined
+def _doubled(value: int) -> int:
+    return 2 * value
+
+
+@compiled
+def _added(values: Int32Array, more: int = 5, is_twice: bool = False) -> int:  # noqa: FBT001, FBT002  # Numba has no keywords alone
+    total = 0
+    for value in values:
+        total += _doubled(value) if is_twice else value
+    return total + more
+
+
+@compiled
+def _both(values: Int32Array) -> int:
+    return _added(values) + _added(values, 1, True) + _added(values, values[0])
+
+
+def loop(function: object) -> Loop:
+    assert isinstance(function, Loop)
+    return function
+
+
+def test_a_loop_that_loops_call_is_one_piece_whatever_integers_it_is_given() -> None:
+    values = np.arange(4, dtype=np.int32)
+    assert _both(values) == (6 + 5) + (12 + 1) + (6 + 0)
+    assert len(loop(_added)._pieces) == 1
+    assert len(loop(_doubled)._pieces) == 1
+    assert not loop(_added).overloads
+    assert not loop(_doubled).overloads
+
+
+def test_python_may_call_what_loops_call_with_and_without_defaults() -> None:
+    values = np.arange(4, dtype=np.int32)
+    assert _doubled(np.int32(21)) == _doubled(21) == 42
+    assert len(loop(_doubled).overloads) == 1
+    assert _added(values) == 11
+    assert _added(values, 1) == 7
+
+
+def test_plain_numba_may_call_a_loop() -> None:
+    @numba.njit
+    def caller(values: Int32Array) -> int:
+        return _both(values) + 1
+
+    assert caller(np.arange(4, dtype=np.int32)) == 31
+
+
+class Left(NamedTuple):
+    """What one loop is meant for."""
+
+    numbers: Int32Array
+
+
+class Right(Left):
+    """What another is meant for."""
+
+    __slots__ = ()
+
+
+@inlined
+def _of_left(pair: Left, value: int) -> int:
+    return int(pair.numbers[0]) + value
+
+
+@inlined
+def _of_right(pair: Left, value: int) -> int:
+    return int(pair.numbers[0]) - value
+
+
+_chosen = chosen_by_type({Left: _of_left, Right: _of_right})
+
+
+@compiled
+def _ask(pair: Left, value: int) -> int:
+    return _chosen(pair, value)
+
+
+@pytest.mark.parametrize("ask", [_ask, _chosen], ids=["compiled in", "called by Python"])
+def test_the_class_of_the_first_argument_chooses(ask: Any) -> None:
+    numbers = np.array([10], np.int32)
+    assert ask(Left(numbers), 3) == 13
+    assert ask(Right(numbers), 3) == 7
+
+
+def test_a_loop_with_one_choice_holds_nothing_of_the_other() -> None:
+    numbers = np.array([10], np.int32)
+    _ask(Left(numbers), 3)
+    held = {str(piece) for piece in loop(_of_right)._pieces}
+    assert not any("Left(" in kind for kind in held)
+
+
+FAILING = """
+import numpy as np
+from pagedkv.compilation.compiled import compiled, inlined
+
+@inlined
+def inner(x):
+    if x > 1:
+        raise ValueError("too large")
+    return x
+
+@compiled
+def outer(x):
+    return inner(x) + 1
+
+print(outer(1))
+try:
+    outer(2)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_what_a_piece_raises_reaches_python() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("2\ntoo large\n", 0), done.stderr
