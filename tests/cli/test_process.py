@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import pagedkv
 from pagedkv.cli.exit_codes import INTERRUPTED_EARLY
 from tests.cli.command import start
@@ -83,14 +81,6 @@ def read_terminal(descriptor: int) -> bytes:
         return os.read(descriptor, 65_536)
     except OSError:  # how Linux says that the other end was closed
         return b""
-
-
-@pytest.mark.parametrize("missing", ["typer", "rich", "msgspec"])
-def test_a_missing_extra_is_named(missing: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from pagedkv.cli import main; main()"
-    process = subprocess.run([sys.executable, "-c", program, "demo"], capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == f"pagedkv: the command line needs {missing}: pip install 'pagedkv[cli]'\n"
 
 
 def test_the_module_is_the_command_line() -> None:
