@@ -89,18 +89,11 @@ def test_the_command_line_says_that_it_is_not_installed(missing: str) -> None:
     ("missing", "told"),
     [
         (
-            "msgspec",
-            dict.fromkeys(
-                ("replay", "curve", "plan", "report", "convert", "demo-replay"), f"reading traces needs msgspec{CLI}"
-            )
-            | {"record": f"recording needs msgspec{RECORD}", "calibrate": f"reading steps needs msgspec{CLI}"},
-        ),
-        (
             "torch",
             {
                 "demo": f"pagedkv demo needs torch{HF}",
                 "generate --model some/model --prompt x": f"pagedkv.engine needs torch{HF}",
-                f"replay {TRACE} --engine": f"pagedkv.engine needs torch{HF}",
+                f"replay {TRACE} --engine": f"pagedkv replay --engine needs torch{HF}",
             },
         ),
         (
@@ -123,7 +116,7 @@ def test_the_command_line_says_that_it_is_not_installed(missing: str) -> None:
         (
             "matplotlib",
             dict.fromkeys(
-                (f"report {TRACE} -o report.html", f"plan {TRACE} --report plan.html --blocks 1000"),
+                (f"report {TRACE} -o report.html", f"plan {TRACE} --report plan.html --model llama-3.1-8b --memory 16"),
                 f"a report needs matplotlib{REPORT}",
             ),
         ),
@@ -138,6 +131,15 @@ def test_a_command_says_what_to_install(
     assert ended.stderr == ""
     assert ended.stdout.splitlines() == [f"2 pagedkv: {sentence}" for sentence in told.values()]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_command_that_reads_a_trace_or_a_log_says_that_msgspec_is_missing() -> None:
+    names = ("replay", "curve", "plan", "report", "convert", "record", "calibrate", "demo-replay")
+    ended = without("msgspec", COMMANDS, *names)
+    assert ended.stderr == ""
+    told = {f"2 pagedkv: {what} needs msgspec{CLI}" for what in ("reading traces", "the command line")}
+    assert len(ended.stdout.splitlines()) == len(names)
+    assert set(ended.stdout.splitlines()) <= told
 
 
 def test_help_does_without_the_extras_that_running_a_command_needs() -> None:
