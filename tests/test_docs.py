@@ -107,6 +107,16 @@ def test_links_lead_somewhere(name: str) -> None:
     assert dead_links(ROOT / name, (ROOT / name).read_text(encoding="utf-8")) == []
 
 
+def test_the_index_of_decisions_has_them_all_in_order() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (\d+) \| \[.*\]\((\d{4})(-[\w-]+\.md)\) \| .+ \|$", index, re.MULTILINE)
+    assert [f"{number}{rest}" for _, number, rest in listed] == sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert all(int(number) == int(shown) for shown, number, _ in listed)
+    skipped = set(range(1, int(listed[-1][0]) + 1)) - {int(shown) for shown, _, _ in listed}
+    assert f"{' and '.join(map(str, sorted(skipped)))} were skipped" in index
+
+
 def test_a_dead_link_is_found() -> None:
     text = "[a](docs/guide.md#1-a) [b](docs/gone.md) [c](https://example.org/gone)"
     assert dead_links(ROOT / "README.md", text) == ["docs/gone.md"]
