@@ -89,6 +89,9 @@ def report(
     if capacities is not None:
         parse_capacities(capacities)
     serving.configuration()
+    for source in sources:
+        if not Path(source).exists():
+            serving.trace.open(source)  # says so, before anything is imported that draws
     if json_file is not None:
         require_writable(json_file, *sources)
         if output == json_file:
