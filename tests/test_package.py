@@ -16,6 +16,7 @@ import pytest
 
 import pagedkv
 from pagedkv import errors
+from tests.compiling import needs_compiled_loops
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,6 +108,7 @@ def num_compiled_by(statements: str) -> int:
     return int(run_python(COUNT_COMPILED.format(statements=statements)))
 
 
+@needs_compiled_loops
 def test_import_compiles_nothing() -> None:
     """What importing costs is Numba's own import and ours: `python -m benchmarks --only import` times it."""
     assert num_compiled_by("from pagedkv import BlockSpace") == 0

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from pagedkv.cli.planning import runs
+from pagedkv.cli.trace_options import TimedTraceOptions
 from tests.cli.command import run, start
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import HASH_IDS, as_text
@@ -167,7 +170,10 @@ def test_a_fault_in_the_trace_is_told_by_whichever_process_finds_it(cost: Path, 
     assert result.stderr.count("\n") == 1
 
 
-def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(cost: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_what_is_done_and_leaves_no_process(
+    number: signal.Signals, code: int, cost: Path, tmp_path: Path
+) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrived_s,input_length,output_length\n" + "".join(f"{n},3,20\n" for n in range(300)))
     results = tmp_path / "results"
@@ -178,11 +184,22 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(cost: Path, tmp_path: P
     while not (results.is_dir() and list(results.glob("*.json"))) and time.monotonic() < deadline:
         assert process.poll() is None
         os.sched_yield()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, stdout) == (130, b"")
+    assert (process.returncode, stdout) == (code, b"")
     (message,) = stderr.decode().splitlines()
     assert message.startswith("pagedkv: interrupted after ")
     assert message.endswith("points; they are kept, the same command goes on from there")
     assert list(results.glob("*.json"))
     assert not list(results.glob("*.partial"))
+
+
+def test_processes_that_run_points_never_hear_ctrl_c(tmp_path: Path) -> None:
+    """Nor while they import: the signal is blocked in them from the start, as Linux tells."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_s,input_length,output_length\n0,3,20\n")
+    with runs._workers(str(trace), TimedTraceOptions(), 1) as (workers, _):
+        told = Path(f"/proc/{workers[0].process.pid}/status").read_text()
+    (blocked,) = re.findall(r"SigBlk:\s*(\w+)", told)
+    assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
