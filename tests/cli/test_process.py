@@ -73,10 +73,10 @@ def test_commands_without_a_clock_end_in_a_sentence_and_leave_no_file(
 def test_a_demonstration_ends_in_a_sentence(number: signal.Signals, code: int, tmp_path: Path) -> None:
     """It is under way once it says how many are answered; the sentence follows what it said by then."""
     pytest.importorskip("transformers")
-    process = start("demo", "--questions", 200, "--json", tmp_path / "result.json")
+    process = start("demo", "--questions", 40, "--json", tmp_path / "result.json")
     assert process.stderr is not None
     line = process.stderr.readline()
-    while b" of 200 answered" not in line:
+    while b" of 40 answered" not in line:
         assert line, process.poll()
         line = process.stderr.readline()
     process.send_signal(number)
@@ -84,7 +84,7 @@ def test_a_demonstration_ends_in_a_sentence(number: signal.Signals, code: int, t
     assert (process.returncode, stdout) == (code, b"")
     *before, last = stderr.decode().splitlines()
     assert last == f"pagedkv: {INTERRUPTED_EARLY}"
-    assert all(" of 200 answered; " in line for line in before)
+    assert all(" of 40 answered; " in line for line in before)
     assert list(tmp_path.iterdir()) == []
 
 
