@@ -2,15 +2,12 @@
 
 import json
 import os
-import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from pagedkv.cli.planning import runs
-from pagedkv.cli.trace_options import TimedTraceOptions
 from tests.cli.command import run, start
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import HASH_IDS, as_text
@@ -192,14 +189,3 @@ def test_a_signal_keeps_what_is_done_and_leaves_no_process(
     assert message.endswith("points; they are kept, the same command goes on from there")
     assert list(results.glob("*.json"))
     assert not list(results.glob("*.partial"))
-
-
-def test_processes_that_run_points_never_hear_ctrl_c(tmp_path: Path) -> None:
-    """Nor while they import: the signal is blocked in them from the start, as Linux tells."""
-    trace = tmp_path / "trace.csv"
-    trace.write_text("arrived_s,input_length,output_length\n0,3,20\n")
-    with runs._workers(str(trace), TimedTraceOptions(), 1) as (workers, _):
-        told = Path(f"/proc/{workers[0].process.pid}/status").read_text()
-    (blocked,) = re.findall(r"SigBlk:\s*(\w+)", told)
-    assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

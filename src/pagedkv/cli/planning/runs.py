@@ -123,7 +123,7 @@ def _workers(path: str, reading: TimedTraceOptions, number: int) -> Iterator[tup
         for place in range(number):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, shares, place, path, reading), daemon=True)
-            _start_deaf(process)
+            process.start()
             theirs.close()
             workers.append(_Worker(place, process, ours))
         yield workers, shares
@@ -135,17 +135,10 @@ def _workers(path: str, reading: TimedTraceOptions, number: int) -> Iterator[tup
             worker.process.join()
 
 
-def _start_deaf(process: SpawnProcess) -> None:
-    """Start a process that does not hear Ctrl-C, not even while it imports: a signal that is blocked stays so in it."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
 def _work(line: "Connection[Any, Any]", shares: Any, place: int, path: str, reading: TimedTraceOptions) -> None:  # noqa: ANN401 - shared numbers
     """Run what comes down the line, until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     compile_loops()
     while True:
         try:
