@@ -189,7 +189,9 @@ def exact_hits(trace: Path, costs: Path, load: float) -> float:
         max_batched_tokens=MAX_BATCHED_TOKENS,
         speed=load,
     )
-    comparison = replay_with_engine(str(trace), options, None)
+    with options.trace.open(str(trace)) as opened:
+        requests = list(options.trace.requests(opened))
+    comparison = replay_with_engine(trace.name, requests, options, None)
     assert not comparison.differing, f"the engine went another way: {comparison.differing}"
     return comparison.measured["token_hit_ratio"]
 

@@ -16,6 +16,7 @@ import pytest
 
 import pagedkv
 from pagedkv import errors
+from tests.compiling import needs_compiled_loops
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,7 +73,23 @@ def optional_packages_imported_by(statements: str) -> frozenset[str]:
 
 
 def test_import_loads_nothing_optional() -> None:
-    assert optional_packages_imported_by("import pagedkv") == set()
+    assert optional_packages_imported_by("from pagedkv import BlockSpace") == set()
+
+
+def test_import_alone_loads_neither_numpy_nor_numba() -> None:
+    program = "import sys, pagedkv; print(pagedkv.__version__, {'numba', 'numpy'} & set(sys.modules))"
+    assert run_python(program) == f"{pagedkv.__version__} set()\n"
+
+
+def test_public_names_are_found_however_they_are_asked_for() -> None:
+    run_python("import pagedkv; pagedkv.BlockSpace; pagedkv.space.BlockSpace")
+    run_python("from pagedkv import *; BlockSpace")
+    run_python("import pagedkv; assert 'BlockSpace' in dir(pagedkv)")
+
+
+def test_a_name_that_is_not_public_is_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'pagedkv' has no attribute 'BlockSpaces'"):
+        getattr(pagedkv, "BlockSpaces")  # noqa: B009 - mypy knows that there is none
 
 
 @pytest.mark.parametrize(
@@ -91,9 +108,10 @@ def num_compiled_by(statements: str) -> int:
     return int(run_python(COUNT_COMPILED.format(statements=statements)))
 
 
+@needs_compiled_loops
 def test_import_compiles_nothing() -> None:
     """What importing costs is Numba's own import and ours: `python -m benchmarks --only import` times it."""
-    assert num_compiled_by("import pagedkv") == 0
+    assert num_compiled_by("from pagedkv import BlockSpace") == 0
     assert num_compiled_by("import numba; numba.njit(lambda: 1)()") > 0
 
 

@@ -10,108 +10,34 @@
 96
 """
 
-from pagedkv.answers import (
-    AbortedSteps,
-    Allocation,
-    EpochSpan,
-    InvalidatedMemory,
-    Load,
-    PrefixGone,
-    Shortage,
-    TenantShare,
-    Ticket,
-    Withdrawal,
-)
-from pagedkv.classic import BlockSpaceManager, BlockTable
-from pagedkv.errors import PagedKVError
-from pagedkv.events import CacheEventKind, CacheEvents
-from pagedkv.explanation import Explanation, Miss, MissCause
-from pagedkv.keys import MediaSpan, RequestKeys
-from pagedkv.plan import (
-    BlockMoves,
-    DraftStates,
-    NewBlocks,
-    PageLists,
-    StepPlan,
-    TableWrites,
-    TokenRanges,
-    UnknownTokens,
-)
-from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
-from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
-from pagedkv.pool.free_queue import FreeBlockQueue
-from pagedkv.space import BlockSpace, PoolStatistics, PrefixHit, Receipt, SpaceStatistics, StoredBlock, StoredBlocks
-from pagedkv.spec import (
-    AllocStatus,
-    ChunkedLocal,
-    FullAttention,
-    GroupSpec,
-    RecurrentState,
-    Replay,
-    Row,
-    Sequence,
-    SequenceGroup,
-    SlidingWindow,
-    SpaceConfig,
-    StepId,
-    TenantLimits,
-)
+import importlib
+import typing
 
 __version__ = "0.1.0"  # written here alone: a checkout that was never installed knows it, too
 
-__all__ = [
-    "ROOT_DIGEST",
-    "AbortedSteps",
-    "AllocStatus",
-    "Allocation",
-    "BlockMoves",
-    "BlockPool",
-    "BlockSpace",
-    "BlockSpaceManager",
-    "BlockTable",
-    "CacheEventKind",
-    "CacheEvents",
-    "ChunkedLocal",
-    "DraftStates",
-    "EpochSpan",
-    "Explanation",
-    "FreeBlockQueue",
-    "FullAttention",
-    "GroupSpec",
-    "InvalidatedMemory",
-    "KVCacheBlock",
-    "Load",
-    "MediaSpan",
-    "Miss",
-    "MissCause",
-    "NewBlocks",
-    "PageLists",
-    "PagedKVError",
-    "PoolStatistics",
-    "PrefixGone",
-    "PrefixHit",
-    "Receipt",
-    "RecurrentState",
-    "Replay",
-    "RequestKeys",
-    "Row",
-    "Sequence",
-    "SequenceGroup",
-    "Shortage",
-    "SlidingWindow",
-    "SpaceConfig",
-    "SpaceStatistics",
-    "StepId",
-    "StepPlan",
-    "StoredBlock",
-    "StoredBlocks",
-    "TableWrites",
-    "TenantLimits",
-    "TenantShare",
-    "Ticket",
-    "TokenRanges",
-    "UnknownTokens",
-    "Withdrawal",
-    "hash_block_tokens",
-    "hash_request_tokens",
-]
+
+def _find(name: str) -> object:
+    """Import all public names when one is first asked for: :mod:`pagedkv.public` lists them, and says why so late.
+
+    Raises:
+        AttributeError: there is none such.
+    """
+    names = vars(importlib.import_module("pagedkv.public"))
+    here = globals()  # where they are found from now on, beside the packages that they come from
+    here.update({each: names[each] for each in ("__all__", *names.get("__all__", ())) if each in names})
+    if name not in here:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return here[name]
+
+
+def __dir__() -> list[str]:
+    """List what is here, the public names too. Imports them."""
+    _find("__all__")
+    return sorted(globals())
+
+
+if typing.TYPE_CHECKING:
+    from pagedkv.public import *  # noqa: F403 - each name that public names again, known to checkers
+    from pagedkv.public import __all__ as __all__
+else:
+    __getattr__ = _find  # checkers would take it for leave to use any name

@@ -28,7 +28,8 @@ Misuse raises, with the numbers that explain it. A broken invariant is a fault o
     |-- TensorError               a tensor of the wrong type, shape or device, unpinned, or with slots out of range
     |-- StorageError              memory that is given back, or asleep, while something uses it
     |-- SamplingError             a row that no token can be chosen for, or a foreign processor that answers nonsense
-    |-- DeviceUnavailableError    torch, Triton or a GPU is asked for where there is none
+    |-- MissingExtraError         a package that an extra of pagedkv brings is not installed: which, and how to have it
+    |-- DeviceUnavailableError    Triton or a GPU is asked for where there is none
     |-- DeviceLostError           the device failed; which steps are done, and which are lost
     |-- UnsupportedModelError     a model that paged memory would answer wrongly for: which layer, why, what to do
     |-- RequestError              a request that cannot be served: empty, too long, contradictory, not built yet
@@ -47,6 +48,7 @@ __all__ = [
     "FreedSequenceError",
     "InterruptedSpaceError",
     "LostSequenceError",
+    "MissingExtraError",
     "NoHostPoolError",
     "OutOfBlocksError",
     "PagedKVError",
@@ -150,8 +152,12 @@ class SamplingError(PagedKVError):
     """A row cannot be sampled: no token is allowed, logits are no numbers, a foreign processor answers nonsense."""
 
 
+class MissingExtraError(PagedKVError, ModuleNotFoundError):
+    """A package is not installed, or too old, that comes with an extra of pagedkv; the message has pip's command."""
+
+
 class DeviceUnavailableError(PagedKVError):
-    """Torch, Triton or a GPU was asked for on a machine that has none."""
+    """Triton or a GPU was asked for on a machine that has none."""
 
 
 class DeviceLostError(PagedKVError):

@@ -213,7 +213,8 @@ def test_the_help_has_examples() -> None:
     assert "--verify" in shown
 
 
-def test_ctrl_c_ends_with_the_results_so_far(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_with_the_results_so_far(number: signal.Signals, code: int, folder: Path, tmp_path: Path) -> None:
     """The first answer, which is short, says that the others, which take hours, are under way."""
     path = tmp_path / "prompts.jsonl"
     rows = [{"token_ids": [5], "max_tokens": 1}] + [
@@ -224,9 +225,9 @@ def test_ctrl_c_ends_with_the_results_so_far(folder: Path, tmp_path: Path) -> No
     process = start("generate", "--model", folder, "--input", path, "--output", "-", "--json", result)
     assert process.stdout is not None
     first = json.loads(process.stdout.readline())
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert first["index"] == 0
     rest = [json.loads(line) for line in stdout.splitlines()]
     assert sorted(row["index"] for row in rest) == list(range(1, 2001))

@@ -167,7 +167,10 @@ def test_a_fault_in_the_trace_is_told_by_whichever_process_finds_it(cost: Path, 
     assert result.stderr.count("\n") == 1
 
 
-def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(cost: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_what_is_done_and_leaves_no_process(
+    number: signal.Signals, code: int, cost: Path, tmp_path: Path
+) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrived_s,input_length,output_length\n" + "".join(f"{n},3,20\n" for n in range(300)))
     results = tmp_path / "results"
@@ -178,9 +181,9 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(cost: Path, tmp_path: P
     while not (results.is_dir() and list(results.glob("*.json"))) and time.monotonic() < deadline:
         assert process.poll() is None
         os.sched_yield()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, stdout) == (130, b"")
+    assert (process.returncode, stdout) == (code, b"")
     (message,) = stderr.decode().splitlines()
     assert message.startswith("pagedkv: interrupted after ")
     assert message.endswith("points; they are kept, the same command goes on from there")

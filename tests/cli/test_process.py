@@ -1,4 +1,4 @@
-"""The command line as a process: Ctrl-C, the terminal, missing packages."""
+"""The command line as a process: Ctrl-C and SIGTERM, the terminal, missing packages."""
 
 import os
 import pty
@@ -18,8 +18,12 @@ from tests.traces.trace_files import HASH_IDS
 PATIENCE_S = 300  # the first run in a fresh checkout compiles
 
 
-def interrupted(process: subprocess.Popen[bytes], trace: bytes) -> tuple[bytes, bytes]:
-    """Send a trace of hundreds of kB, then Ctrl-C; return what the command said.
+SIGNALS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+HEADER, ROW = b"arrived_s,input_length,output_length,padding\n", b"0,20,5," + b"x" * 1000 + b"\n"
+
+
+def interrupted(process: subprocess.Popen[bytes], trace: bytes, number: signal.Signals) -> tuple[bytes, bytes]:
+    """Send a trace of hundreds of kB, then a signal; return what the command said.
 
     A pipe holds 64 kB: when all is written, most has been read. Its end, which follows the signal, wakes the
     command should it be about to block in a read: Python looks for signals between instructions only.
@@ -27,15 +31,15 @@ def interrupted(process: subprocess.Popen[bytes], trace: bytes) -> tuple[bytes, 
     assert process.stdin is not None
     process.stdin.write(trace)
     process.stdin.flush()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     return process.communicate(timeout=PATIENCE_S)
 
 
-def test_ctrl_c_tells_how_far_it_came_and_leaves_no_file(tmp_path: Path) -> None:
+@SIGNALS
+def test_a_signal_tells_how_far_it_came_and_leaves_no_file(number: signal.Signals, code: int, tmp_path: Path) -> None:
     process = start("replay", "/dev/stdin", "--json", tmp_path / "result.json")
-    header, row = b"arrived_s,input_length,output_length,padding\n", b"0,20,5," + b"x" * 1000 + b"\n"
-    stdout, stderr = interrupted(process, header + 400 * row)
-    assert (process.returncode, stdout) == (130, b"")
+    stdout, stderr = interrupted(process, HEADER + 400 * ROW, number)
+    assert (process.returncode, stdout) == (code, b"")
     (message,) = stderr.decode().splitlines()
     told = re.fullmatch(r"pagedkv: interrupted after (\d+) requests, at [\d.]+ s; nothing was written", message)
     assert told is not None
@@ -43,22 +47,44 @@ def test_ctrl_c_tells_how_far_it_came_and_leaves_no_file(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_before_the_first_request_is_told_too(tmp_path: Path) -> None:
+@SIGNALS
+def test_a_signal_before_the_first_request_is_told_too(number: signal.Signals, code: int, tmp_path: Path) -> None:
     process = start("replay", "/dev/stdin", "--json", tmp_path / "result.json")
-    stdout, stderr = interrupted(process, b"\n" * 400_000)
-    assert (process.returncode, stdout) == (130, b"")
+    stdout, stderr = interrupted(process, b"\n" * 400_000, number)
+    assert (process.returncode, stdout) == (code, b"")
     assert stderr.decode() == f"pagedkv: {INTERRUPTED_EARLY}\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_termination_leaves_no_file(tmp_path: Path) -> None:
-    process = start("convert", "/dev/stdin", "-o", tmp_path / "out.jsonl")
-    assert process.stdin is not None
-    process.stdin.write(b"arrived_s,input_length,output_length\n" + b"0,20,5\n" * 40_000)
-    process.stdin.flush()
-    process.terminate()
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+@SIGNALS
+@pytest.mark.parametrize("typed", ["convert /dev/stdin -o {}/out", "replay /dev/stdin --one-at-a-time"])
+def test_commands_without_a_clock_end_in_a_sentence_and_leave_no_file(
+    typed: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    process = start(*typed.format(tmp_path).split())
+    stdout, stderr = interrupted(process, HEADER + 400 * ROW, number)
+    assert (process.returncode, stdout) == (code, b"")
+    (message,) = stderr.decode().splitlines()
+    assert re.fullmatch(r"pagedkv: interrupted .*; nothing was written", message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@SIGNALS
+def test_a_demonstration_ends_in_a_sentence(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """It is under way once it says how many are answered; the sentence follows what it said by then."""
+    pytest.importorskip("transformers")
+    process = start("demo", "--questions", 40, "--json", tmp_path / "result.json")
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    while b" of 40 answered" not in line:
+        assert line, process.poll()
+        line = process.stderr.readline()
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, stdout) == (code, b"")
+    *before, last = stderr.decode().splitlines()
+    assert last == f"pagedkv: {INTERRUPTED_EARLY}"
+    assert all(" of 40 answered; " in line for line in before)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,14 +109,6 @@ def read_terminal(descriptor: int) -> bytes:
         return os.read(descriptor, 65_536)
     except OSError:  # how Linux says that the other end was closed
         return b""
-
-
-@pytest.mark.parametrize("missing", ["typer", "rich", "msgspec"])
-def test_a_missing_extra_is_named(missing: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from pagedkv.cli import main; main()"
-    process = subprocess.run([sys.executable, "-c", program, "demo"], capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == f"pagedkv: the command line needs {missing}: pip install 'pagedkv[cli]'\n"
 
 
 def test_the_module_is_the_command_line() -> None:

@@ -99,6 +99,7 @@ def test_a_hit_on_content_of_older_weights_is_noticed(name: str, is_told: bool) 
             compare(requests, expected)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # NumPy's, where loops are plain Python
 def test_poison_that_is_read_is_noticed() -> None:
     model = make_model("llama")
     llm = LLM(model, ROOMY)

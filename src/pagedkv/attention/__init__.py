@@ -10,7 +10,13 @@ In the order in which data flows::
     cpu         compiled loops that read blocks in place, SDPA for prompts
 
 Knows no model and no scheduler. A back end takes a layer's number and a step's metadata, never a cache to change.
+Needs torch (``pip install 'pagedkv[torch]'``).
 """
+
+from pagedkv.extras import needing
+
+with needing("torch", "pagedkv.attention"):
+    import torch  # noqa: F401 - first of all, so that its absence is told in our words
 
 from pagedkv.attention.backend import AttentionBackend
 from pagedkv.attention.cpu import CPUBackend

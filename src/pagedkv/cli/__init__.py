@@ -11,7 +11,7 @@ In the order in which data flows::
     result_warnings  what must be known before figures are believed
     prompts        prompts as they are typed, and files of them
     engine_options  what an engine is told; generating: what serves prompts with one
-    interrupting   Ctrl-C between steps
+    interrupting   Ctrl-C and SIGTERM: raised, noticed between steps, or the end at once
     serving        runs a trace on the virtual clock, for all commands that do
     engine_script  a trace as an engine serves it: what its model can be asked, and answers that are the trace's
     engine_replay  runs a trace on the virtual clock and by the engine, step by step the same
@@ -29,31 +29,30 @@ Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspe
 import errno
 import signal
 import sys
-from typing import Final
 
-from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USER_ERROR, INTERRUPTED_EARLY
+from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
+from pagedkv.cli.interrupting import exit_code_of, terminate
+from pagedkv.errors import MissingExtraError
+from pagedkv.extras import needing
 
 __all__ = ["main"]
-
-EXTRA_PACKAGES: Final = ("msgspec", "rich", "typer")
 
 
 def main() -> None:
     """Run the command line; exits the process."""
     try:
-        from pagedkv.cli.app import app  # noqa: PLC0415 - so that a missing extra can be named
+        signal.signal(signal.SIGTERM, terminate)
+        with needing("cli", "the command line"):
+            import rich  # noqa: F401, PLC0415 - typer looks for it when it is too late for a sentence
 
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that temporary files are removed
+            from pagedkv.cli.app import app  # noqa: PLC0415 - so that a missing extra can be named
         app()
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_PACKAGES:
-            raise
-        sys.stderr.write(f"pagedkv: the command line needs {package}: pip install 'pagedkv[cli]'\n")
+    except MissingExtraError as error:
+        sys.stderr.write(f"pagedkv: {error}\n")
         sys.exit(EXIT_USER_ERROR)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         sys.stderr.write(f"pagedkv: {INTERRUPTED_EARLY}\n")
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(exit_code_of(error))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

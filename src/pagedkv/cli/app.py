@@ -1,27 +1,69 @@
-"""The application: its commands, which are modules of :mod:`pagedkv.cli.commands`."""
+"""The application: its commands, by name. The module of a command is imported when the command is asked for.
 
-from typing import Annotated
+So help and completion of names wait for no command's imports, which take seconds with torch.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from pagedkv import __version__
-from pagedkv.cli.commands.calibrate import calibrate
-from pagedkv.cli.commands.convert import convert
-from pagedkv.cli.commands.curve import curve
-from pagedkv.cli.commands.demo import demo
-from pagedkv.cli.commands.demo_replay import demo_replay
-from pagedkv.cli.commands.generate import generate
-from pagedkv.cli.commands.plan import plan
-from pagedkv.cli.commands.presets import presets
-from pagedkv.cli.commands.record import record
-from pagedkv.cli.commands.replay import replay
-from pagedkv.cli.commands.report import report
+from pagedkv.cli.user_errors import reported
+from pagedkv.extras import needing
 
-__all__ = ["app"]
+__all__ = ["SUMMARIES", "app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for each in (generate, replay, curve, plan, report, convert, record, calibrate, presets, demo, demo_replay):
-    app.command()(each)
+SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "generate": "Answer prompts with a model of Hugging Face on paged memory: any decoder, token for token as it "
+        "answers itself.",
+        "replay": "Serve a request trace on a virtual clock, with continuous batching, through the block space that "
+        "serves.",
+        "curve": "Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache "
+        "can serve.",
+        "plan": "Find the memory, block size, policy and batch limits for a trace: many settings, served by the "
+        "simulator.",
+        "report": "Write one HTML page about a trace, or one that compares several runs: needs no network, opens from "
+        "a file.",
+        "convert": "Convert a trace of any known format to the pagedkv trace format, which docs/trace-format.md "
+        "describes.",
+        "record": "Record a running vLLM or SGLang: its KV events, and with its request log a trace to curve and "
+        "replay.",
+        "calibrate": "Fit a cost model to steps that an engine took, and tell how far off it is.",
+        "presets": "List the names that --model, --gpu and --cost-model know, with GiB, bandwidth and bytes per token.",
+        "demo": "Let a small model answer questions about documents from too little KV memory, and judge every answer.",
+        "demo-replay": "Replay generated conversations and, where there is one, a real trace, on a virtual clock.",
+    }
+)
+"""The commands and what each does in a line: the first of its docstring, said again so that help need not import it."""
+
+
+class LateCommands(TyperGroup):
+    """Commands that stand-ins are listed for, until one of them is run, or asked for its own help or completion."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's, which newer versions of typer hide
+        """Find the command that was typed, and import it. Exits as :func:`~pagedkv.cli.user_errors.reported` does."""
+        name, stand_in, rest = super().resolve_command(ctx, args)
+        return name, stand_in and _imported(stand_in.name), rest
+
+
+def _imported(name: str | None) -> Any:  # noqa: ANN401 - a command of click, as above
+    """Import a command: the function of that name, in the module of that name."""
+    python_name = str(name).replace("-", "_")
+    with reported(), needing("cli", "the command line"):
+        module = import_module(f"pagedkv.cli.commands.{python_name}")
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(name)(getattr(module, python_name))
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(cls=LateCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+for each, summary in SUMMARIES.items():
+    app.command(each, help=summary)(lambda: None)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - called by typer with the flag's value

@@ -58,7 +58,7 @@ class EngineOptions:
 
         Raises:
             ConfigurationError: an option is out of range.
-            DeviceUnavailableError: torch or transformers are not installed.
+            MissingExtraError: torch or transformers are not installed.
         """
         from pagedkv.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands do without torch
 

@@ -14,13 +14,13 @@ by a cost model that is measured here, on steps of its own, before::
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Final
 
 import numpy as np
 
 from pagedkv.cli.engine_script import Script, let_in, within_vocabulary
-from pagedkv.cli.progress import leaving_at_once, prepare, progress_bars, working
+from pagedkv.cli.interrupting import leaving_at_once
+from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.serving import ServingOptions, require_some_served
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, compat
@@ -34,8 +34,6 @@ from pagedkv.traces.tokens import tokenize
 
 __all__ = ["Comparison", "replay_with_engine"]
 
-DEFAULT_NUM_TOKENS: Final = 2**16
-"""Of the pools, unless --num-blocks says otherwise: 64 MB for the demonstration's model."""
 MEASURED: Final = "measured here"
 LONGEST: Final = 2**20
 """Positions of the demonstration's model here: a trace's prompts are longer than it was trained for."""
@@ -113,23 +111,22 @@ ROWS: Final = {
 }
 
 
-def replay_with_engine(path: str, options: ServingOptions, model_path: str | None) -> Comparison:
-    """Serve a trace twice: on the virtual clock, and by the engine in the same steps.
+def replay_with_engine(
+    name: str, told: Sequence[Request], options: ServingOptions, model_path: str | None
+) -> Comparison:
+    """Serve requests twice: on the virtual clock, and by the engine in the same steps.
 
     Args:
-        path: the trace.
-        options: those of the simulation; sizes of other models, and beams, are refused.
+        name: of the trace, for the bar; told: its requests.
+        options: those of the simulation, with the pools' blocks, and nothing of other models.
         model_path: folder of the model; None: the demonstration's.
 
     Raises:
-        ConfigurationError: an option is out of range or not for this; not one request fits the pools.
-        TraceError: the trace cannot be read.
+        ConfigurationError: an option is out of range; a request is too long for the model; not one fits the pools.
         UnsupportedModelError: the engine refuses the model.
         InterruptedRunError: Ctrl-C.
     """
-    options = _own_model(options)
     config, cost_model = options.configuration()
-    told = _read(path, options)
     compat.be_silent()
     with working("Loading the model"), leaving_at_once():
         model = load_trained(max_positions=LONGEST) if model_path is None else load(model_path)[0]
@@ -140,8 +137,8 @@ def replay_with_engine(path: str, options: ServingOptions, model_path: str | Non
         llm = LLM(model, _engine_config(config), sampler=script)
         if options.cost_model is None:
             cost_model = _measure(model, _engine_config(config))
-    name = MEASURED if options.cost_model is None else str(config.cost_model_name)
-    config = replace(config, groups=llm.groups.specs, cost_model_name=name, block_nbytes={})
+    seconds_of = MEASURED if options.cost_model is None else str(config.cost_model_name)
+    config = replace(config, groups=llm.groups.specs, cost_model_name=seconds_of, block_nbytes={})
     server = VirtualServer(config, cost_model)
     steps = _simulate(server, requests)
     result = server.result()
@@ -149,32 +146,14 @@ def replay_with_engine(path: str, options: ServingOptions, model_path: str | Non
     require_some_served(result.requests["num_requests"], result.requests["num_rejected"], most)
     return Comparison(
         DEMONSTRATION if model_path is None else model_path,
-        {"name": name, **cost_model.as_dict()},
+        {"name": seconds_of, **cost_model.as_dict()},
         _predicted(result),
-        _run(llm, script, requests, steps, PurePath(path).name),
+        _run(llm, script, requests, steps, name),
         result,
     )
 
 
 # Both get the same
-
-
-def _own_model(options: ServingOptions) -> ServingOptions:
-    """Refuse options that say what another model has, and give pools of a size that a small one can fill."""
-    if options.model or options.gpu or options.memory_gib is not None or options.kv_dtype or options.beams:
-        raise ConfigurationError(
-            "--engine runs a model of its own, without beams: it takes no --model, --gpu, --memory, --kv-dtype and "
-            "--beams; name its model by --model-path"
-        )
-    if options.num_blocks is not None:
-        return options
-    return replace(options, num_blocks=str(max(2, DEFAULT_NUM_TOKENS // max(1, options.block_size))))
-
-
-def _read(path: str, options: ServingOptions) -> list[Request]:
-    """Read the requests of a trace. Raises TraceError."""
-    with options.trace.open(path) as trace:
-        return list(options.trace.requests(trace))
 
 
 def _for_model(told: Iterable[Request], model: compat.Model, num_samples: int | None) -> list[TokenizedRequest]:

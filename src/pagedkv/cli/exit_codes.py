@@ -8,4 +8,4 @@ EXIT_WRONG_ANSWERS: Final = 1
 EXIT_USER_ERROR: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
-INTERRUPTED_EARLY: Final = "interrupted before the first request; nothing was written"
+INTERRUPTED_EARLY: Final = "interrupted before there was a result; nothing was written"

@@ -1,31 +1,77 @@
-"""Ctrl-C that is noticed between steps, so that what was done so far is whole."""
+"""Ctrl-C and SIGTERM: either ends a command in one sentence, and differs from the other in the exit code alone.
 
+Where nothing else is said, both raise: Ctrl-C as always, SIGTERM a :class:`Terminated`, which whoever handles Ctrl-C
+handles too. Some work notices them between steps instead, so that what was done so far is whole, and some leaves at
+once.
+"""
+
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType, MappingProxyType
+from typing import Any, Final, NoReturn
 
-__all__ = ["noticing_interrupts"]
+from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, EXIT_TERMINATED, INTERRUPTED_EARLY
+
+__all__ = ["Terminated", "exit_code_of", "leaving_at_once", "noticing_interrupts", "terminate"]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Handle SIGTERM as Ctrl-C is handled. Raises Terminated."""
+    raise Terminated
+
+
+def exit_code_of(interruption: BaseException | None) -> int:
+    """Give the exit code of a command that this ended."""
+    return EXIT_TERMINATED if isinstance(interruption, Terminated) else EXIT_INTERRUPTED
+
+
+RAISING: Final[Mapping[int, Callable[..., Any]]] = MappingProxyType(
+    {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate}
+)
+"""What handles each signal where nothing else is said. Where it is ignored, or somebody else's, it stays so."""
 
 
 @contextmanager
-def noticing_interrupts() -> Iterator[Callable[[], bool]]:
-    """Give a function that tells whether Ctrl-C was pressed; pressed again, it stops at once (KeyboardInterrupt).
+def noticing_interrupts() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
+    """Give a function that tells which signal came, as what it would have raised; a second one is raised at once."""
+    noticed: list[KeyboardInterrupt] = []
 
-    Where Ctrl-C is ignored or somebody else's, it stays so, and the function answers no.
-    """
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.default_int_handler:
-        yield lambda: False
-        return
-    pressed = False
+    def note(number: int) -> None:
+        interruption = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+        if noticed:
+            raise interruption
+        noticed.append(interruption)
 
-    def note(*_: object) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, previous)
+    with _handled_by(note):
+        yield lambda: noticed[0] if noticed else None
 
-    signal.signal(signal.SIGINT, note)
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Let the signals end the process on the spot: the compiler swallows what they raise, and no file is open yet."""
+    with _handled_by(_leave):
+        yield
+
+
+def _leave(number: int) -> NoReturn:
+    os.write(2, f"pagedkv: {INTERRUPTED_EARLY}\n".encode())
+    os._exit(EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _handled_by(handle: Callable[[int], None]) -> Iterator[None]:
+    """Call a function with the number of each signal that would raise, instead."""
+    raising = {number: handler for number, handler in RAISING.items() if signal.getsignal(number) is handler}
+    for number in raising:
+        signal.signal(number, lambda number, _frame: handle(number))
     try:
-        yield lambda: pressed
+        yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in raising.items():
+            signal.signal(number, handler)

@@ -1,12 +1,14 @@
 """Options that several commands have, with their help."""
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from pagedkv.errors import ConfigurationError
+from pagedkv.models.presets import model_names
 from pagedkv.pool.eviction.registry import POLICIES
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Speed",
     "TraceBlockSize",
     "Watermark",
+    "completed_by",
     "num_jobs",
 ]
 
@@ -54,6 +57,28 @@ MOST_JOBS: Final = 1024
 MEMORY: Final = "Memory"
 SCHEDULING: Final = "Scheduling"
 TRACE: Final = "Trace"
+
+
+def completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Make what a shell asks for the rest of a word: those of the names that begin so."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
+
+
+def _gpu_names() -> Iterable[str]:
+    from pagedkv.simulation.cost import gpu_names  # noqa: PLC0415 - what needs no GPU waits for no simulation
+
+    return gpu_names()
+
+
+def _cost_model_names() -> Iterable[str]:
+    from pagedkv.simulation.cost import cost_model_names  # noqa: PLC0415 - as above
+
+    return cost_model_names()
+
 
 NumBlocks: TypeAlias = Annotated[
     str | None,
@@ -77,6 +102,7 @@ ModelName: TypeAlias = Annotated[
         metavar="MODEL",
         help="Preset (see pagedkv presets) or config.json: its groups of layers get pools, and blocks become GiB.",
         rich_help_panel=MEMORY,
+        autocompletion=completed_by(model_names),
     ),
 ]
 GpuName: TypeAlias = Annotated[
@@ -85,6 +111,7 @@ GpuName: TypeAlias = Annotated[
         metavar="[Nx]GPU",
         help="What the model runs on (h100, 8xh100): gives the blocks that fit, and the cost of steps.",
         rich_help_panel=MEMORY,
+        autocompletion=completed_by(_gpu_names),
     ),
 ]
 MemoryGib: TypeAlias = Annotated[
@@ -106,6 +133,7 @@ CostModelName: TypeAlias = Annotated[
         help="Seconds of a step: a preset such as llama-3.1-8b/h100, instant, or a JSON file. "
         f"Default: by --model and --gpu, else {DEFAULT_COST_MODEL}.",
         rich_help_panel=SCHEDULING,
+        autocompletion=completed_by(_cost_model_names),
     ),
 ]
 MaxSequences: TypeAlias = Annotated[
@@ -119,7 +147,12 @@ Watermark: TypeAlias = Annotated[
 ]
 PolicyName: TypeAlias = Annotated[
     str,
-    typer.Option(metavar="NAME", help=f"Eviction: {', '.join(POLICIES)}.", rich_help_panel=SCHEDULING),
+    typer.Option(
+        metavar="NAME",
+        help=f"Eviction: {', '.join(POLICIES)}.",
+        rich_help_panel=SCHEDULING,
+        autocompletion=completed_by(lambda: POLICIES),
+    ),
 ]
 PreemptionName: TypeAlias = Annotated[
     str,

@@ -12,12 +12,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pagedkv.engine import SamplingParams
 from pagedkv.errors import RequestError, TraceError
 
-__all__ = ["Wish", "read_wishes", "typed_wishes"]
+if TYPE_CHECKING:
+    from pagedkv.engine import SamplingParams
+
+__all__ = ["PromptFile", "Wish", "typed_wishes"]
 
 KINDS: Final = ("prompt", "token_ids", "messages")
 REMEDY: Final = (
@@ -38,33 +40,39 @@ class Wish:
 
     where: str
     prompt: Any
-    params: SamplingParams
+    params: "SamplingParams"
 
 
-def typed_wishes(prompts: Sequence[str], params: SamplingParams, *, is_chat: bool) -> Iterator[Wish]:
+def typed_wishes(prompts: Sequence[str], params: "SamplingParams", *, is_chat: bool) -> Iterator[Wish]:
     """Take prompts from the command line; with ``is_chat`` each is what a user says."""
     for number, prompt in enumerate(prompts, 1):
         yield Wish(f"--prompt {number}", [{"role": "user", "content": prompt}] if is_chat else prompt, params)
 
 
-def read_wishes(path: Path, params: SamplingParams) -> list[Wish]:
-    """Read a file of prompts, whole.
+class PromptFile:
+    """A file of prompts, read whole; what its lines mean is told later, when there are parameters to change.
 
     Raises:
-        TraceError: it cannot be read, has a broken line, or no prompt: file, line, reason, remedy.
+        TraceError: it cannot be read, or has no prompt: file, line, reason, remedy.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = f"cannot be read: {getattr(problem, 'strerror', None) or problem}"
-        raise TraceError(str(path), None, reason, "Name a file of JSON lines in UTF-8") from problem
-    wishes = [_wish(str(path), number, line, params) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not wishes:
-        raise TraceError(str(path), None, "has no prompt", REMEDY)
-    return wishes
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = f"cannot be read: {getattr(problem, 'strerror', None) or problem}"
+            raise TraceError(self._path, None, reason, "Name a file of JSON lines in UTF-8") from problem
+        self._lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        if not self._lines:
+            raise TraceError(self._path, None, "has no prompt", REMEDY)
+
+    def wishes(self, params: "SamplingParams") -> list[Wish]:
+        """Take each line for a prompt that asks for ``params``, but for what the line says. Raises TraceError."""
+        return [_wish(self._path, number, line, params) for number, line in self._lines]
 
 
-def _wish(path: str, number: int, line: str, params: SamplingParams) -> Wish:
+def _wish(path: str, number: int, line: str, params: "SamplingParams") -> Wish:
     where = f"{path}:{number}"
     try:
         row = json.loads(line)
@@ -79,7 +87,7 @@ def _wish(path: str, number: int, line: str, params: SamplingParams) -> Wish:
     prompt = row.pop(kinds[0])
     if not isinstance(prompt, str if kinds[0] == "prompt" else list):
         raise TraceError(path, number, f'"{kinds[0]}" is {json.dumps(prompt)[:40]}', REMEDY)
-    known = {each.name for each in fields(SamplingParams)}
+    known = {each.name for each in fields(params)}
     if row.keys() - known:
         strange = ", ".join(sorted(row.keys() - known))
         raise TraceError(

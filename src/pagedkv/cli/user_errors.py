@@ -6,7 +6,9 @@ what happened                                         exit code
 an answer of an engine is not what it must be         1
 a bad trace, size, option, engine or output file      2
 a model that cannot be run, a prompt that is refused  2
+an extra of pagedkv is not installed                  2
 Ctrl-C                                                130
+SIGTERM                                               143
 ====================================================  =========
 
 Anything else is a fault of this library and keeps its traceback.
@@ -20,10 +22,12 @@ from typing import Final
 
 import typer
 
-from pagedkv.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, INTERRUPTED_EARLY
+from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
+from pagedkv.cli.interrupting import exit_code_of
 from pagedkv.errors import (
     ConfigurationError,
     DeviceUnavailableError,
+    MissingExtraError,
     RecordingError,
     RequestError,
     TraceError,
@@ -41,7 +45,7 @@ class OutputError(Exception):
 
 
 class InterruptedRunError(Exception):
-    """Ctrl-C ended a run; the message says how far it came."""
+    """Ctrl-C or SIGTERM, of which this was made, ended a run; the message says how far it came."""
 
 
 USERS_TO_MEND: Final = (
@@ -52,6 +56,7 @@ USERS_TO_MEND: Final = (
     RequestError,
     UnsupportedModelError,
     DeviceUnavailableError,
+    MissingExtraError,
 )
 
 
@@ -74,10 +79,10 @@ def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
         raise typer.Exit(EXIT_USER_ERROR) from error
     except InterruptedRunError as error:
         typer.echo(f"pagedkv: {error}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from error
+        raise typer.Exit(exit_code_of(error.__cause__)) from error
     except KeyboardInterrupt as error:
         typer.echo(f"pagedkv: {INTERRUPTED_EARLY}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from error
+        raise typer.Exit(exit_code_of(error)) from error
 
 
 def _by_option(message: str, options: Mapping[str, str]) -> str:

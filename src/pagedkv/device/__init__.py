@@ -5,14 +5,10 @@ Sees plans and the words of :mod:`pagedkv.spec`, nothing of how they come about.
 others are tested.
 """
 
-try:
-    import torch as _torch
-except ImportError as _problem:
-    from pagedkv.errors import DeviceUnavailableError
+from pagedkv.extras import needing
 
-    raise DeviceUnavailableError("pagedkv.device needs torch: pip install 'pagedkv[torch]'") from _problem
-
-del _torch
+with needing("torch", "pagedkv.device"):
+    import torch  # noqa: F401 - first of all, so that its absence is told in our words
 
 from pagedkv.device.block_tables import BlockTables
 from pagedkv.device.executor import PlanExecutor

@@ -1,6 +1,6 @@
 """The engine: any decoder of transformers on memory made of blocks, token for token as it answers by itself.
 
-Needs transformers (``pip install 'pagedkv[hf]'``). In the order in which data flows::
+Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in which data flows::
 
     refusals      models that are refused by name
     probe         one pass of two tokens: what every layer keeps and reads
@@ -31,6 +31,13 @@ Needs transformers (``pip install 'pagedkv[hf]'``). In the order in which data f
 
 No code of any model is here.
 """
+
+from pagedkv.extras import needing
+
+with needing("hf", "pagedkv.engine"):
+    import safetensors  # noqa: F401 - first of all, so that the absence of any is told in our words
+    import tokenizers  # noqa: F401 - transformers does not say what it lacks
+    import torch  # noqa: F401 - as safetensors
 
 from pagedkv.engine.answer_stream import AnswerStream
 from pagedkv.engine.async_llm import AsyncLLM

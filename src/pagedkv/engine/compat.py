@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import torch
 
-from pagedkv.errors import DeviceUnavailableError, UnsupportedModelError
+from pagedkv.errors import MissingExtraError, UnsupportedModelError
 
 try:
     import transformers
@@ -28,9 +28,7 @@ try:
     from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin
     from transformers.masking_utils import AttentionMaskInterface
 except ImportError as problem:
-    raise DeviceUnavailableError(
-        "pagedkv.engine needs transformers 5.16 or newer: pip install 'pagedkv[hf]'"
-    ) from problem
+    raise MissingExtraError("pagedkv.engine needs transformers 5.16 or newer: pip install 'pagedkv[hf]'") from problem
 
 __all__ = [
     "Cache",
@@ -67,10 +65,10 @@ STATE_NAME: Final = re.compile(rf"({CONVOLUTION}|{SCAN})_(\d+)")
 
 
 def require_version() -> None:
-    """Refuse a transformers that is too old. Raises DeviceUnavailableError."""
+    """Refuse a transformers that is too old. Raises MissingExtraError."""
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if version < OLDEST:
-        raise DeviceUnavailableError(
+        raise MissingExtraError(
             f"pagedkv.engine needs transformers 5.16 or newer, and {transformers.__version__} is installed: "
             "pip install 'pagedkv[hf]'"
         )

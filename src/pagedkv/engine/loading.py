@@ -4,7 +4,6 @@ What goes wrong inside transformers has many types and long texts. Here it is on
 is one that cannot be run.
 """
 
-from pathlib import Path
 from typing import Final
 
 from safetensors import SafetensorError
@@ -12,6 +11,7 @@ from safetensors import SafetensorError
 from pagedkv.engine import compat
 from pagedkv.engine.llm import Tokenizer
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
+from pagedkv.models.folder import require_folder
 
 __all__ = ["DTYPES", "load"]
 
@@ -31,7 +31,7 @@ def load(name: str, dtype: str = "float32") -> tuple[compat.Model, Tokenizer | N
     """
     if dtype not in DTYPES:
         raise ConfigurationError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    _require_folder(name)
+    require_folder(name)
     try:
         model = compat.load_model(name, dtype)
     except (OSError, SafetensorError) as problem:
@@ -39,16 +39,6 @@ def load(name: str, dtype: str = "float32") -> tuple[compat.Model, Tokenizer | N
     except (ValueError, KeyError, ImportError) as problem:
         raise UnsupportedModelError(f"model {name!r} cannot be run: {_first_line(problem)}") from problem
     return model, _tokenizer(name)
-
-
-def _require_folder(name: str) -> None:
-    """Refuse what is meant for a folder and is none, before anybody asks the hub for it."""
-    folder = Path(name)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigurationError(f"model {name!r} is a folder without a config.json: name the one that has it")
-    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or folder.exists():
-        raise ConfigurationError(f"model {name!r} is no folder: name one with a config.json, or a model of the hub")
 
 
 def _tokenizer(name: str) -> Tokenizer | None:

@@ -22,7 +22,7 @@ def require_supported(model: compat.Model) -> None:
 
     Raises:
         UnsupportedModelError: which model, why, and what to do.
-        DeviceUnavailableError: transformers is too old.
+        MissingExtraError: transformers is too old.
     """
     compat.require_version()
     compat.refuse_encoder(model)

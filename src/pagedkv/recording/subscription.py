@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import Final, Self
 
 from pagedkv.errors import ConfigurationError, RecordingError
+from pagedkv.extras import needing
 from pagedkv.recording.numbering import Message
 
-try:
+with needing("record", "recording"):
     import zmq
     from zmq.utils.monitor import recv_monitor_message
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("recording needs pyzmq: pip install 'pagedkv[record]'", name=error.name) from error
 
 __all__ = ["Endpoints", "Subscription"]
 

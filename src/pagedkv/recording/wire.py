@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
-import msgspec
 import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import RecordingError
+from pagedkv.extras import needing
+
+with needing("record", "recording"):
+    import msgspec
 
 __all__ = ["DEVICE", "BlockHash", "BlocksRemoved", "BlocksStored", "Cleared", "Event", "EventBatch", "decode_batch"]
 

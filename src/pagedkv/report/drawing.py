@@ -18,18 +18,17 @@ from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 from xml.etree import ElementTree as ET
 
+from pagedkv.extras import needing
 from pagedkv.report.elements import LegendEntry
 from pagedkv.report.number_text import compact
 
-try:
+with needing("report", "a report"):
     from matplotlib import style as styles
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("a report needs matplotlib: pip install 'pagedkv[report]'", name=error.name) from error
 
 __all__ = [
     "COUNT_TICKS",

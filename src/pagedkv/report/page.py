@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pagedkv.errors import ConfigurationError
+from pagedkv.extras import needing
 from pagedkv.report.ages import age_section
 from pagedkv.report.capacity import capacity_section
 from pagedkv.report.comparison import MAX_RUNS, figures_section, overlaid_section
@@ -19,10 +20,8 @@ from pagedkv.report.memory import memory_section
 from pagedkv.report.settings import settings_section
 from pagedkv.report.timelines import time_section
 
-try:
+with needing("report", "a report"):
     from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("a report needs Jinja2: pip install 'pagedkv[report]'", name=error.name) from error
 
 __all__ = ["page_template", "render_report", "require_num_runs"]
 

@@ -15,10 +15,12 @@ from operator import attrgetter
 from tempfile import TemporaryFile
 from typing import IO, Final
 
-import msgspec
-
+from pagedkv.extras import needing
 from pagedkv.traces.formats.trace_row import TraceRow, request_of, row_of
 from pagedkv.traces.request import Request
+
+with needing("cli", "sorting traces"):
+    import msgspec
 
 __all__ = ["sorted_by_arrival"]
 

@@ -10,12 +10,14 @@ from tempfile import SpooledTemporaryFile
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-import msgspec
-
 from pagedkv.errors import ConfigurationError
+from pagedkv.extras import needing
 from pagedkv.traces.formats.parsing import MAX_ARRIVAL_S
 from pagedkv.traces.formats.trace_row import FORMAT_NAME, FORMAT_VERSION, TraceHeader, row_of
 from pagedkv.traces.request import Request
+
+with needing("cli", "writing traces"):
+    import msgspec
 
 __all__ = ["ByteSink", "TraceWriter"]
 

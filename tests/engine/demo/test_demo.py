@@ -190,6 +190,7 @@ def _blocks(core: EngineCore) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("harm", [poison, exchange])
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # NumPy's, where loops are plain Python
 def test_memory_that_was_changed_shows_in_the_exit_code(
     harm: Callable[[EngineCore], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,7 @@
 """``pagedkv demo``: a small model answers questions out of too little KV memory, and every answer is judged."""
 
 from dataclasses import replace
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,12 +9,13 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.exit_codes import EXIT_WRONG_ANSWERS
+from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.live_view import live_view
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_table, share
-from pagedkv.errors import ConfigurationError
+from pagedkv.extras import needing
 
 if TYPE_CHECKING:
     from pagedkv.engine.config import EngineConfig
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pagedkv.engine.demo.serving import Served
 
 __all__ = ["demo"]
-
-NEEDED: Final = ("torch", "transformers")
 
 
 @command
@@ -50,11 +48,9 @@ def demo(
 
     pagedkv demo --questions 1000 --documents 60 --num-blocks 300
     """
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise ConfigurationError(
-            f"pagedkv demo runs a model and needs {' and '.join(missing)}: pip install 'pagedkv[hf]'"
-        )
-    with working("Loading torch and the model"):
+    if json_file is not None:
+        require_writable(json_file)
+    with working("Loading torch and the model"), leaving_at_once(), needing("hf", "pagedkv demo"):
         import torch  # noqa: PLC0415 - takes seconds to import, and is optional
 
         from pagedkv.engine import LLM  # noqa: PLC0415 - needs torch
@@ -67,8 +63,6 @@ def demo(
         drawn = draw_questions(questions, documents, seed)
         model = load_trained()
     config = DEMO_CONFIG if num_blocks is None else replace(DEMO_CONFIG, num_blocks=num_blocks)
-    if json_file is not None:
-        require_writable(json_file)
     prepare(lambda: compile_loops(model))
     with working("Comparing the model with itself, over blocks and dense"):
         llm = LLM(model, config)

@@ -14,18 +14,20 @@ from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writab
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.exit_codes import EXIT_WRONG_ANSWERS
+from pagedkv.cli.interrupting import leaving_at_once, noticing_interrupts
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
-from pagedkv.cli.progress import leaving_at_once, progress_bars, working
+from pagedkv.cli.progress import progress_bars, working
+from pagedkv.cli.prompts import PromptFile, Wish, typed_wishes
 from pagedkv.cli.tables import print_numbers, print_table
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
 from pagedkv.errors import ConfigurationError
 from pagedkv.explanation import MissCause
+from pagedkv.models.folder import require_folder
 from pagedkv.models.memory import GIB
 
 if TYPE_CHECKING:
     from pagedkv.cli.generating import Figures, Verification
-    from pagedkv.cli.prompts import Wish
     from pagedkv.engine import RequestOutput
 
 __all__ = ["generate"]
@@ -93,15 +95,17 @@ def generate(  # noqa: PLR0913 - a parameter an option, as typer has it
     _require_targets(output, json_file, input_file)
     if verify and temperature:
         raise ConfigurationError("--verify compares the most likely tokens: leave --temperature at 0")
-    config = engine.config()
-    from pagedkv.cli import generating  # noqa: PLC0415 - other commands do without torch
-    from pagedkv.cli.prompts import read_wishes, typed_wishes  # noqa: PLC0415
-    from pagedkv.engine import SamplingParams, compat  # noqa: PLC0415
-    from pagedkv.engine.loading import load  # noqa: PLC0415
+    require_folder(model)
+    prompts = None if input_file is None else PromptFile(_readable(input_file))
+    with working("Loading torch"), leaving_at_once():
+        from pagedkv.cli import generating  # noqa: PLC0415 - paths are looked at before torch is imported
+        from pagedkv.engine import SamplingParams, compat  # noqa: PLC0415 - as above
+        from pagedkv.engine.loading import load  # noqa: PLC0415 - as above
 
+    config = engine.config()
     params = SamplingParams(max_tokens=max_tokens, n=samples, temperature=temperature, ignore_eos=ignore_eos)
     wishes = [*typed_wishes(prompt or (), params, is_chat=chat)]
-    wishes += [] if input_file is None else read_wishes(_readable(input_file), params)
+    wishes += [] if prompts is None else prompts.wishes(params)
     if verify:
         _require_greedy(wishes)
     compat.be_silent()
@@ -118,24 +122,25 @@ def generate(  # noqa: PLR0913 - a parameter an option, as typer has it
             if not is_quiet:
                 _show(wishes[place], answer)
 
-        figures = generating.serve(llm, wishes, progress, tell)
+        with noticing_interrupts() as interruption:
+            figures = generating.serve(llm, wishes, progress, tell, is_interrupted=lambda: interruption() is not None)
     verification = None
     if verify:
         with progress_bars() as progress:
-            verification = generating.verify(loaded, llm, rows, progress)
+            verification = _verified(lambda: generating.verify(loaded, llm, rows, progress))
     if json_file is not None:
         write_json(json_file, _document(model, figures, verification, rows))
     if not is_quiet:
         _print_figures(model, figures, verification)
-    _end(figures, verification)
+    _end(figures, verification, interruption())
 
 
-def _end(figures: "Figures", verification: "Verification | None") -> None:
+def _end(figures: "Figures", verification: "Verification | None", interruption: KeyboardInterrupt | None) -> None:
     if figures.is_interrupted:
         raise InterruptedRunError(
             f"interrupted: {figures.num_finished:,} of {figures.num_prompts:,} prompts are answered, the others as far "
             "as they came"
-        )
+        ) from interruption
     if verification is not None and verification.differences:
         first = verification.differences[0]
         typer.echo(
@@ -145,6 +150,13 @@ def _end(figures: "Figures", verification: "Verification | None") -> None:
             err=True,
         )
         raise typer.Exit(EXIT_WRONG_ANSWERS)
+
+
+def _verified(verify: "Callable[[], Verification]") -> "Verification":
+    try:
+        return verify()
+    except KeyboardInterrupt as error:
+        raise InterruptedRunError("interrupted while answers were compared; all of them were given") from error
 
 
 # What was asked for
@@ -165,7 +177,7 @@ def _require_targets(output: Path | None, json_file: Path | None, input_file: Pa
             require_writable(target, *([] if input_file is None else [str(input_file)]))
 
 
-def _require_greedy(wishes: "list[Wish]") -> None:
+def _require_greedy(wishes: list[Wish]) -> None:
     for wish in wishes:
         plain = type(wish.params)()
         differing = [name for name in CHOOSING if getattr(wish.params, name) != getattr(plain, name)]

@@ -72,15 +72,15 @@ def plan(
     """
     if json_file is not None:
         require_writable(json_file, trace)
-    num_processes, renderer = runs.num_processes, None
+    num_processes = runs.num_processes
     if page is not None:
         require_page_output(page, [trace])
-        renderer = import_page("plan_page")
     if page is not None and page == json_file:
         raise ConfigurationError(f"--report and --json both go to {page}: name two files")
     with working("Reading the trace"):
         digest = digest_of_file(trace)
         read_as, planned = _planned(trace, axes)
+        renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
     points = [each.point for each in planned]
     figures = _figures(PointRunner(trace, axes.trace, num_processes), points, store, runs)

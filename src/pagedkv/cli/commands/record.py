@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Annotated, Final
 
 import typer
@@ -33,7 +33,6 @@ from pagedkv.traces.writer import TraceWriter
 
 __all__ = ["Publisher", "record"]
 
-SOCKET_PACKAGE: Final = "zmq"
 ENGINE: Final = "Engine"
 REQUESTS: Final = "Requests"
 
@@ -153,9 +152,10 @@ def record(
 
     pagedkv record tcp://127.0.0.1:5557 --metrics http://127.0.0.1:8000/metrics --json recording.json
     """
-    sockets = _import_sockets()
+    from pagedkv.recording.subscription import Endpoints, Subscription  # noqa: PLC0415 - help does without its extra
+
     bounds, follower = publisher.bounds, publisher.follower()
-    endpoints = sockets.Endpoints(endpoint, publisher.replay, publisher.topic, publisher.bind)
+    endpoints = Endpoints(endpoint, publisher.replay, publisher.topic, publisher.bind)
     requests.require_usable()
     if json_file == requests.output == STANDARD_OUTPUT:
         raise ConfigurationError("--json and --output cannot both be the standard output: name a file for one of them")
@@ -163,7 +163,7 @@ def record(
         require_writable(json_file, *([] if requests.log is None else [requests.log]))
     if follower is not None:
         follower.begin()
-    with sockets.Subscription(endpoints) as subscription, _signals() as is_over:
+    with Subscription(endpoints) as subscription, _signals() as is_over:
         typer.echo(f"recording {endpoint}; Ctrl-C ends it", err=True)
         recorder = Recorder(subscription, time.time)
         failure: Exception | None
@@ -182,17 +182,6 @@ def record(
         print_recording(f"Recording of {endpoint}", *found)
     if failure is not None:
         raise failure
-
-
-def _import_sockets() -> ModuleType:
-    """Import what needs the record extra; this late, so that all other commands do without it."""
-    try:
-        from pagedkv.recording import subscription  # noqa: PLC0415 - see above
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != SOCKET_PACKAGE:
-            raise
-        raise ConfigurationError(str(error)) from error
-    return subscription
 
 
 def _run(

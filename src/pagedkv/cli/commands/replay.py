@@ -11,9 +11,10 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.command_line import command_line
+from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
-from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.serving import (
     DEFAULTS,
     ServingOptions,
@@ -27,6 +28,8 @@ from pagedkv.cli.tables import print_numbers, print_summary, print_warnings
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError
+from pagedkv.extras import needing
+from pagedkv.models.folder import require_folder
 from pagedkv.simulation.one_at_a_time.replayer import ReplayConfig, Replayer, compile_loops
 from pagedkv.simulation.one_at_a_time.summary import ReplaySummary
 from pagedkv.traces.request import TokenizedRequest
@@ -35,6 +38,8 @@ from pagedkv.traces.tokens import tokenized
 __all__ = ["replay"]
 
 ENGINE: Final = "Engine"
+ENGINE_NUM_TOKENS: Final = 2**16
+"""Of an engine's pools, unless --num-blocks says otherwise: 64 MB for the demonstration's model."""
 
 
 @command
@@ -105,14 +110,33 @@ def replay(  # noqa: PLR0913 - a parameter an option, as typer has it
 
 
 def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, json_file: Path | None) -> None:
-    from pagedkv.cli.engine_replay import replay_with_engine  # noqa: PLC0415 - other replays do without torch
+    options = _own_model(options)
+    options.configuration()
+    with options.trace.open(trace) as opened:
+        requests = list(options.trace.requests(opened))
+    if model is not None:
+        require_folder(model)
+    with working("Loading torch"), leaving_at_once(), needing("hf", "pagedkv replay --engine"):
+        from pagedkv.cli.engine_replay import replay_with_engine  # noqa: PLC0415 - checks come before torch
 
-    comparison = replay_with_engine(trace, options, model)
+    comparison = replay_with_engine(Path(trace).name, requests, options, model)
     if json_file is not None:
         write_json(json_file, {"trace": trace, "command": command_line(), **comparison.as_dict()})
     if json_file != STANDARD_OUTPUT:
         print_warnings(comparison.warnings)
         print_numbers(f"Replay of {Path(trace).name}", ("", "predicted", "measured"), comparison.rows())
+
+
+def _own_model(options: ServingOptions) -> ServingOptions:
+    """Refuse options that say what another model has, and give pools of a size that a small one can fill."""
+    if options.model or options.gpu or options.memory_gib is not None or options.kv_dtype or options.beams:
+        raise ConfigurationError(
+            "--engine runs a model of its own, without beams: it takes no --model, --gpu, --memory, --kv-dtype and "
+            "--beams; name its model by --model-path"
+        )
+    if options.num_blocks is not None:
+        return options
+    return replace(options, num_blocks=str(max(2, ENGINE_NUM_TOKENS // max(1, options.block_size))))
 
 
 def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path | None) -> None:

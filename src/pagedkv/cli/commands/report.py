@@ -1,8 +1,7 @@
 """``pagedkv report``: finds out what each source is, runs the traces, and writes the page.
 
 A source is a trace, or the JSON that ``pagedkv replay --json`` wrote; its content tells which. Mistakes are found
-before the first trace runs, for that takes its time; so is a missing ``report`` extra, without which this module can
-still be imported.
+before the first trace runs, for that takes its time; so is a missing ``report`` extra, without which there is help.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from pagedkv.simulation import ServingResult
 __all__ = ["NO_BLOCK_IDS", "as_run", "import_page", "report", "require_page_output", "write_report"]
 
 HTML_SUFFIX: Final = ".html"
-EXTRA_PACKAGES: Final = ("jinja2", "markupsafe", "matplotlib")
 RESULT_KEYS: Final = frozenset({"pools", "timeline"})
 """The keys that tell a replay's result from everything else in JSON; no line of a trace has them."""
 LONGEST_FIRST_LINE: Final = 2**26
@@ -91,6 +89,9 @@ def report(
     if capacities is not None:
         parse_capacities(capacities)
     serving.configuration()
+    for source in sources:
+        if not Path(source).exists():
+            serving.trace.open(source)  # says so, before anything is imported that draws
     if json_file is not None:
         require_writable(json_file, *sources)
         if output == json_file:
@@ -119,18 +120,19 @@ def write_report(
         The runs that the page shows.
 
     Raises:
-        ConfigurationError: the output is no .html file; there are too many sources; the report extra is missing.
+        ConfigurationError: the output is no .html file; there are too many sources.
+        MissingExtraError: the report extra is not installed.
         TraceError: a source cannot be read, or is neither a trace nor a result.
         OutputError: the output cannot be written, or is a source.
     """
     require_page_output(output, sources)
-    page = import_page("page")
-    page.require_num_runs(len(sources))
     for source in sources:
         if Path(source).exists() and not Path(source).is_file() and not Path(source).is_dir():
             reason = "is a pipe or a device, but a report reads a trace more than once"
             raise TraceError(source, None, reason, "Save it to a file first")
     results = [_read_result(source) for source in sources]
+    page = import_page("page")
+    page.require_num_runs(len(sources))
     runs = [
         run_trace(source) if result is None else ReportRun(Path(source).name, result, without_curve=FROM_JSON)
         for source, result in zip(sources, results, strict=True)
@@ -179,14 +181,12 @@ def _pool_tokens(result: ServingResult) -> int | None:
 
 
 def import_page(name: str) -> ModuleType:
-    """Import a module of :mod:`pagedkv.report` that needs the report extra; late, as all other commands do without."""
-    try:
-        page = import_module(f"pagedkv.report.{name}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA_PACKAGES:
-            raise
-        raise ConfigurationError(str(error)) from error
-    return page
+    """Import a module of :mod:`pagedkv.report` that needs the report extra, once sources and targets are checked.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    return import_module(f"pagedkv.report.{name}")
 
 
 def _read_result(source: str) -> Replay | None:

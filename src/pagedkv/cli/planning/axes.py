@@ -16,7 +16,7 @@ from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.errors import ConfigurationError
-from pagedkv.models import ModelMemory, read_model
+from pagedkv.models import ModelMemory, model_names, read_model
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cost import Gpu, find_gpu, kv_budget_nbytes
 from pagedkv.simulation.planning import Bounds, PlanPoint
@@ -55,7 +55,13 @@ class PlanAxes:
     """The options of ``pagedkv plan`` that say what is tried, as typed."""
 
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="Preset (see pagedkv presets) or config.json.", rich_help_panel=AXES)
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="Preset (see pagedkv presets) or config.json.",
+            rich_help_panel=AXES,
+            autocompletion=opt.completed_by(model_names),
+        ),
     ]
     gpus: Annotated[
         str | None,

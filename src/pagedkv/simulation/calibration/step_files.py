@@ -10,15 +10,18 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from pagedkv.arrays import Int64Array
 from pagedkv.errors import TraceError
+from pagedkv.extras import needing
 from pagedkv.simulation.calibration.steps import MeasuredSteps
 from pagedkv.simulation.calibration.vllm_log import is_vllm_log, steps_of_log
 from pagedkv.traces.formats.parsing import check_range, converted, decoded
 from pagedkv.traces.lines import Line, LineReader
+
+with needing("cli", "reading steps"):
+    import msgspec
 
 __all__ = ["read_steps"]
 

@@ -22,10 +22,10 @@ is checked before it sizes anything, and a bad row raises :class:`~pagedkv.error
 docs/trace-format.md is the page for users.
 """
 
-try:
-    import msgspec  # noqa: F401 - so that a missing extra can be named, whichever module is imported first
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("reading traces needs msgspec: pip install 'pagedkv[cli]'", name=error.name) from error
+from pagedkv.extras import needing
+
+with needing("cli", "reading traces"):
+    import msgspec  # noqa: F401 - first of all, so that its absence is told, whichever format is imported first
 
 from pagedkv.traces.formats.detection import detect_format
 from pagedkv.traces.formats.row_format import Reading, RowFormat

@@ -1,0 +1,109 @@
+"""What the package offers by name: ``from pagedkv import BlockSpace`` finds it here.
+
+The root imports this module when it is first asked for a name, not before: what only looks at the version, or prints
+help, waits for neither Numba nor NumPy.
+"""
+
+from pagedkv.answers import (
+    AbortedSteps,
+    Allocation,
+    EpochSpan,
+    InvalidatedMemory,
+    Load,
+    PrefixGone,
+    Shortage,
+    TenantShare,
+    Ticket,
+    Withdrawal,
+)
+from pagedkv.classic import BlockSpaceManager, BlockTable
+from pagedkv.errors import PagedKVError
+from pagedkv.events import CacheEventKind, CacheEvents
+from pagedkv.explanation import Explanation, Miss, MissCause
+from pagedkv.keys import MediaSpan, RequestKeys
+from pagedkv.plan import (
+    BlockMoves,
+    DraftStates,
+    NewBlocks,
+    PageLists,
+    StepPlan,
+    TableWrites,
+    TokenRanges,
+    UnknownTokens,
+)
+from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
+from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
+from pagedkv.pool.free_queue import FreeBlockQueue
+from pagedkv.space import BlockSpace, PoolStatistics, PrefixHit, Receipt, SpaceStatistics, StoredBlock, StoredBlocks
+from pagedkv.spec import (
+    AllocStatus,
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    Replay,
+    Row,
+    Sequence,
+    SequenceGroup,
+    SlidingWindow,
+    SpaceConfig,
+    StepId,
+    TenantLimits,
+)
+
+__all__ = [
+    "ROOT_DIGEST",
+    "AbortedSteps",
+    "AllocStatus",
+    "Allocation",
+    "BlockMoves",
+    "BlockPool",
+    "BlockSpace",
+    "BlockSpaceManager",
+    "BlockTable",
+    "CacheEventKind",
+    "CacheEvents",
+    "ChunkedLocal",
+    "DraftStates",
+    "EpochSpan",
+    "Explanation",
+    "FreeBlockQueue",
+    "FullAttention",
+    "GroupSpec",
+    "InvalidatedMemory",
+    "KVCacheBlock",
+    "Load",
+    "MediaSpan",
+    "Miss",
+    "MissCause",
+    "NewBlocks",
+    "PageLists",
+    "PagedKVError",
+    "PoolStatistics",
+    "PrefixGone",
+    "PrefixHit",
+    "Receipt",
+    "RecurrentState",
+    "Replay",
+    "RequestKeys",
+    "Row",
+    "Sequence",
+    "SequenceGroup",
+    "Shortage",
+    "SlidingWindow",
+    "SpaceConfig",
+    "SpaceStatistics",
+    "StepId",
+    "StepPlan",
+    "StoredBlock",
+    "StoredBlocks",
+    "TableWrites",
+    "TenantLimits",
+    "TenantShare",
+    "Ticket",
+    "TokenRanges",
+    "UnknownTokens",
+    "Withdrawal",
+    "hash_block_tokens",
+    "hash_request_tokens",
+]
