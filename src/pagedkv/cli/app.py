@@ -35,6 +35,7 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "replay.",
         "calibrate": "Fit a cost model to steps that an engine took, and tell how far off it is.",
         "presets": "List the names that --model, --gpu and --cost-model know, with GiB, bandwidth and bytes per token.",
+        "warm-up": "Compile all loops ahead of the first request, on all cores, and keep them on disk.",
         "demo": "Let a small model answer questions about documents from too little KV memory, and judge every answer.",
         "demo-replay": "Replay generated conversations and, where there is one, a real trace, on a virtual clock.",
     }

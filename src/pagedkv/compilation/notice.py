@@ -102,8 +102,8 @@ class Notice:
     def _let_signals_go(self) -> None:
         try:
             self._signals.let_go()
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(INTERRUPTED) from None
+        except KeyboardInterrupt as interruption:
+            raise type(interruption)(INTERRUPTED) from None
 
     def _write(self, text: str) -> None:
         stream = self.stream()

@@ -28,6 +28,7 @@ def rehearse(eviction: str) -> None:
     _overflow(_attention(eviction))
     _keep_states(_hybrid(eviction))
     _replay(_replaying(eviction))
+    _roll_back(BlockSpace(SpaceConfig((FullAttention(2),), 40, max_sequences=4, max_tokens=64, eviction=eviction)))
 
 
 def _attention(eviction: str, *, in_order: bool = False) -> BlockSpace:
@@ -73,7 +74,7 @@ def _replaying(eviction: str) -> BlockSpace:
         SlidingWindow(window=3, block_size=2, pool="windows", replay=Replay(4, 2)),
         SlidingWindow(window=4, block_size=2, pool="windows", prefix_caching=False),
     )
-    pools = {"device": 90, "windows": 24}
+    pools = {"device": 400, "windows": 24}
     return BlockSpace(SpaceConfig(groups, pools, max_sequences=8, max_tokens=64, explain=True, eviction=eviction))
 
 
@@ -248,7 +249,7 @@ def _keep_states(space: BlockSpace) -> None:
 def _replay(space: BlockSpace) -> None:
     """Windows that are gone are computed again; keys of media; rows that write what others have still to compute."""
     space.free([_admitted(space)])
-    for start in (100, 200, 300):
+    for start in range(100, 2_100, 100):
         space.free([_admitted(space, tuple(range(start, start + 19)))])
     answer = space.allocate(PROMPT, match=space.match(PROMPT, max_replay_tokens=8))
     assert isinstance(answer, Allocation), "a prompt whose windows are gone found no room"
@@ -259,7 +260,6 @@ def _replay(space: BlockSpace) -> None:
     space.append([answer.row], [50, 51, 52, 53, 54], [5])
     _step(space)
     space.free(children)
-    space.truncate([answer.row], [len(PROMPT) + 4])
     space.free([answer.row])
     keys = RequestKeys(lora_name="a", media=(MediaSpan(2, 6, b"m"),))
     space.allocate(PROMPT, keys=keys)
@@ -267,3 +267,11 @@ def _replay(space: BlockSpace) -> None:
     space.explain((*PROMPT[:4], 7, 7, *PROMPT[6:]))
     _step(space)
     space.check()
+
+
+def _roll_back(space: BlockSpace) -> None:
+    row = _admitted(space)
+    space.truncate([row], [len(PROMPT) - 4])
+    space.append([row], [5, 6], [2])
+    _step(space)
+    space.free([row])
