@@ -26,6 +26,7 @@ __all__ = [
     "as_flag",
     "as_row",
     "as_token_array",
+    "require_instance",
 ]
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | memoryview | bytearray
@@ -76,6 +77,12 @@ def as_flag(value: object, what: str, error: type[PagedKVError] = ConfigurationE
     if not isinstance(value, bool | np.bool_):
         raise error(f"{what} must be True or False, got {value!r}")
     return bool(value)
+
+
+def require_instance(value: object, kind: type, what: str, error: type[PagedKVError] = ConfigurationError) -> None:
+    """Refuse what is of another type. Raises ConfigurationError (or ``error``)."""
+    if not isinstance(value, kind):
+        raise error(f"{what} must be a {kind.__name__}, got {type(value).__name__}")
 
 
 def as_array(values: object, what: str, error: type[PagedKVError] = ConfigurationError) -> npt.NDArray[np.generic]:

@@ -402,6 +402,15 @@ class SpaceConfig:
         )
 
     @property
+    def drafting(self) -> tuple[int, ...]:
+        """Groups that keep draft states, and have a second table for them."""
+        return tuple(
+            index
+            for index, group in enumerate(self.groups)
+            if isinstance(group, RecurrentState) and group.num_draft_states
+        )
+
+    @property
     def own_starts(self) -> tuple[int, ...]:
         """Groups in which plans may begin ranges elsewhere: those outside prefix caching, and those replayed."""
         outside = [index for index, group in enumerate(self.groups) if self.prefix_caching and not group.prefix_caching]

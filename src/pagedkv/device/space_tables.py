@@ -40,7 +40,7 @@ class SpaceTables:
     def of(cls, config: SpaceConfig) -> "SpaceTables":
         """Read from a configuration what tables its plans write."""
         groups, by_pool = config.groups, config.blocks_by_pool()
-        drafting = [index for index, group in enumerate(groups) if _num_draft_states(group)]
+        drafting = config.drafting
         owners = [*range(len(groups)), *drafting]
         sizes = tuple(_entry_tokens(config, index) for index in range(len(groups)))
         slots_of = {
@@ -56,7 +56,7 @@ class SpaceTables:
                 *(f"group {index}" for index in range(len(groups))),
                 *(f"the draft states of group {index}" for index in drafting),
             ),
-            layout=PlanLayout(config.pool_names, len(owners), config.own_starts, has_draft_states=bool(drafting)),
+            layout=PlanLayout(config),
         )
 
     def geometry(

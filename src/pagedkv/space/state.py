@@ -223,7 +223,7 @@ class SpaceState:
         self._clock = self.pool_counts[0]  # all pools tell the same steps
         self.rows = new_rows(
             config.max_sequences,
-            len(config.groups) + sum(num_draft_states(spec) > 0 for spec in config.groups),
+            len(config.groups) + len(config.drafting),
             num_replaying=len(config.replaying),
             has_tenants=bool(config.tenants),
         )
@@ -267,12 +267,7 @@ class SpaceState:
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
         )
         self._make_scratch()
-        self.plan_layout = PlanLayout(
-            tuple(self.pools),
-            len(self.tables),
-            config.own_starts,
-            has_draft_states=bool(self.draft_tables),
-        )
+        self.plan_layout = PlanLayout(config)
         self.num_steps_before = self.num_batches = 0
         # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
         self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)

@@ -205,7 +205,7 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     if config.prefix_caching and not caching:
         parameters[PLANNED] = parameters[AT] + PLANNED_HERE
     if index in config.replaying:
-        num_tables = len(config.groups) + sum(num_draft_states(other) > 0 for other in config.groups)
+        num_tables = len(config.groups) + len(config.drafting)
         first = NUM_COMMON + num_tables * NUM_PER_GROUP + config.replaying.index(index) * NUM_PER_REPLAY
         parameters[PLANNED], parameters[SURE] = first + REPLAYED_FROM, first + SURE_FROM
     return GroupArrays(_new_table(config.max_sequences, -(-max_tokens // block_size)), parameters)
