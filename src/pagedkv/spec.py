@@ -16,7 +16,7 @@ RecurrentState      the state after token q - 1: one block          the checkpoi
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Final, Literal, NewType, TypeAlias
+from typing import Final, Literal, NewType, TypeAlias, assert_never
 
 from pagedkv.arguments import TokenIds, as_count, as_epoch
 from pagedkv.errors import ConfigurationError
@@ -36,6 +36,12 @@ __all__ = [
     "StepId",
     "TenantLimits",
     "TokenIds",
+    "keeps_state",
+    "keeps_whole_prefix",
+    "most_checkpoints",
+    "num_draft_states",
+    "num_sink_tokens",
+    "replay_of",
 ]
 
 Row = NewType("Row", int)
@@ -233,6 +239,74 @@ class RecurrentState:
 
 
 GroupSpec: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | RecurrentState
+"""The rule of a group. What differs between rules is asked by the functions below, and by others that match over them:
+each answers for every rule, so that mypy names them all when a rule joins."""
+
+
+def keeps_state(group: GroupSpec) -> bool:
+    """Tell whether a group keeps a state for a sequence, rather than something for each of its tokens."""
+    match group:
+        case RecurrentState():
+            return True
+        case FullAttention() | SlidingWindow() | ChunkedLocal():
+            return False
+        case _:
+            assert_never(group)
+
+
+def keeps_whole_prefix(group: GroupSpec) -> bool:
+    """Tell whether a group keeps what it has of every token, for as long as the sequence lives."""
+    match group:
+        case FullAttention():
+            return True
+        case SlidingWindow() | ChunkedLocal() | RecurrentState():
+            return False
+        case _:
+            assert_never(group)
+
+
+def num_sink_tokens(group: GroupSpec) -> int:
+    """Count the leading tokens that a group keeps whatever else it gives up."""
+    match group:
+        case SlidingWindow():
+            return group.num_sink_tokens
+        case FullAttention() | ChunkedLocal() | RecurrentState():
+            return 0
+        case _:
+            assert_never(group)
+
+
+def replay_of(group: GroupSpec) -> Replay | None:
+    """Tell how what a group has given up may be computed again; None: it may not."""
+    match group:
+        case SlidingWindow():
+            return group.replay
+        case FullAttention() | ChunkedLocal() | RecurrentState():
+            return None
+        case _:
+            assert_never(group)
+
+
+def num_draft_states(group: GroupSpec) -> int:
+    """Count the states of drafts that each row may have in a group."""
+    match group:
+        case RecurrentState():
+            return group.num_draft_states
+        case FullAttention() | SlidingWindow() | ChunkedLocal():
+            return 0
+        case _:
+            assert_never(group)
+
+
+def most_checkpoints(group: GroupSpec) -> int | None:
+    """Tell how many states of a group stay cached at most while nobody uses them; None: no such bound."""
+    match group:
+        case RecurrentState():
+            return group.max_checkpoints
+        case FullAttention() | SlidingWindow() | ChunkedLocal():
+            return None
+        case _:
+            assert_never(group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,14 +422,14 @@ class SpaceConfig:
         self._check_replays()
 
     def _check_replays(self) -> None:
-        replaying = [group for group in self.groups if isinstance(group, SlidingWindow) and group.replay]
+        replaying = [group for group in self.groups if replay_of(group)]
         if not replaying:
             return
         _require(self.prefix_caching, f"{replaying[0]!r} brings back what hits lack, but prefix_caching is False")
         inside = [group for group in self.groups if group.prefix_caching and group not in replaying]
         for group in inside:
             _require(
-                isinstance(group, FullAttention),
+                keeps_whole_prefix(group),
                 f"{group!r} cannot be replayed with {replaying[0]!r}: the tokens go through all layers, so each group "
                 "with prefix caching is full attention, or a window with a replay",
             )
@@ -397,18 +471,12 @@ class SpaceConfig:
     @property
     def replaying(self) -> tuple[int, ...]:
         """Groups whose windows can be computed again."""
-        return tuple(
-            index for index, group in enumerate(self.groups) if isinstance(group, SlidingWindow) and group.replay
-        )
+        return tuple(index for index, group in enumerate(self.groups) if replay_of(group))
 
     @property
     def drafting(self) -> tuple[int, ...]:
         """Groups that keep draft states, and have a second table for them."""
-        return tuple(
-            index
-            for index, group in enumerate(self.groups)
-            if isinstance(group, RecurrentState) and group.num_draft_states
-        )
+        return tuple(index for index, group in enumerate(self.groups) if num_draft_states(group))
 
     @property
     def own_starts(self) -> tuple[int, ...]:

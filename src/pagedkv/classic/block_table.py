@@ -5,7 +5,7 @@ from pagedkv.arguments import as_token_array
 from pagedkv.errors import ConfigurationError, FreedSequenceError, OutOfBlocksError, SequenceError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.space.block_space import BlockSpace
-from pagedkv.spec import RecurrentState, TokenIds
+from pagedkv.spec import TokenIds, keeps_state
 
 __all__ = ["BlockTable"]
 
@@ -115,7 +115,7 @@ class BlockTable:
         if num_lookahead_slots < 0:
             raise TokenError(f"num_lookahead_slots must not be negative, got {num_lookahead_slots}")
         block_size = self._space.block_size(self._group)
-        is_state = isinstance(self._space.config.groups[self._group], RecurrentState)
+        is_state = keeps_state(self._space.config.groups[self._group])
         num_slots = len(token_ids) + (0 if is_state else num_lookahead_slots)
         if num_slots == 0:
             return 0

@@ -25,7 +25,7 @@ from pagedkv.errors import OutOfBlocksError, SequenceError, StepError, UnknownSe
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.plan import BlockMoves, StepPlan
 from pagedkv.space import BlockSpace
-from pagedkv.spec import AllocStatus, RecurrentState, Row, Sequence, SequenceGroup, SpaceConfig
+from pagedkv.spec import AllocStatus, Row, Sequence, SequenceGroup, SpaceConfig, keeps_state
 
 __all__ = ["BlockSpaceManager"]
 
@@ -117,7 +117,7 @@ class BlockSpaceManager:
             raise SequenceError(f"request {name} has no sequences")
         if len({seq.seq_id for seq in seqs}) != len(seqs):
             raise SequenceError(f"request {name} names a sequence twice: {[seq.seq_id for seq in seqs]}")
-        if len(seqs) > 1 and any(isinstance(group, RecurrentState) for group in self.space.config.groups):
+        if len(seqs) > 1 and any(keeps_state(group) for group in self.space.config.groups):
             raise SequenceError(
                 f"request {name} has {len(seqs)} sequences: a recurrent state can be shared only once its prompt is "
                 "computed; allocate one and fork it after the step"

@@ -29,7 +29,7 @@ from pagedkv.device.table_arrays import BASE, NUM_TOKENS, PADDED_TO, make_arrays
 from pagedkv.device.tensors import as_device, require_tensor
 from pagedkv.errors import PlanError, StepError, TensorError
 from pagedkv.plan import StepPlan
-from pagedkv.spec import RecurrentState, SpaceConfig, StepId
+from pagedkv.spec import SpaceConfig, StepId, keeps_state
 
 __all__ = ["BlockTables"]
 
@@ -94,7 +94,7 @@ class BlockTables:
         self._state_tables = {
             group: StateTable(batch_tables[group], self.block_sizes[group], _slots_of(tables, group, batch_tables))
             for group, spec in enumerate(config.groups)
-            if isinstance(spec, RecurrentState)
+            if keeps_state(spec)
         }
         self._staged = StagedWrites(tables.layout, self._sizes.num_tables)
         self._num_blocks: Int32Array = np.zeros((self.num_groups, self.max_rows), np.int32)

@@ -7,7 +7,7 @@ from typing import Final
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.spec import FullAttention, GroupSpec, RecurrentState, SpaceConfig
+from pagedkv.spec import FullAttention, GroupSpec, SpaceConfig, keeps_state
 
 __all__ = ["ServingConfig"]
 
@@ -102,7 +102,7 @@ class ServingConfig:
         nbytes = {
             group.pool: self.block_nbytes.get(group.pool, 1) / group.block_size
             for group in self.group_specs
-            if not isinstance(group, RecurrentState)
+            if not keeps_state(group)
         }
         return {
             group.pool: group.block_size * nbytes.get(group.pool, 0) / (sum(nbytes.values()) or 1)

@@ -7,7 +7,7 @@ from pagedkv.errors import ConfigurationError, SequenceError, StepError
 from pagedkv.plan import PageLists, StepPlan
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.spec import RecurrentState
+from pagedkv.spec import keeps_state
 from pagedkv.tables.kernel_inputs import count_pages, write_pages, write_slots
 
 __all__ = ["page_lists", "slot_mapping"]
@@ -58,7 +58,7 @@ def page_lists(state: SpaceState, batch: Int32Array, group: Group) -> PageLists:
 
 
 def _require_slots(group: Group) -> None:
-    if isinstance(group.spec, RecurrentState):
+    if keeps_state(group.spec):
         raise ConfigurationError(
             f"group {group.index} is a recurrent state: a block holds one state, not tokens in slots; "
             "see block_ids for the blocks of its states"

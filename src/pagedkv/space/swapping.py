@@ -28,7 +28,7 @@ from pagedkv.space.scarcity import find_shortage, fits_empty_pools, fits_now
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import batches_by_tenant, charge_hits, keep_cap, let_pay, tenant_of
-from pagedkv.spec import AllocStatus, RecurrentState
+from pagedkv.spec import AllocStatus, keeps_state
 from pagedkv.tables.retaining import shed_unkept
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED, blocks_for
 from pagedkv.tables.swapping import NEW_PLACE, arrive, claim_twins, move_rows, name_moved, survey
@@ -262,7 +262,7 @@ def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32
 
     Of the rows that share a partly filled block, all that write it copy it, but for the last one that holds it.
     """
-    reserve = 0 if isinstance(group.spec, RecurrentState) else num_lookahead
+    reserve = 0 if keeps_state(group.spec) else num_lookahead
     holders: Counter[int] = Counter()
     writers: Counter[int] = Counter()
     num_new = 0
