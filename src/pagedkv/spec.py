@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final, Literal, NewType, TypeAlias, assert_never
 
-from pagedkv.arguments import TokenIds, as_count, as_epoch
+from pagedkv.arguments import TokenIds, as_choice, as_count, as_epoch, as_fraction
 from pagedkv.errors import ConfigurationError
 
 __all__ = [
+    "EVICTION_POLICIES",
     "AllocStatus",
     "ChunkedLocal",
     "FullAttention",
@@ -51,6 +52,8 @@ StepId = NewType("StepId", int)
 """Number of a planned step; they grow by one."""
 
 DEFAULT_POOL: Final = "device"
+EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
+"""Names of the eviction policies, in the order of :mod:`pagedkv.pool.eviction.registry`, which has what they do."""
 FEWEST_BLOCKS: Final = 2  # the null block, and one more
 NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
 
@@ -359,8 +362,7 @@ class SpaceConfig:
         tenants: by name, who shares the pools under limits; whoever allocates says for whom
             (:meth:`BlockSpace.allocate <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: nobody
             is told apart.
-        eviction: name of the policy that says which cached blocks go first, of those in
-            :mod:`pagedkv.pool.eviction.registry`; one that is not there is refused by whoever builds the space.
+        eviction: name of the policy that says which cached blocks go first: one of :data:`EVICTION_POLICIES`.
         weights_epoch: version of the model's weights. Text is part of every block's identity, and has no order. A
             number is counted, and may only grow: blocks remember which epochs contributed to them, at 8 bytes a block,
             and rows can tell (:meth:`BlockSpace.set_weights_epoch <pagedkv.BlockSpace.set_weights_epoch>`).
@@ -405,10 +407,9 @@ class SpaceConfig:
             not self.prefix_caching or any(group.prefix_caching for group in self.groups),
             "every group stays out of prefix caching: leave one in, or set prefix_caching=False for the space",
         )
-        is_fraction = isinstance(self.watermark, int | float) and 0 <= self.watermark < 1
-        _require(is_fraction, f"watermark must be in [0, 1), got {self.watermark!r}")
+        as_fraction(self.watermark, "watermark")
         self._check_epochs()
-        _require(isinstance(self.eviction, str), f"eviction policy must be a name, got {self.eviction!r}")
+        as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
         for name, blocks in self.blocks_by_pool().items():
             _require(
                 blocks >= FEWEST_BLOCKS, f"pool {name!r} needs at least 2 blocks (one is the null block), got {blocks}"
@@ -521,7 +522,7 @@ class SpaceConfig:
     def _by_pool(self, given: int | Mapping[str, int], what: str) -> dict[str, int]:
         names = self.pool_names
         if isinstance(given, Mapping):
-            unknown = sorted(set(given) - set(names))
+            unknown = sorted(set(given) - set(names), key=repr)
             missing = sorted(set(names) - set(given))
             _require(
                 not unknown and not missing,

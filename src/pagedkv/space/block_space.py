@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.answers import AbortedSteps, Allocation, PrefixGone, Shortage
-from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_row, as_token_array
+from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError
 from pagedkv.keys import NO_KEYS, RequestKeys
@@ -209,7 +209,7 @@ class BlockSpace(ContentSpace):
                 states of drafts.
         """
         growth = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, num_draft)
-        growth = growth._replace(is_unknown=bool(unknown))
+        growth = growth._replace(is_unknown=as_flag(unknown, "unknown"))
         growing.require_growth(self._state, growth)
         return growing.growth_shortage(self._state, growth) is None
 

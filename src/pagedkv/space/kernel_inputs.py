@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from pagedkv.arguments import require_instance
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.errors import ConfigurationError, SequenceError, StepError
 from pagedkv.plan import PageLists, StepPlan
@@ -18,14 +19,17 @@ def slot_mapping(state: SpaceState, ledger: StepLedger, plan: StepPlan, group: G
 
     Raises:
         ConfigurationError: the group is a recurrent state.
-        StepError: the plan is not the last one made.
+        StepError: the plan is not the last one made, or another space's.
         SequenceError: a row of the plan has changed since.
     """
     _require_slots(group)
+    require_instance(plan, StepPlan, "plan", StepError)
     step = ledger.in_flight[-1] if ledger.in_flight else None
     if step is None or step.plan.step_id != plan.step_id:
         last = "none is in flight" if step is None else f"the last in flight is {step.plan.step_id}"
         raise StepError(f"slots of step {plan.step_id} cannot be told: {last}; ask right after plan_step")
+    if step.plan is not plan and step.plan != plan:
+        raise StepError(f"slots of step {plan.step_id} cannot be told: the plan is another space's")
     compute = step.plan.compute_in(group.index)
     slots = np.empty(compute.num_tokens, np.int64)
     place = write_slots(

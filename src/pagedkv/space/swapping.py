@@ -179,7 +179,7 @@ def as_next_counts(
     if counts is None:
         return np.minimum(room, 1).astype(np.int32)
     wanted = as_counts(counts, len(batch), "counts")
-    if (wanted < 0).any() or (wanted + num_lookahead > room).any():
+    if (wanted < 0).any() or (wanted > room - num_lookahead).any():
         raise TokenError(
             f"counts must be at least 0 and leave room for {num_lookahead} lookahead slots within max_tokens = "
             f"{state.config.max_tokens}, got {wanted.tolist()}; the rows have room for {room.tolist()} more tokens"
