@@ -143,8 +143,12 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "withdraw": lambda it: {"block_ids": it.space.block_ids(it.running)[:1], "pool": "device"},
 }
 
-# Where numbers are annotated, and more is right.
-FREE: Final[dict[str, dict[str, frozenset[str]]]] = {}
+FREE: Final[dict[str, dict[str, frozenset[str]]]] = {
+    "free": {
+        "num_generated": frozenset({"wrapped", "wrapped int64", "wrapped numbers", "wrapped int64 array"}),
+    },
+}
+"""Numbers of which more than int32 holds are taken for the most that it holds."""
 
 
 def test_every_public_method_and_every_parameter_has_good_arguments() -> None:

@@ -48,11 +48,9 @@ def as_num_outputs(num_generated: npt.ArrayLike | None, batch: Int32Array) -> In
     if num_generated is None:
         return NO_OUTPUTS
     outputs = as_counts(num_generated, len(batch), "num_generated")
-    is_absurd = (outputs < 0) | (outputs > LARGEST_SIZE)
-    if is_absurd.any():
-        place = int(is_absurd.argmax())
-        raise TokenError(f"row {batch[place]} cannot have generated {outputs[place]} tokens")
-    return outputs.astype(np.int32)
+    if outputs.min(initial=0) < 0:
+        raise TokenError(f"row {batch[outputs.argmin()]} cannot have generated {outputs.min()} tokens")
+    return np.minimum(outputs, LARGEST_SIZE).astype(np.int32)
 
 
 def require_status(state: SpaceState, batch: Int32Array, status: int) -> int:
