@@ -46,7 +46,14 @@ def as_plain(value: Any) -> Any:  # noqa: ANN401 - parts of a plan, or anything 
     return value
 
 
-def pack(plan: Parts, pool_names: tuple[str, ...], num_tables: int, *, has_draft_states: bool = False) -> bytes:
+def pack(
+    plan: Parts,
+    pool_names: tuple[str, ...],
+    num_tables: int,
+    *,
+    has_draft_states: bool = False,
+    fingerprint: bytes = bytes(16),
+) -> bytes:
     """Write a plan as the layout is drawn."""
     moves = {
         kind: {part.pool: part for part in parts}
@@ -72,20 +79,21 @@ def pack(plan: Parts, pool_names: tuple[str, ...], num_tables: int, *, has_draft
         parts.append((11, 0, [plan.draft_states.firsts.tolist() if plan.draft_states else []]))
     directory: list[int] = []
     body: list[int] = []
-    first = 8 + 4 * len(parts)
+    first = 12 + 4 * len(parts)
     for kind, owner, arrays in parts:
         directory += [kind, owner, first + len(body) if arrays[0] else 0, len(arrays[0])]
         for array in arrays:
             body += array + [0] * (-len(array) % 4)
-    header = struct.pack("<4s3i", b"pkvP", 3, first + len(body), len(parts))
-    header += struct.pack("<q2i", plan.step_id, len(pool_names), num_tables)
+    header = struct.pack("<4s3i", b"pkvP", 4, first + len(body), len(parts))
+    header += struct.pack("<q2i", plan.step_id, len(pool_names), num_tables) + fingerprint
     return header + struct.pack(f"<{len(directory) + len(body)}i", *directory, *body)
 
 
 def pack_like(parts: Parts, like: StepPlan) -> bytes:
     """Write parts as those of a plan that is laid out like another one."""
     names, num_tables, has_draft_states = _laid_out_for(like)
-    return pack(parts, names, num_tables, has_draft_states=has_draft_states)
+    fingerprint = like.buffer[8:12].tobytes()
+    return pack(parts, names, num_tables, has_draft_states=has_draft_states, fingerprint=fingerprint)
 
 
 def repacked(parts: Parts, like: StepPlan) -> StepPlan:
@@ -97,13 +105,13 @@ def _laid_out_for(plan: StepPlan) -> tuple[tuple[str, ...], int, bool]:
     """Read from a buffer what its plan was laid out for."""
     num_parts = int(plan.buffer[3])
     num_pools, num_tables = plan.buffer[6:8].tolist()
-    offset = int(plan.buffer[10])
+    offset = int(plan.buffer[14])
     names = []
     for _ in range(num_pools):
         nbytes = int(plan.buffer[offset])
         names.append(plan.buffer[offset + 1 :].tobytes()[:nbytes].decode())
         offset += 1 + -(-nbytes // 4)
-    return tuple(names), num_tables, int(plan.buffer[8 + 4 * (num_parts - 1)]) == 11
+    return tuple(names), num_tables, int(plan.buffer[12 + 4 * (num_parts - 1)]) == 11
 
 
 def _names(pool_names: tuple[str, ...]) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pagedkv.arguments import as_token_array
+from pagedkv.arguments import as_counts, as_token_array
 from pagedkv.errors import TokenError
 from pagedkv.spec import TokenIds
 from tests.space.spaces import allocate, hit, new_space
@@ -119,3 +119,11 @@ def test_a_sequence_of_numbers_means_what_numpy_takes_it_for(odd: list[object], 
         tokens = as_token_array(as_type(odd))
         assert tokens.dtype == np.int32
         assert tokens.tolist() == expected.tolist()
+
+
+def test_numbers_that_int64_does_not_hold_are_not_wrapped_into_it() -> None:
+    """``uint64`` beyond int64 came out negative, or as another count."""
+    assert as_counts(np.array([2**63 - 1], np.uint64), 1, "counts").tolist() == [2**63 - 1]
+    for numbers in (np.array([2**63], np.uint64), np.array([1, 2**64 - 1], np.uint64), [2**63]):
+        with pytest.raises(TokenError, match="counts must lie within int64, got"):
+            as_counts(numbers, len(numbers), "counts")

@@ -147,7 +147,7 @@ def test_an_empty_step_is_a_plan_too() -> None:
 
 
 # Where things stand in the buffer of a space with one pool, "device", and one group: see the module's drawing.
-SMALL = {"compute offset": 8 + 6 * 4 + 2, "runs length": 8 + 4 * 4 + 3, "name": 8 + 9 * 4}
+SMALL = {"compute offset": 12 + 6 * 4 + 2, "runs length": 12 + 4 * 4 + 3, "name": 12 + 9 * 4}
 
 
 def small_plan() -> npt.NDArray[np.int32]:
@@ -166,7 +166,7 @@ def set_word(word: int, value: int) -> npt.NDArray[np.int32]:
 
 def in_part(part: int, word: int, value: int) -> npt.NDArray[np.int32]:
     """Change a word of a part's arrays."""
-    return set_word(int(small_plan()[8 + 4 * part + 2]) + word, value)
+    return set_word(int(small_plan()[12 + 4 * part + 2]) + word, value)
 
 
 def overlapped_plan(counts: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
@@ -176,7 +176,7 @@ def overlapped_plan(counts: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
     space.plan_step()
     space.append([row], None)
     words = space.plan_step().buffer.copy()
-    line = 8 + 4 * 8
+    line = 12 + 4 * 8
     assert words[line] == 10
     words[words[line + 2]] += counts
     words[line + 3] = length
@@ -190,7 +190,7 @@ def drafting_plan(first: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
     run_step(space)
     space.append([row], tokens(2), [2], num_draft=1)
     words = space.plan_step().buffer.copy()
-    line = 8 + 4 * (words[3] - 1)
+    line = 12 + 4 * (words[3] - 1)
     assert words[line] == 11
     words[words[line + 2]] += first
     words[line + 3] = length
@@ -200,36 +200,36 @@ def drafting_plan(first: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda: b"", "at least 8 words of 4 bytes, got 0 bytes"),
-        (lambda: small_plan().tobytes()[:-1], "at least 8 words of 4 bytes"),
-        (lambda: small_plan()[:20], "has 80 words, but the buffer 20"),
-        (lambda: np.append(small_plan(), np.int32(0)), "has 80 words, but the buffer 81"),
+        (lambda: b"", "at least 12 words of 4 bytes, got 0 bytes"),
+        (lambda: small_plan().tobytes()[:-1], "at least 12 words of 4 bytes"),
+        (lambda: small_plan()[:20], "has 84 words, but the buffer 20"),
+        (lambda: np.append(small_plan(), np.int32(0)), "has 84 words, but the buffer 85"),
         (lambda: small_plan().astype(np.float32), "must be of integers or bytes, got float32"),
         (lambda: small_plan()[::2], "must be contiguous bytes"),
         (lambda: [1, 2], "must be contiguous bytes"),
         (lambda: set_word(0, 5), "this is no plan: it begins with 0x5"),
         (lambda: small_plan().byteswap(), "this is no plan"),
-        (lambda: set_word(1, 2), "has version 2 of the layout, this library reads version 3"),
-        (lambda: set_word(2, 75), "has 75 words, but the buffer 80"),
+        (lambda: set_word(1, 3), "has version 3 of the layout, this library reads version 4"),
+        (lambda: set_word(2, 75), "has 75 words, but the buffer 84"),
         (lambda: set_word(3, 10), r"names groups \[\d+\] as outside prefix caching, of 1 tables"),
-        (lambda: set_word(3, 11), "11 parts do not fit 80 words with 1 pools and 1 tables"),
-        (lambda: set_word(3, 2**31 - 1), "2147483647 parts do not fit 80 words"),
+        (lambda: set_word(3, 11), "11 parts do not fit 84 words with 1 pools and 1 tables"),
+        (lambda: set_word(3, 2**31 - 1), "2147483647 parts do not fit 84 words"),
         (lambda: set_word(5, -1), "a step of which -1 is a half"),
         (lambda: set_word(6, 0), "no plan has 0 pools"),
         (lambda: set_word(6, 2), "no plan has 2 pools, 1 tables"),
-        (lambda: set_word(7, 2**30), "9 parts do not fit 80 words with 1 pools and 1073741824 tables"),
-        (lambda: set_word(8, 2), "names part 2 of 0 where part 1 of 0 belongs"),
+        (lambda: set_word(7, 2**30), "9 parts do not fit 84 words with 1 pools and 1073741824 tables"),
+        (lambda: set_word(12, 2), "names part 2 of 0 where part 1 of 0 belongs"),
         (
-            lambda: set_word(SMALL["compute offset"], 68),
-            "part 7 of 0 has 1 words from word 68 on; it begins at 64",
+            lambda: set_word(SMALL["compute offset"], 72),
+            "part 7 of 0 has 1 words from word 72 on; it begins at 68",
         ),
         (lambda: set_word(SMALL["runs length"], -1), "part 5 of 0 has -1 words"),
         (lambda: set_word(SMALL["runs length"], 2**31 - 1), "part 5 of 0 has 2147483647 words"),
-        (lambda: set_word(SMALL["runs length"], 0), "part 5 of 0 has 0 words from word 48 on"),
+        (lambda: set_word(SMALL["runs length"], 0), "part 5 of 0 has 0 words from word 52 on"),
         (lambda: set_word(SMALL["name"], 3), "the names of 1 pools take 8 bytes, but their part has 12"),
         (lambda: set_word(SMALL["name"], 9), "takes 9 bytes, but only 8 are left"),
         (lambda: set_word(SMALL["name"] + 1, -1), "the name of pool 0 is not UTF-8"),
-        (lambda: in_part(4, 0, -3), "word 48 is negative: -3"),
+        (lambda: in_part(4, 0, -3), "word 52 is negative: -3"),
         (lambda: in_part(4, 8, 3), "the runs of group 0 count 3 entries, the shortest 3, but 2 are there"),
         (lambda: in_part(4, 8, 0), "the runs of group 0 count 0 entries"),
         (lambda: in_part(6, 4, 6), "range 0 begins at 6 and ends at 6"),
@@ -245,7 +245,7 @@ def test_a_buffer_that_is_no_plan_is_refused(broken: object, message: str) -> No
         StepPlan.from_buffer(broken())
 
 
-@given(st.integers(0, 79), st.integers(-(2**31), 2**31 - 1))
+@given(st.integers(0, 83), st.integers(-(2**31), 2**31 - 1))
 def test_no_changed_word_leads_outside_of_the_buffer(word: int, value: int) -> None:
     """Whatever a word is changed to, reading raises ours or gives parts of the numbers that the buffer has."""
     words = small_plan()

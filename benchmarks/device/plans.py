@@ -17,7 +17,7 @@ Runs = tuple[Int32Array, Int32Array, Int32Array, Int32Array]
 
 def make_plan(config: SpaceConfig, step_id: int, ranges: Sequence[Int32Array], runs: Sequence[Runs]) -> StepPlan:
     """Write a plan: ``ranges`` are rows, starts and ends; ``runs`` are each group's."""
-    layout = PlanLayout(config.pool_names, len(config.groups))
+    layout = PlanLayout(config)
     parts: list[tuple[int, list[Int32Array]]] = []
     for group, (rows, starts, counts, block_ids) in enumerate(runs):
         parts.append((layout.lines[RUNS, group], [rows, starts, counts]))

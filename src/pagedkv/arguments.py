@@ -5,8 +5,9 @@ addition, a plain array forgets what a masked one masked, and compiled loops che
 row serves a sequence, or a length is one that it can have, others look up.
 """
 
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -16,16 +17,21 @@ from pagedkv.errors import ConfigurationError, PagedKVError, TokenError, Unknown
 
 __all__ = [
     "LARGEST_SIZE",
+    "NO_NUMBERS",
     "Rows",
     "TokenIds",
     "as_array",
     "as_batch",
+    "as_choice",
     "as_count",
     "as_counts",
     "as_epoch",
     "as_flag",
+    "as_fraction",
+    "as_number",
     "as_row",
     "as_token_array",
+    "require_instance",
 ]
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | memoryview | bytearray
@@ -38,6 +44,10 @@ LARGEST_SIZE: Final = 2**31 - 1
 """Ids, counts and positions are int32."""
 
 INT32: Final = np.dtype(np.int32)
+NO_NUMBERS: Final = (bool, np.bool_, np.timedelta64)
+"""Types that pass for numbers, in Python or in NumPy, and are none."""
+UINT64: Final = np.dtype(np.uint64)
+LARGEST_INT64: Final = 2**63 - 1
 
 
 def as_count(
@@ -55,7 +65,7 @@ def as_count(
     """
     if type(value) is int and least <= value <= most:
         return value
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if isinstance(value, NO_NUMBERS) or not isinstance(value, int | np.integer):
         raise error(f"{what} must be an integer, got {value!r}")
     number = int(value)
     if not least <= number <= most:
@@ -66,7 +76,7 @@ def as_count(
 
 def as_epoch(value: object, least: int = 0) -> int:
     """Check the number of an epoch of the weights. Raises ConfigurationError."""
-    if not isinstance(value, int | np.integer):
+    if isinstance(value, NO_NUMBERS) or not isinstance(value, int | np.integer):
         raise ConfigurationError(f"weights_epoch must be text or a whole number, got {value!r}")
     return as_count(value, "weights_epoch", least=least, most=LARGEST_SIZE - 1)
 
@@ -76,6 +86,39 @@ def as_flag(value: object, what: str, error: type[PagedKVError] = ConfigurationE
     if not isinstance(value, bool | np.bool_):
         raise error(f"{what} must be True or False, got {value!r}")
     return bool(value)
+
+
+def as_number(value: object, what: str, error: type[PagedKVError] = ConfigurationError) -> float:
+    """Check a finite number and return it as a plain ``float``. Raises ConfigurationError (or ``error``)."""
+    if isinstance(value, NO_NUMBERS) or not isinstance(value, int | float | np.integer | np.floating):
+        raise error(f"{what} must be a number, got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise error(f"{what} must be finite, got {value!r}")
+    return number
+
+
+def as_fraction(value: object, what: str) -> float:
+    """Check a fraction of something that is never all of it. Raises ConfigurationError."""
+    if isinstance(value, NO_NUMBERS) or not isinstance(value, int | float | np.floating) or not 0 <= value < 1:
+        raise ConfigurationError(f"{what} must be in [0, 1), got {value!r}")
+    return float(value)
+
+
+def as_choice(value: object, choices: Collection[str], what: str) -> str:
+    """Check one of a few words. Raises ConfigurationError, which tells them."""
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigurationError(f"{what} must be one of {tuple(choices)}, got {value!r}")
+    return value
+
+
+def require_instance(value: object, kind: type, what: str, error: type[PagedKVError] = ConfigurationError) -> None:
+    """Refuse what is of another type. Raises ConfigurationError (or ``error``)."""
+    if not isinstance(value, kind):
+        raise error(f"{what} must be a {kind.__name__}, got {type(value).__name__}")
 
 
 def as_array(values: object, what: str, error: type[PagedKVError] = ConfigurationError) -> npt.NDArray[np.generic]:
@@ -156,10 +199,12 @@ def as_batch(rows: Rows) -> npt.NDArray[np.int32]:
 
 
 def as_counts(values: npt.ArrayLike, num_rows: int, what: str) -> npt.NDArray[np.int64]:
-    """Turn one number a row into an array. Raises TokenError."""
+    """Turn one number a row into an array; what range they must lie in the caller knows. Raises TokenError."""
     array = np.atleast_1d(as_array(values, what, TokenError))
     if array.shape != (num_rows,) or (array.size and array.dtype.kind not in "iu"):
         raise TokenError(f"{num_rows} rows need as many integer {what}, got {array.dtype} {array.shape}")
+    if array.dtype == UINT64 and array.max(initial=0) > LARGEST_INT64:
+        raise TokenError(f"{what} must lie within int64, got {array.min()} to {array.max()}")
     return array.astype(np.int64)
 
 

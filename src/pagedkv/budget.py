@@ -7,10 +7,10 @@ Beside that, windows have room for the tokens that one step computes before it s
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, assert_never
 
 from pagedkv.errors import ConfigurationError
-from pagedkv.spec import ChunkedLocal, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
 __all__ = ["GIB", "blocks_that_fit"]
 
@@ -66,13 +66,21 @@ def blocks_that_fit(
 
 
 def _is_window(group: GroupSpec) -> bool:
-    return isinstance(group, SlidingWindow | ChunkedLocal)
+    match group:
+        case SlidingWindow() | ChunkedLocal():
+            return True
+        case FullAttention() | RecurrentState():
+            return False
+        case _:
+            assert_never(group)
 
 
 def _kept_tokens(group: GroupSpec, mean_tokens: float) -> float:
     """Tokens for which a sequence keeps blocks in a group: running, or cached so that a later prompt hits it."""
     whole = max(1.0, mean_tokens)
     match group:
+        case FullAttention():
+            return whole
         case SlidingWindow():
             return min(whole, group.window + group.num_sink_tokens) + SPARE_BLOCKS * group.block_size
         case ChunkedLocal():
@@ -80,4 +88,4 @@ def _kept_tokens(group: GroupSpec, mean_tokens: float) -> float:
         case RecurrentState():
             return whole + (STATES_BESIDE_INTERVALS + group.num_draft_states) * group.block_size
         case _:
-            return whole
+            assert_never(group)

@@ -67,9 +67,13 @@ NO_MEDIA: Final = MediaArrays(
 
 
 def _as_spans(media: Iterable[MediaSpan]) -> tuple[MediaSpan, ...]:
-    spans = tuple(media) if isinstance(media, Iterable) else ()
-    if not isinstance(media, Iterable) or not all(isinstance(span, MediaSpan) for span in spans):
-        raise ConfigurationError(f"media must be a tuple of MediaSpan values, () for none, got {media!r}")
+    told = f"media must be a tuple of MediaSpan values, () for none, got {media!r}"
+    try:
+        spans = tuple(media)
+    except TypeError as problem:
+        raise ConfigurationError(told) from problem
+    if not all(isinstance(span, MediaSpan) for span in spans):
+        raise ConfigurationError(told)
     return spans
 
 

@@ -5,7 +5,8 @@ Owns where everything lies, and the proof that a buffer from elsewhere is one of
 the second ones of groups that keep draft states::
 
     word  0  MAGIC  VERSION  NUM_WORDS  NUM_PARTS  STEP_LOW  STEP_HIGH  NUM_POOLS  NUM_TABLES
-          8  the directory, a part a line, every part in the same line of every plan of a space:
+          8  FINGERPRINT of the space's configuration, 16 bytes (:mod:`pagedkv.fingerprint`)
+         12  the directory, a part a line, every part in the same line of every plan of a space:
              KIND          OWNER OFFSET LENGTH      arrays of LENGTH words each
              POOL_NAMES    0                        1  for each pool the bytes of its name, then its UTF-8, padded
              SWAPS_OUT     0 .. P-1                 2  src_ids, dst_ids
@@ -19,12 +20,13 @@ the second ones of groups that keep draft states::
              STARTS        group g                  1  starts    (a line for each group outside prefix caching)
              DRAFT_STATES  0                        1  firsts: as many as ranges, or none   (a line where any group
                                                        keeps draft states)
-      8 + 4 x NUM_PARTS
+     12 + 4 x NUM_PARTS
              the arrays, in the order of the directory, each filled up with zeros to a multiple of 4 words, so that
              each begins at a multiple of 16 bytes; a part without words has OFFSET 0
 
-Names of pools travel along, a few words a plan, so that a buffer can be read without the configuration that made it,
-and never with the wrong one. A change of what there is raises VERSION; new kinds of parts get new lines at the end.
+Names of pools travel along, a few words a plan, so that a buffer can be read without the configuration that made it;
+and the fingerprint, so that it is never carried out with another one. A change of what there is raises VERSION; new
+kinds of parts get new lines at the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +40,10 @@ import numpy.typing as npt
 from pagedkv.arguments import LARGEST_SIZE
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import PlanError
+from pagedkv.fingerprint import fingerprint
+from pagedkv.spec import SpaceConfig
 
-__all__ = ["PlanLayout", "add_moves", "open_buffer", "padded", "read_directory", "read_step_id"]
+__all__ = ["PlanLayout", "add_moves", "open_buffer", "padded", "read_directory", "read_fingerprint", "read_step_id"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.integer]
 Directory: TypeAlias = list[list[int]]
@@ -54,7 +58,8 @@ STEP_LOW: Final = 4
 STEP_HIGH: Final = 5
 NUM_POOLS: Final = 6
 NUM_TABLES: Final = 7
-HEADER_WORDS: Final = 8
+FINGERPRINT: Final = 8
+HEADER_WORDS: Final = 12
 
 # Words of a line of the directory.
 KIND: Final = 0
@@ -79,7 +84,7 @@ DRAFT_STATES: Final = 11
 TOLD_OF_RANGES: Final = frozenset({STARTS, UNKNOWN, DRAFT_STATES})
 ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2, 1)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
-CURRENT_VERSION: Final = 3
+CURRENT_VERSION: Final = 4
 ALIGNMENT: Final = 4  # words: 16 bytes, what a GPU's thread loads at once
 WORD_NBYTES: Final = 4
 
@@ -112,28 +117,25 @@ class PlanLayout:
 
     Attributes:
         pool_names: the pools, in the order of the directory.
+        fingerprint: of the space's configuration.
         lines: the line of each part in the directory, by kind and owner.
         template: header, directory and names, as words, before anything is added.
     """
 
-    def __init__(
-        self,
-        pool_names: Sequence[str],
-        num_tables: int,
-        outsiders: Sequence[int] = (),
-        *,
-        has_draft_states: bool = False,
-    ) -> None:
-        """Lay out the directory for these pools and so many tables, and the groups that are outside prefix caching."""
-        self.pool_names = tuple(pool_names)
-        parts = _parts(len(self.pool_names), num_tables, tuple(outsiders), has_draft_states=has_draft_states)
+    def __init__(self, config: SpaceConfig) -> None:
+        """Lay out the directory for the pools and the tables of a configuration."""
+        self.pool_names = config.pool_names
+        self.fingerprint = fingerprint(config)
+        num_tables = len(config.groups) + len(config.drafting)
+        parts = _parts(len(self.pool_names), num_tables, config.own_starts, has_draft_states=len(config.drafting) > 0)
         self.lines = {part: line for line, part in enumerate(parts)}
         names = _names_as_words(self.pool_names)
         directory_end = HEADER_WORDS + LINE_WORDS * len(parts)
         template = np.zeros(directory_end + padded(len(names)), np.int32)
-        template[:HEADER_WORDS] = [
+        template[:FINGERPRINT] = [
             MAGIC_WORD, CURRENT_VERSION, len(template), len(parts), 0, 0, len(self.pool_names), num_tables
         ]  # fmt: skip
+        template[FINGERPRINT:HEADER_WORDS] = np.frombuffer(self.fingerprint, np.int32)
         lines = template[HEADER_WORDS:directory_end].reshape(-1, LINE_WORDS)
         lines[:, : OWNER + 1] = parts
         lines[0, OFFSET:] = directory_end, len(names)
@@ -176,6 +178,11 @@ def read_step_id(buffer: Int32Array) -> int:
     return (int(buffer[STEP_HIGH]) << 32) + (int(buffer[STEP_LOW]) & 0xFFFF_FFFF)
 
 
+def read_fingerprint(buffer: Int32Array) -> bytes:
+    """Read of which configuration a plan's space is."""
+    return buffer[FINGERPRINT:HEADER_WORDS].tobytes()
+
+
 def read_directory(buffer: Int32Array) -> Directory:
     """Read the directory of a buffer that is known to be a plan."""
     end = HEADER_WORDS + LINE_WORDS * int(buffer[NUM_PARTS])
@@ -214,7 +221,7 @@ def _as_words(source: Buffer) -> Int32Array:
 
 
 def _check_header(words: Int32Array) -> None:
-    magic, version, num_words, num_parts, _, step_high, num_pools, num_tables = words[:HEADER_WORDS].tolist()
+    magic, version, num_words, num_parts, _, step_high, num_pools, num_tables = words[:FINGERPRINT].tolist()
     if magic != MAGIC_WORD:
         raise PlanError(f"this is no plan: it begins with {magic:#x} instead of {MAGIC_WORD:#x}")
     if version != CURRENT_VERSION:

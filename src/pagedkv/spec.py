@@ -16,12 +16,13 @@ RecurrentState      the state after token q - 1: one block          the checkpoi
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Final, Literal, NewType, TypeAlias
+from typing import Final, Literal, NewType, TypeAlias, assert_never
 
-from pagedkv.arguments import TokenIds, as_count, as_epoch
+from pagedkv.arguments import TokenIds, as_choice, as_count, as_epoch, as_fraction
 from pagedkv.errors import ConfigurationError
 
 __all__ = [
+    "EVICTION_POLICIES",
     "AllocStatus",
     "ChunkedLocal",
     "FullAttention",
@@ -36,6 +37,12 @@ __all__ = [
     "StepId",
     "TenantLimits",
     "TokenIds",
+    "keeps_state",
+    "keeps_whole_prefix",
+    "most_checkpoints",
+    "num_draft_states",
+    "num_sink_tokens",
+    "replay_of",
 ]
 
 Row = NewType("Row", int)
@@ -45,6 +52,8 @@ StepId = NewType("StepId", int)
 """Number of a planned step; they grow by one."""
 
 DEFAULT_POOL: Final = "device"
+EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
+"""Names of the eviction policies, in the order of :mod:`pagedkv.pool.eviction.registry`, which has what they do."""
 FEWEST_BLOCKS: Final = 2  # the null block, and one more
 NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
 
@@ -233,6 +242,74 @@ class RecurrentState:
 
 
 GroupSpec: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | RecurrentState
+"""The rule of a group. What differs between rules is asked by the functions below, and by others that match over them:
+each answers for every rule, so that mypy names them all when a rule joins."""
+
+
+def keeps_state(group: GroupSpec) -> bool:
+    """Tell whether a group keeps a state for a sequence, rather than something for each of its tokens."""
+    match group:
+        case RecurrentState():
+            return True
+        case FullAttention() | SlidingWindow() | ChunkedLocal():
+            return False
+        case _:
+            assert_never(group)
+
+
+def keeps_whole_prefix(group: GroupSpec) -> bool:
+    """Tell whether a group keeps what it has of every token, for as long as the sequence lives."""
+    match group:
+        case FullAttention():
+            return True
+        case SlidingWindow() | ChunkedLocal() | RecurrentState():
+            return False
+        case _:
+            assert_never(group)
+
+
+def num_sink_tokens(group: GroupSpec) -> int:
+    """Count the leading tokens that a group keeps whatever else it gives up."""
+    match group:
+        case SlidingWindow():
+            return group.num_sink_tokens
+        case FullAttention() | ChunkedLocal() | RecurrentState():
+            return 0
+        case _:
+            assert_never(group)
+
+
+def replay_of(group: GroupSpec) -> Replay | None:
+    """Tell how what a group has given up may be computed again; None: it may not."""
+    match group:
+        case SlidingWindow():
+            return group.replay
+        case FullAttention() | ChunkedLocal() | RecurrentState():
+            return None
+        case _:
+            assert_never(group)
+
+
+def num_draft_states(group: GroupSpec) -> int:
+    """Count the states of drafts that each row may have in a group."""
+    match group:
+        case RecurrentState():
+            return group.num_draft_states
+        case FullAttention() | SlidingWindow() | ChunkedLocal():
+            return 0
+        case _:
+            assert_never(group)
+
+
+def most_checkpoints(group: GroupSpec) -> int | None:
+    """Tell how many states of a group stay cached at most while nobody uses them; None: no such bound."""
+    match group:
+        case RecurrentState():
+            return group.max_checkpoints
+        case FullAttention() | SlidingWindow() | ChunkedLocal():
+            return None
+        case _:
+            assert_never(group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +362,7 @@ class SpaceConfig:
         tenants: by name, who shares the pools under limits; whoever allocates says for whom
             (:meth:`BlockSpace.allocate <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: nobody
             is told apart.
-        eviction: name of the policy that says which cached blocks go first, of those in
-            :mod:`pagedkv.pool.eviction.registry`; one that is not there is refused by whoever builds the space.
+        eviction: name of the policy that says which cached blocks go first: one of :data:`EVICTION_POLICIES`.
         weights_epoch: version of the model's weights. Text is part of every block's identity, and has no order. A
             number is counted, and may only grow: blocks remember which epochs contributed to them, at 8 bytes a block,
             and rows can tell (:meth:`BlockSpace.set_weights_epoch <pagedkv.BlockSpace.set_weights_epoch>`).
@@ -331,10 +407,9 @@ class SpaceConfig:
             not self.prefix_caching or any(group.prefix_caching for group in self.groups),
             "every group stays out of prefix caching: leave one in, or set prefix_caching=False for the space",
         )
-        is_fraction = isinstance(self.watermark, int | float) and 0 <= self.watermark < 1
-        _require(is_fraction, f"watermark must be in [0, 1), got {self.watermark!r}")
+        as_fraction(self.watermark, "watermark")
         self._check_epochs()
-        _require(isinstance(self.eviction, str), f"eviction policy must be a name, got {self.eviction!r}")
+        as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
         for name, blocks in self.blocks_by_pool().items():
             _require(
                 blocks >= FEWEST_BLOCKS, f"pool {name!r} needs at least 2 blocks (one is the null block), got {blocks}"
@@ -348,14 +423,14 @@ class SpaceConfig:
         self._check_replays()
 
     def _check_replays(self) -> None:
-        replaying = [group for group in self.groups if isinstance(group, SlidingWindow) and group.replay]
+        replaying = [group for group in self.groups if replay_of(group)]
         if not replaying:
             return
         _require(self.prefix_caching, f"{replaying[0]!r} brings back what hits lack, but prefix_caching is False")
         inside = [group for group in self.groups if group.prefix_caching and group not in replaying]
         for group in inside:
             _require(
-                isinstance(group, FullAttention),
+                keeps_whole_prefix(group),
                 f"{group!r} cannot be replayed with {replaying[0]!r}: the tokens go through all layers, so each group "
                 "with prefix caching is full attention, or a window with a replay",
             )
@@ -397,9 +472,12 @@ class SpaceConfig:
     @property
     def replaying(self) -> tuple[int, ...]:
         """Groups whose windows can be computed again."""
-        return tuple(
-            index for index, group in enumerate(self.groups) if isinstance(group, SlidingWindow) and group.replay
-        )
+        return tuple(index for index, group in enumerate(self.groups) if replay_of(group))
+
+    @property
+    def drafting(self) -> tuple[int, ...]:
+        """Groups that keep draft states, and have a second table for them."""
+        return tuple(index for index, group in enumerate(self.groups) if num_draft_states(group))
 
     @property
     def own_starts(self) -> tuple[int, ...]:
@@ -444,7 +522,7 @@ class SpaceConfig:
     def _by_pool(self, given: int | Mapping[str, int], what: str) -> dict[str, int]:
         names = self.pool_names
         if isinstance(given, Mapping):
-            unknown = sorted(set(given) - set(names))
+            unknown = sorted(set(given) - set(names), key=repr)
             missing = sorted(set(names) - set(given))
             _require(
                 not unknown and not missing,

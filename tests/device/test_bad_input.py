@@ -12,6 +12,8 @@ a row twice in one batch           test_a_row_twice_in_one_batch_is_refused; by 
 Triton where there is none         test_triton_on_a_cpu_is_refused, test_a_gpu_without_triton_is_refused
 a plan twice, or out of order      test_a_plan_that_is_carried_out_twice_is_refused, test_a_plan_out_of_order_is_...
 a buffer of another version        test_a_buffer_of_another_version_is_refused, test_a_plan_of_another_space_is_...
+another configuration              test_storage_and_tables_of_different_configurations_are_refused,
+                                   test_a_plan_of_a_space_with_another_configuration_is_refused
 """
 
 import subprocess
@@ -25,7 +27,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv import BlockSpace, FullAttention, RecurrentState, SpaceConfig, StepPlan
+from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig, StepPlan
 from pagedkv.answers import AbortedSteps
 from pagedkv.device import (
     BlockTables,
@@ -122,16 +124,69 @@ def test_a_plan_out_of_order_is_refused(setting: Setting) -> None:
 def test_a_buffer_of_another_version_is_refused(setting: Setting) -> None:
     octets = bytearray(setting.plan.buffer.tobytes())
     octets[4] += 1
-    with pytest.raises(PlanError, match="version 4 of the layout"):
+    with pytest.raises(PlanError, match="version 5 of the layout"):
         StepPlan.from_buffer(octets)
 
 
 def test_a_plan_of_another_space_is_refused(setting: Setting) -> None:
     other = BlockSpace(replace(CONFIG, groups=(FullAttention(4), FullAttention(4))))
-    renamed = StepPlan.from_buffer(pack(parts_of(setting.plan), ("elsewhere",), 1))
-    with setting.unchanged(), pytest.raises(PlanError, match="of another space"):
+    fingerprint = setting.plan.buffer[8:12].tobytes()
+    renamed = StepPlan.from_buffer(pack(parts_of(setting.plan), ("elsewhere",), 1, fingerprint=fingerprint))
+    with setting.unchanged(), pytest.raises(PlanError, match="of another space: version 4"):
         setting.tables.stage(renamed)
-    setting.refuses(other.plan_step(), PlanError, "of another space")
+    setting.refuses(other.plan_step(), PlanError, "of another space: its configuration has the fingerprint")
+
+
+OTHERWISE: dict[str, SpaceConfig] = {
+    "block size": replace(CONFIG, groups=(FullAttention(2),)),
+    "rule": replace(CONFIG, groups=(SlidingWindow(8, 4),)),
+    "window": replace(CONFIG, groups=(SlidingWindow(9, 4),)),
+    "prefix caching of a group": replace(CONFIG, groups=(FullAttention(4), FullAttention(4, prefix_caching=False))),
+    "number of groups": replace(CONFIG, groups=(FullAttention(4), FullAttention(4))),
+    "name of the pool": replace(CONFIG, groups=(FullAttention(4, pool="other"),)),
+    "blocks": replace(CONFIG, num_blocks=19),
+    "host blocks": replace(CONFIG, num_host_blocks=4),
+    "rows": replace(CONFIG, max_sequences=3),
+    "length": replace(CONFIG, max_tokens=36),
+    "prefix caching": replace(CONFIG, prefix_caching=False),
+    "order of steps": replace(CONFIG, in_order=True),
+}
+"""Configurations in which the numbers of a plan mean something else."""
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_storage_and_tables_of_different_configurations_are_refused(what: str) -> None:
+    other = OTHERWISE[what]
+    storage, tables = KVStorage(CONFIG, [SHAPE]), BlockTables(CONFIG, max_batched_tokens=16)
+    with pytest.raises(ConfigurationError, match="storage and tables must be built from the space's configuration"):
+        PlanExecutor(storage, BlockTables(other, max_batched_tokens=16))
+    with pytest.raises(ConfigurationError, match="but they differ: "):
+        PlanExecutor(KVStorage(other, [SHAPE] * len(other.groups)), tables)
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_a_plan_of_a_space_with_another_configuration_is_refused(setting: Setting, what: str) -> None:
+    """Its blocks and rows exist here as well: without the fingerprint it would be carried out."""
+    other = BlockSpace(OTHERWISE[what])
+    other.allocate([1, 2, 3])
+    plan = other.plan_step()
+    with setting.unchanged(), pytest.raises(PlanError, match="of another space"):
+        setting.tables.stage(plan)
+    setting.refuses(plan, PlanError, "of another space")
+
+
+def test_a_plan_of_a_space_that_differs_in_what_no_device_sees_is_carried_out(setting: Setting) -> None:
+    other = BlockSpace(replace(CONFIG, watermark=0.2, events=True, eviction="fifo", weights_epoch="v2", receipts=True))
+    other.allocate([1, 2, 3])
+    plan = other.plan_step()
+    setting.executor.launch(plan, nothing)
+    assert setting.executor.wait() == (plan.step_id,)
+
+
+def test_transfers_of_another_storage_are_refused() -> None:
+    storage, other = KVStorage(CONFIG, [SHAPE]), KVStorage(CONFIG, [SHAPE])
+    with pytest.raises(ConfigurationError, match="got those of another"):
+        PlanExecutor(storage, BlockTables(CONFIG), transfers=Transfers(other))
 
 
 def test_what_is_no_plan_is_refused(setting: Setting) -> None:

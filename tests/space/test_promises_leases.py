@@ -12,8 +12,10 @@ from pagedkv import (
     BlockSpace,
     FullAttention,
     GroupSpec,
+    PrefixGone,
     RecurrentState,
     RequestKeys,
+    Shortage,
     SlidingWindow,
     SpaceConfig,
 )
@@ -374,3 +376,48 @@ def test_promise_27_leases_are_to_be_asked_for_and_cost_nothing_otherwise() -> N
             wish()
     assert only_pool(space).arrays.leases.nbytes == 0
     assert only_pool(leasing()).nbytes - only_pool(space).nbytes == 8 * 101
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_promise_27_a_lease_is_over_at_its_end_also_of_what_was_in_use_then(eviction: str) -> None:
+    """The clock stands at its very end when nobody uses it any more: it goes before what is still leased."""
+    space = leasing(eviction=eviction)
+    running = prefill(space, PROMPT)
+    assert space.lease(PROMPT, 20) == 32
+    cache(space, OTHER)
+    assert space.lease(OTHER, 21) == 16
+    space.advance(20)
+    space.free([running])
+    space.check()
+    leased = int((only_pool(space).arrays.leases[1:] > 0).sum())
+    assert leased == 4, "the blocks of the other one"
+    press(space, 4)
+    assert (hit(space, PROMPT), hit(space, OTHER)) == (0, 16)
+
+
+@pytest.mark.parametrize("groups", MIXES, ids=str)
+@pytest.mark.parametrize("at", [None, 32, 20])
+def test_promise_27_a_fork_of_a_sequence_that_publishes_its_prompt_alone_does_the_same(
+    groups: tuple[GroupSpec, ...],
+    at: int | None,
+) -> None:
+    space = new_space(*groups, num_host_blocks=60)
+    admitted = space.allocate(PROMPT, publish="prompt")
+    assert isinstance(admitted, Allocation)
+    run_step(space)
+    forked = space.fork(admitted.row) if at is None else space.fork(admitted.row, at=at)
+    if isinstance(forked, PrefixGone):
+        return
+    assert not isinstance(forked, Shortage)
+    child = int(forked[0])
+    num_tokens = space.num_tokens(child)
+    own = tokens(40, first=800)
+    for first in (0, 20):
+        space.append([child], own[first : first + 20], [20])
+        run_step(space)
+        space.check()
+    whole = np.concatenate([PROMPT[:num_tokens], own])
+    assert hit(space, np.append(whole, 1)) <= len(PROMPT), "what it computed behind the prompt"
+    space.free([child, admitted.row])
+    assert hit(space, np.append(whole, 1)) <= len(PROMPT)
+    space.check()

@@ -260,16 +260,48 @@ def test_what_nobody_brings_of_a_beginning_has_no_name(groups: tuple[GroupSpec, 
     space.check()
 
 
-def test_a_group_that_stays_out_is_brought_whole() -> None:
-    space = new_space(FullAttention(4), FullAttention(4, prefix_caching=False))
+OUTSIDERS: list[GroupSpec] = [
+    FullAttention(4, prefix_caching=False),
+    FullAttention(8, pool="other", prefix_caching=False),
+    SlidingWindow(7, 4, num_sink_tokens=2, prefix_caching=False),
+    RecurrentState(8, pool="other", prefix_caching=False),
+]
+
+
+@pytest.mark.parametrize("outsider", OUTSIDERS, ids=str)
+@pytest.mark.parametrize("is_matched", [False, True])
+def test_promise_25_a_group_that_stays_out_is_brought_whole_and_the_others_keep_their_hit(
+    outsider: GroupSpec,
+    is_matched: bool,  # noqa: FBT001
+) -> None:
+    space = new_space(FullAttention(4), outsider, num_blocks=dict.fromkeys(("device", outsider.pool), 60))
     cache(space, PROMPT[:18])
-    admitted = space.allocate(PROMPT, num_external_tokens=19)
+    cached = space.match(PROMPT)
+    admitted = space.allocate(PROMPT, num_external_tokens=19, match=cached if is_matched else None)
     assert isinstance(admitted, Allocation)
-    assert admitted.num_hit_tokens == 0
+    assert admitted.num_hit_tokens == 16
+    assert space.block_ids(admitted.row)[:4] == cached.block_ids[0].tolist()
     plan = space.plan_step()
     assert [plan.compute_in(group).starts.tolist() for group in range(2)] == [[19], [19]]
+    zeroed = {(part.pool, block) for part in plan.new_blocks for block in part.block_ids.tolist()}
+    brought = space.block_ids(admitted.row, 1)[: 19 // outsider.block_size]
+    assert not zeroed & {("device", block) for block in cached.block_ids[0].tolist()}
+    assert not zeroed & {(outsider.pool, block) for block in brought}
     acknowledge(space, plan)
     space.check()
+    space.free(admitted.row)
+    assert hit(space, PROMPT) == 32
+    space.check()
+
+
+def test_promise_25_loads_beside_a_local_hit_keep_it_where_a_group_stays_out() -> None:
+    space = new_space(FullAttention(16), FullAttention(16, prefix_caching=False), num_blocks=60, max_tokens=256)
+    prompt = tokens(120)
+    cache(space, prompt[:80])
+    assert space.match(prompt).num_tokens == 80
+    admitted = space.allocate(prompt, num_external_tokens=99)
+    assert isinstance(admitted, Allocation)
+    assert admitted.num_hit_tokens == 80
 
 
 def test_what_is_brought_can_be_hit_in_the_same_step() -> None:
@@ -327,7 +359,8 @@ def test_misuse_of_loads_is_refused_and_changes_nothing() -> None:
 @given(st.data())
 def test_loads_among_other_operations_keep_the_space_sound(data: st.DataObject) -> None:
     """Whatever runs beside them: what hits was computed or loaded, and everything is given back in the end."""
-    space = new_space(*data.draw(st.sampled_from(HYBRIDS)), num_blocks=40, in_order=data.draw(st.booleans()))
+    outside = data.draw(st.sampled_from([(), *((each,) for each in OUTSIDERS if each.pool == "device")]))
+    space = new_space(*data.draw(st.sampled_from(HYBRIDS)), *outside, num_blocks=40, in_order=data.draw(st.booleans()))
     loads: list[Load] = []
     rows: list[int] = []
     for _ in range(data.draw(st.integers(1, 25))):

@@ -1,10 +1,12 @@
 """Moves between device and host: twins, what steps in flight still use, and what a move makes undefined or certain."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from pagedkv import Allocation, AllocStatus, BlockSpace, Shortage
+from pagedkv import Allocation, AllocStatus, BlockSpace, RequestKeys, Shortage
 from pagedkv.errors import StepError
+from pagedkv.keys import NO_KEYS
 from tests.space.spaces import acknowledge, allocate, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 
@@ -122,3 +124,109 @@ def test_promise_09_what_is_written_ahead_of_a_copy_cannot_be_declared_computed(
         space.mark_computed(row)
     run_step(space)
     space.mark_computed(row)
+
+
+# Twins: content on the other side that is the same in every respect, or none
+
+
+def forged(*names: int) -> npt.NDArray[np.uint8]:
+    """Digests that a caller brings, a number for each block."""
+    return np.repeat(np.array(names, np.uint8)[:, None], 32, axis=1)
+
+
+def swapped_to(
+    space: BlockSpace, token_ids: list[int], names: tuple[int, ...], keys: RequestKeys = NO_KEYS
+) -> list[int]:
+    """Compute a prompt under these digests, hitting nothing, and swap it out; return its host blocks."""
+    digests = forged(*names)
+    none = space.match(token_ids, digests=digests, keys=keys, max_hit_tokens=0)
+    allocation = space.allocate(token_ids, digests=digests, keys=keys, match=none)
+    assert isinstance(allocation, Allocation)
+    run_step(space)
+    assert not isinstance(space.swap_out(allocation.row), Shortage)
+    run_step(space)
+    space.check()
+    return space.block_ids(allocation.row)
+
+
+def test_promise_13_equal_content_is_one_twin() -> None:
+    """What the tests below would find if the content were the same."""
+    space = new_space(num_host_blocks=20)
+    first, second = (swapped_to(space, [1, 2, 3, 4, 5, 6, 7, 8, 9], (1, 2)) for _ in range(2))
+    assert [here == there for here, there in zip(first, second, strict=True)] == [True, True, False]
+
+
+def test_promise_13_content_under_another_salt_is_no_twin_whatever_its_digest() -> None:
+    space = new_space(num_host_blocks=20)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    ours, theirs = (swapped_to(space, prompt, (1, 2), RequestKeys(salt=salt)) for salt in (b"ours", b"theirs"))
+    assert not set(ours) & set(theirs)
+
+
+@pytest.mark.parametrize("place", [0, 3, 4, 7])
+def test_promise_13_content_with_another_token_is_no_twin_whatever_its_digest(place: int) -> None:
+    space = new_space(num_host_blocks=20)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    other = [*prompt[:place], 99, *prompt[place + 1 :]]
+    first, second = swapped_to(space, prompt, (1, 2)), swapped_to(space, other, (1, 2))
+    assert (first[0] == second[0], first[1] == second[1]) == (place >= 4, False)
+
+
+def test_promise_13_a_block_behind_one_without_a_twin_has_none() -> None:
+    """Its digest and tokens are those of a first block, which is a beginning, and no continuation of anything."""
+    space = new_space(num_host_blocks=20)
+    beginning = swapped_to(space, [7, 7, 7, 7, 0], (7,))
+    behind = swapped_to(space, [1, 1, 1, 1, 7, 7, 7, 7, 0], (1, 7))
+    assert beginning[0] not in behind
+
+
+def test_promise_28_content_of_other_weights_is_no_twin() -> None:
+    """Names on the host survive an epoch within the lag, and rows of the next epoch compute the same tokens anew."""
+    space = new_space(num_host_blocks=20, weights_epoch=1, max_epoch_lag=1)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    before = swapped_to(space, prompt, (1, 2))
+    space.set_weights_epoch(2)
+    after = swapped_to(space, prompt, (1, 2))
+    assert not set(before) & set(after)
+    assert not set(after[:2]) & set(swapped_to(space, [5], ()))
+
+
+@pytest.mark.interpreted
+def test_promise_09_what_a_step_in_flight_computes_gets_no_twin_on_the_host() -> None:
+    """Should the step fail, the row must not share what others rely on."""
+    space = new_space(num_host_blocks=20)
+    prompt = list(range(9))
+    known = prefill(space, prompt)
+    assert not isinstance(space.swap_out(known), Shortage)
+    run_step(space)
+    allocation = space.allocate(prompt, match=space.match(prompt, max_hit_tokens=0))
+    assert isinstance(allocation, Allocation)
+    plan = space.plan_step()
+    moves = space.swap_out(allocation.row)
+    assert not isinstance(moves, Shortage)
+    assert [len(move.src_ids) for move in moves] == [3], "all of it is copied"
+    assert not set(space.block_ids(allocation.row)) & set(space.block_ids(known))
+    space.check()
+    acknowledge(space, plan)
+    run_step(space)
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_13_what_is_not_full_gets_no_twin_by_what_stood_in_its_block_before() -> None:
+    """A block's digest and tokens outlive its content until they are overwritten."""
+    space = new_space(num_blocks=4, num_host_blocks=20)
+    whole = prefill(space, [1, 2, 3, 4, 5])
+    (block, _) = space.block_ids(whole)
+    assert not isinstance(space.swap_out(whole), Shortage)
+    run_step(space)
+    others = [prefill(space, [50 + number]) for number in range(3)]
+    space.free([row for row in others if space.block_ids(row) == [block]])
+    part = prefill(space, [1, 2])
+    assert space.block_ids(part) == [block]
+    moves = space.swap_out(part)
+    assert not isinstance(moves, Shortage)
+    assert [move.src_ids.tolist() for move in moves] == [[block]]
+    assert space.block_ids(part)[0] not in space.block_ids(whole)
+    run_step(space)
+    space.check()

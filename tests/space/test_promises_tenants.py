@@ -319,3 +319,21 @@ def test_promise_27_limits_are_by_pool() -> None:
     }
     assert space.can_allocate(tokens(33), tenant="a") is AllocStatus.NEVER
     assert space.can_allocate(tokens(24), tenant="a") is AllocStatus.OK
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3, 4, 6])
+def test_promise_27_a_tenants_own_floor_is_there_for_it_and_no_more_than_that(taken: int) -> None:
+    """Of 20 blocks 5 are promised to a and 4 to b: a may take what b does not need, its own promise first of all."""
+    space = shared_by(a=TenantLimits(floor=5), b=TenantLimits(floor=4), num_blocks=21)
+    if taken:
+        run_for(space, tokens(4 * taken), "a")
+    pool = only_pool(space)
+    of_nobody, of_a, of_b = (pool.num_permitted(number) for number in range(3))
+    assert (of_a, of_b) == (20 - taken - 4, 20 - taken - max(0, 5 - taken))
+    assert of_nobody == 20 - taken - max(0, 5 - taken) - 4
+    assert space.can_allocate(tokens(4 * of_a, first=500), tenant="a") is AllocStatus.OK
+    assert space.can_allocate(tokens(4 * of_a + 1, first=500), tenant="a") is not AllocStatus.OK
+    run_for(space, tokens(4 * of_nobody, first=900), None)
+    row = run_for(space, tokens(4 * max(1, 5 - taken), first=1900), "a") if taken < 5 else None
+    space.check()
+    assert row is None or share(space, "a").num_taken == 5

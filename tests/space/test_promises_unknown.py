@@ -7,6 +7,7 @@ import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
 from pagedkv.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
+from pagedkv.tables.rows import NUM_ACCEPTED
 from tests.space.spaces import acknowledge, allocate, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted
@@ -456,4 +457,44 @@ def test_promise_20_drafts_that_others_share_are_not_overwritten() -> None:
         space.append(row, None, [1])
     space.free([child])
     assert space.append(row, None, [1]) is None
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_20_a_token_that_is_filled_in_late_is_not_accepted_before_it_is_computed() -> None:
+    """Its step is over that sampled it, but the step is still to come that computes it: no block is named for it."""
+    space = new_space()
+    row = allocate(space, tokens(7))
+    first = space.plan_step()
+    space.append([row], None)
+    acknowledge(space, first)
+    space.fill([row], [7])
+    assert space._state.rows[row, NUM_ACCEPTED] == 7
+    assert hit(space, tokens(9)) == 4
+    space.check()
+    second = space.plan_step()
+    assert ranges(second) == {row: (7, 8)}
+    acknowledge(space, second)
+    assert space._state.rows[row, NUM_ACCEPTED] == 8
+    assert hit(space, tokens(9)) == 8
+    space.check()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_right", [0, 1, 2])
+def test_promise_20_of_drafts_that_are_judged_late_only_computed_ones_are_accepted(num_right: int) -> None:
+    """Right drafts were computed by the step that judges them; the token behind the last right one was not."""
+    space = new_space()
+    row = allocate(space, tokens(5))
+    run_step(space)
+    space.append([row], tokens(3, first=5), [3], num_draft=2)
+    plan = space.plan_step()
+    space.append([row], None)
+    acknowledge(space, plan)
+    space.fill([row], [*range(6, 6 + num_right), 900], [num_right + 1])
+    assert space._state.rows[row, NUM_ACCEPTED] == 6 + num_right
+    assert space.num_tokens(row) == 7 + num_right
+    assert hit(space, tokens(9)) == (8 if num_right == 2 else 4)
+    run_step(space)
+    assert space._state.rows[row, NUM_ACCEPTED] == 7 + num_right
     space.check()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv import ChunkedLocal, SlidingWindow
+from pagedkv import ChunkedLocal, FullAttention, GroupSpec, SlidingWindow
 from pagedkv.errors import SharedPrefixError
 from tests.space.spaces import acknowledge, allocate, new_space, prefill, run_step, tokens, unchanged
 
@@ -43,3 +43,31 @@ def test_promise_11_nobody_is_rolled_back_into_a_block_that_others_hold() -> Non
     space.fork(row)
     with unchanged(space), pytest.raises(SharedPrefixError):
         space.truncate(row, [5])
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("groups", [(SlidingWindow(4, 4),), (FullAttention(4), SlidingWindow(4, 4))], ids=str)
+def test_promise_14_a_row_that_waited_and_is_in_a_later_step_keeps_what_that_step_reads(
+    groups: tuple[GroupSpec, ...],
+) -> None:
+    """It hit what the first step computes, and the second step, in flight, goes on from the end of that hit."""
+    space = new_space(*groups)
+    first_row = allocate(space, tokens(9))
+    second_row = allocate(space, tokens(9))
+    (child,) = space.fork(second_row).tolist()
+    first = space.plan_step()
+    for row in (second_row, child):
+        space.append([row], tokens(16, first=500 + row), [16])
+    second = space.plan_step()
+    acknowledge(space, first)
+    starts = dict(zip(second.compute.rows.tolist(), second.compute.starts.tolist(), strict=True))
+    for row in (second_row, child):
+        read = range((starts[row] - 3) // 4, 25 // 4 + 1)
+        held = space.block_ids(row, len(groups) - 1)
+        assert all(held[index] for index in read), f"row {row} from {starts[row]} on: {held}"
+    space.check()
+    acknowledge(space, second)
+    for row in (second_row, child):
+        assert [bool(block) for block in space.block_ids(row, len(groups) - 1)] == [False] * 5 + [True] * 2
+    space.free([first_row, second_row, child])
+    space.check()

@@ -1,11 +1,15 @@
 """BlockTable: one sequence's blocks as an object, on the state of a block space."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from pagedkv.answers import Shortage
-from pagedkv.arguments import as_token_array
-from pagedkv.errors import ConfigurationError, FreedSequenceError, OutOfBlocksError, SequenceError, TokenError
+from pagedkv.arguments import as_count, as_token_array, require_instance
+from pagedkv.errors import FreedSequenceError, OutOfBlocksError, SequenceError, TokenError
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.space.block_space import BlockSpace
-from pagedkv.spec import RecurrentState, TokenIds
+from pagedkv.spec import TokenIds, keeps_state
 
 __all__ = ["BlockTable"]
 
@@ -27,7 +31,9 @@ class BlockTable:
     """
 
     def __init__(self, space: BlockSpace, row: int, group: int = 0) -> None:
-        """Look at a row."""
+        """Look at a row. Raises ConfigurationError for what is no space, or no group of it; SequenceError for a row."""
+        require_instance(space, BlockSpace, "space")
+        space.block_size(group)
         self._space = space
         self._group = group
         self._generation = space.generation(row)
@@ -48,6 +54,7 @@ class BlockTable:
 
         Raises OutOfBlocksError, with nothing changed.
         """
+        require_instance(space, BlockSpace, "space")
         allocation = space.allocate(token_ids, keys=keys, num_lookahead=num_lookahead_slots)
         if isinstance(allocation, Shortage):
             raise OutOfBlocksError(str(allocation))
@@ -55,13 +62,10 @@ class BlockTable:
 
     @staticmethod
     def get_num_required_blocks(token_ids: TokenIds, block_size: int, num_lookahead_slots: int = 0) -> int:
-        """Blocks that so many tokens and reserved slots take. O(1). Raises ConfigurationError."""
-        if block_size < 1 or num_lookahead_slots < 0:
-            raise ConfigurationError(
-                f"block_size must be positive and num_lookahead_slots not negative, got {block_size} and "
-                f"{num_lookahead_slots}"
-            )
-        return -(-(len(token_ids) + num_lookahead_slots) // block_size)
+        """Blocks that so many tokens and reserved slots take. O(1). Raises ConfigurationError or TokenError."""
+        size = as_count(block_size, "block_size", least=1)
+        num_slots = _num_tokens(token_ids) + as_count(num_lookahead_slots, "num_lookahead_slots")
+        return -(-num_slots // size)
 
     def append_token_ids(self, token_ids: TokenIds, num_lookahead_slots: int = 0) -> None:
         """Append tokens, copying on write. Raises OutOfBlocksError, with nothing changed."""
@@ -101,7 +105,7 @@ class BlockTable:
 
     def get_unseen_token_ids(self, sequence_token_ids: list[int]) -> list[int]:
         """Tokens of the sequence that were not appended yet."""
-        if len(sequence_token_ids) < self.num_full_slots:
+        if _num_tokens(sequence_token_ids) < self.num_full_slots:
             raise SequenceError(
                 f"row {self.row} holds {self.num_full_slots} tokens, the sequence has only {len(sequence_token_ids)}"
             )
@@ -112,12 +116,20 @@ class BlockTable:
 
         A partly filled one that other sequences hold as well is copied first. A recurrent state reserves no slots.
         """
-        if num_lookahead_slots < 0:
-            raise TokenError(f"num_lookahead_slots must not be negative, got {num_lookahead_slots}")
+        num_reserved = as_count(num_lookahead_slots, "num_lookahead_slots", error=TokenError)
         block_size = self._space.block_size(self._group)
-        is_state = isinstance(self._space.config.groups[self._group], RecurrentState)
-        num_slots = len(token_ids) + (0 if is_state else num_lookahead_slots)
+        is_state = keeps_state(self._space.config.groups[self._group])
+        num_slots = _num_tokens(token_ids) + (0 if is_state else num_reserved)
         if num_slots == 0:
             return 0
         end = self.num_full_slots + num_slots
         return -(-end // block_size) - self.num_full_slots // block_size
+
+
+def _num_tokens(token_ids: TokenIds) -> int:
+    """Count tokens, which are not looked at. Raises TokenError for what is no sequence of any."""
+    is_array = isinstance(token_ids, np.ndarray) and token_ids.ndim == 1
+    is_list = isinstance(token_ids, Sequence | bytearray | memoryview) and not isinstance(token_ids, str)
+    if not is_array and not is_list:
+        raise TokenError(f"token ids must be a list or an array of integers, got {token_ids!r}")
+    return len(token_ids)

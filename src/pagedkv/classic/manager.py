@@ -18,14 +18,16 @@ from collections.abc import Callable, Sequence as AbstractSequence
 import numpy as np
 
 from pagedkv.answers import Shortage
+from pagedkv.arguments import as_count, as_flag
 from pagedkv.arrays import Int32Array
 from pagedkv.classic.block_table import BlockTable
 from pagedkv.classic.row_map import Place, RowMap
-from pagedkv.errors import OutOfBlocksError, SequenceError, StepError, UnknownSequenceError
+from pagedkv.classic.sequences import as_sequence, as_sequences, sequences_of
+from pagedkv.errors import ConfigurationError, OutOfBlocksError, SequenceError, StepError, UnknownSequenceError
 from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.plan import BlockMoves, StepPlan
 from pagedkv.space import BlockSpace
-from pagedkv.spec import AllocStatus, RecurrentState, Row, Sequence, SequenceGroup, SpaceConfig
+from pagedkv.spec import AllocStatus, Row, Sequence, SequenceGroup, SpaceConfig, keeps_state
 
 __all__ = ["BlockSpaceManager"]
 
@@ -93,6 +95,7 @@ class BlockSpaceManager:
             OutOfBlocksError: too few free blocks. TooManySequencesError: too few rows.
         """
         prompt, num_sequences = self._prompt(seq_group), len(seq_group.seqs)
+        num_lookahead_slots = as_count(num_lookahead_slots, "num_lookahead_slots")
         allocation = self.space.allocate(
             prompt, keys=keys, num_lookahead=num_lookahead_slots, num_sequences=num_sequences
         )
@@ -109,15 +112,16 @@ class BlockSpaceManager:
 
     def is_allocated(self, seq: Sequence) -> bool:
         """Tell whether a sequence has blocks, wherever they are: allocated or forked, and not freed. O(1)."""
-        return self._places.find(seq.seq_id) is not None
+        return self._find(seq) is not None
 
     def _prompt(self, seq_group: SequenceGroup) -> list[int]:
-        name, seqs = seq_group.request_id, seq_group.seqs
+        seqs = sequences_of(seq_group)
+        name = seq_group.request_id
         if not seqs:
             raise SequenceError(f"request {name} has no sequences")
         if len({seq.seq_id for seq in seqs}) != len(seqs):
             raise SequenceError(f"request {name} names a sequence twice: {[seq.seq_id for seq in seqs]}")
-        if len(seqs) > 1 and any(isinstance(group, RecurrentState) for group in self.space.config.groups):
+        if len(seqs) > 1 and any(keeps_state(group) for group in self.space.config.groups):
             raise SequenceError(
                 f"request {name} has {len(seqs)} sequences: a recurrent state can be shared only once its prompt is "
                 "computed; allocate one and fork it after the step"
@@ -127,7 +131,7 @@ class BlockSpaceManager:
                 raise SequenceError(f"sequence {seq.seq_id} of request {name} is allocated already")
             if seq.token_ids != seqs[0].token_ids:
                 raise SequenceError(f"the sequences of request {name} must share one prompt")
-        return seqs[0].token_ids
+        return list(seqs[0].token_ids)
 
     # Growth
 
@@ -163,7 +167,7 @@ class BlockSpaceManager:
         return seq.token_ids[num_known:]
 
     def _unseen_counts(self, seq_group: SequenceGroup) -> list[int]:
-        return [len(self._unseen(seq)) for seq in seq_group.seqs]
+        return [len(self._unseen(seq)) for seq in sequences_of(seq_group)]
 
     # Sharing
 
@@ -194,7 +198,7 @@ class BlockSpaceManager:
             missing_ok: do nothing, instead of raising, if it has no blocks: a request aborted before it was scheduled,
                 or freed when it finished and again with its group.
         """
-        if missing_ok and not self.is_allocated(seq):
+        if as_flag(missing_ok, "missing_ok") and not self.is_allocated(seq):
             return
         self.space.free(self.row_of(seq))
         self._places.leave(seq.seq_id)
@@ -231,7 +235,7 @@ class BlockSpaceManager:
         return self._pairs(seq_group, self.space.swap_in(self._group_rows(seq_group)))
 
     def _group_rows(self, seq_group: SequenceGroup) -> Int32Array:
-        return np.array([self.row_of(seq) for seq in seq_group.seqs], np.int32)
+        return np.array([self.row_of(seq) for seq in sequences_of(seq_group)], np.int32)
 
     def _pairs(self, seq_group: SequenceGroup, moves: tuple[BlockMoves, ...] | Shortage) -> list[tuple[int, int]]:
         if isinstance(moves, Shortage):
@@ -259,7 +263,10 @@ class BlockSpaceManager:
 
         Raises:
             StepError: steps are in flight, so this one cannot end before they do; nothing is changed.
+            ConfigurationError: ``run`` cannot be called; nothing is changed.
         """
+        if run is not None and not callable(run):
+            raise ConfigurationError(f"run must be callable as run(plan), or None, got {run!r}")
         num_in_flight = self.space.statistics().num_steps_in_flight
         if num_in_flight:
             raise StepError(f"{num_in_flight} steps are in flight: acknowledge them before a round ends at once")
@@ -293,7 +300,7 @@ class BlockSpaceManager:
 
     def get_common_computed_block_ids(self, seqs: AbstractSequence[Sequence]) -> list[int]:
         """Leading computed blocks that all these sequences hold, in the first group: acknowledged ones alone."""
-        tables = [self.space.computed_block_ids(self.row_of(seq)) for seq in seqs]
+        tables = [self.space.computed_block_ids(self.row_of(seq)) for seq in as_sequences(seqs)]
         common: list[int] = []
         for entries in zip(*tables, strict=False):
             if len(set(entries)) != 1:
@@ -307,7 +314,7 @@ class BlockSpaceManager:
         Of an allocated one, those that hit when its prompt was allocated (a fork: its parent's prompt); ``keys`` say
         nothing then. Of one that is not, those that would hit now.
         """
-        place = self._places.find(seq.seq_id)
+        place = self._find(seq)
         return self.space.match(seq.token_ids, keys=keys).num_tokens if place is None else place.num_cached_tokens
 
     def get_prefix_cache_hit_rate(self) -> float:
@@ -330,8 +337,11 @@ class BlockSpaceManager:
         """Row of a sequence, for the batch operations of ``manager.space``."""
         return self._place_of(seq).row
 
+    def _find(self, seq: Sequence) -> Place | None:
+        return self._places.find(as_sequence(seq).seq_id)
+
     def _place_of(self, seq: Sequence) -> Place:
-        place = self._places.find(seq.seq_id)
+        place = self._find(seq)
         if place is None:
             raise UnknownSequenceError(f"sequence {seq.seq_id} is unknown: never allocated, or freed already")
         return place

@@ -13,7 +13,7 @@ from typing import Final, final
 import numpy as np
 import torch
 
-from pagedkv.arguments import as_count
+from pagedkv.arguments import as_count, require_instance
 from pagedkv.arrays import Int32Array
 from pagedkv.device.batch_reading import StateTable, page_list, page_table
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
@@ -29,7 +29,7 @@ from pagedkv.device.table_arrays import BASE, NUM_TOKENS, PADDED_TO, make_arrays
 from pagedkv.device.tensors import as_device, require_tensor
 from pagedkv.errors import PlanError, StepError, TensorError
 from pagedkv.plan import StepPlan
-from pagedkv.spec import RecurrentState, SpaceConfig, StepId
+from pagedkv.spec import SpaceConfig, StepId, keeps_state
 
 __all__ = ["BlockTables"]
 
@@ -53,6 +53,7 @@ class BlockTables:
         packet_entries: table entries that a packet has room for; those of a plan that has more travel ahead of it.
 
     Attributes:
+        config: the space's configuration.
         num_groups: groups; widths: entries of a row in each of them; max_rows: rows.
         arrays: everything that the kernels work on.
 
@@ -69,6 +70,8 @@ class BlockTables:
         kernels: KernelChoice = "auto",
         packet_entries: int = PACKET_ENTRIES,
     ) -> None:
+        require_instance(config, SpaceConfig, "config")
+        self.config = config
         self.device = as_device(device)
         self.max_rows = config.max_sequences
         self.max_batched_tokens = as_count(max_batched_tokens, "max_batched_tokens", least=1)
@@ -91,7 +94,7 @@ class BlockTables:
         self._state_tables = {
             group: StateTable(batch_tables[group], self.block_sizes[group], _slots_of(tables, group, batch_tables))
             for group, spec in enumerate(config.groups)
-            if isinstance(spec, RecurrentState)
+            if keeps_state(spec)
         }
         self._staged = StagedWrites(tables.layout, self._sizes.num_tables)
         self._num_blocks: Int32Array = np.zeros((self.num_groups, self.max_rows), np.int32)
@@ -127,7 +130,8 @@ class BlockTables:
 
         Raises:
             StepError: as :meth:`step`, or the packet before was not launched and fenced.
-            PlanError: a plan of another space, entries beyond the tables, blocks beyond their pool, a row twice.
+            PlanError: a plan of a space with another configuration, entries beyond the tables, blocks beyond their
+                pool, a row twice.
             TensorError: more positions than ``max_batched_tokens``.
         """
         self.require_next(plan)

@@ -24,13 +24,16 @@ import numpy as np
 import torch
 
 from pagedkv.answers import AbortedSteps
+from pagedkv.arguments import require_instance
 from pagedkv.device.block_tables import BlockTables
 from pagedkv.device.host_tables import HostTables
+from pagedkv.device.plan_checks import require_fingerprint
 from pagedkv.device.space_tables import SpaceTables
 from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.transfers import CopyTicket, Transfers, block_array, require_pairs
-from pagedkv.errors import DeviceLostError, NoHostPoolError, PlanError, StepError, TensorError
+from pagedkv.errors import ConfigurationError, DeviceLostError, NoHostPoolError, PlanError, StepError, TensorError
+from pagedkv.fingerprint import difference, fingerprint
 from pagedkv.plan import BlockMoves, StepPlan
 from pagedkv.spec import StepId
 
@@ -81,12 +84,14 @@ class PlanExecutor:
 
     Args:
         storage: the memory; tables: the block tables; both of the space's configuration and on one device.
-        transfers: moves in that storage; None: its own.
+        transfers: moves in that storage; None: new ones.
         zero_new_blocks: zero the blocks that a plan hands out without content, so that nothing stale is ever read; what
             somebody brings from elsewhere is to be written behind the launch of that plan.
 
     Raises:
         TensorError: storage and tables lie on different devices.
+        ConfigurationError: storage and tables are built from configurations in which the numbers of a plan mean
+            something else (:mod:`pagedkv.fingerprint`), or the transfers move what lies in another storage.
     """
 
     def __init__(
@@ -97,13 +102,25 @@ class PlanExecutor:
         transfers: Transfers | None = None,
         zero_new_blocks: bool = True,
     ) -> None:
+        require_instance(storage, KVStorage, "storage")
+        require_instance(tables, BlockTables, "tables")
         if storage.device != tables.device:
             raise TensorError(f"the storage is on {storage.device}, but the tables are on {tables.device}")
+        told = difference(storage.config, tables.config)
+        if told:
+            raise ConfigurationError(
+                f"storage and tables must be built from the space's configuration, but they differ: {told}"
+            )
+        if transfers is not None:
+            require_instance(transfers, Transfers, "transfers")
+            if transfers.storage is not storage:
+                raise ConfigurationError("transfers must move blocks of the executor's storage, got those of another")
         self.storage = storage
         self.tables = tables
         self.transfers = Transfers(storage) if transfers is None else transfers
         self.zero_new_blocks = zero_new_blocks
         self.in_order = storage.config.in_order
+        self._fingerprint = fingerprint(storage.config)
         self._state = _State.RUNNING
         self._next_step: int | None = None
         self._aborted: set[int] = set()
@@ -125,7 +142,8 @@ class PlanExecutor:
             forward: called once, with the step's inputs; what it returns is returned.
 
         Raises:
-            PlanError, TensorError, BlockError, NoHostPoolError: the plan does not fit storage and tables.
+            PlanError, TensorError, BlockError, NoHostPoolError: the plan is of a space with another configuration, or
+                does not fit storage and tables.
             StepError: not the plan that comes next, or a step before failed and was not aborted.
             StorageError: the storage sleeps.
             DeviceLostError: the device failed; nothing is carried out any more.
@@ -137,6 +155,7 @@ class PlanExecutor:
         self._require_running()
         stream = self._current_stream()
         self._require_next(plan, stream)
+        require_fingerprint(plan.buffer, self._fingerprint)
         self.storage.require_awake()
         self._require_moves(plan)
         try:
@@ -192,6 +211,7 @@ class PlanExecutor:
             DeviceLostError: the device failed.
         """
         self._require_alive()
+        require_instance(aborted, AbortedSteps, "what was aborted", StepError)
         if not aborted.step_ids:
             return
         first = min(aborted.step_ids)

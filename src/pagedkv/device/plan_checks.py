@@ -27,9 +27,10 @@ from pagedkv.plan_buffer import (
     STEP_LOW,
     VERSION,
     padded,
+    read_fingerprint,
 )
 
-__all__ = ["PlanChecks"]
+__all__ = ["PlanChecks", "require_fingerprint"]
 
 _Part: TypeAlias = tuple[int, int]
 """Where a part of the plan begins, and how long its arrays are."""
@@ -102,6 +103,7 @@ class PlanChecks:
         return True
 
     def _refuse_layout(self, words: Int32Array) -> None:
+        require_fingerprint(words, self._sizes.layout.fingerprint)
         expected = self._sizes.layout
         raise PlanError(
             f"the plan is of another space: version {words[VERSION]}, {words[NUM_PARTS]} parts, {words[NUM_WORDS]} "
@@ -154,6 +156,16 @@ class PlanChecks:
                 "max_batched_tokens"
             )
         return num_rows, num_tokens
+
+
+def require_fingerprint(words: Int32Array, expected: bytes) -> None:
+    """Refuse the plan of a space with another configuration. Raises PlanError."""
+    found = read_fingerprint(words)
+    if found != expected:
+        raise PlanError(
+            f"the plan is of another space: its configuration has the fingerprint {found.hex()}, that of storage and "
+            f"tables {expected.hex()}; build all three from one SpaceConfig"
+        )
 
 
 def _fixed_words(sizes: TableGeometry) -> npt.NDArray[np.intp]:

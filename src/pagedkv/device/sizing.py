@@ -8,7 +8,7 @@ from pagedkv.budget import blocks_that_fit
 from pagedkv.device.shapes import GroupShape, StateShape
 from pagedkv.device.tensors import as_device
 from pagedkv.errors import ConfigurationError, DeviceUnavailableError
-from pagedkv.spec import GroupSpec, RecurrentState
+from pagedkv.spec import GroupSpec, keeps_state
 
 __all__ = ["block_nbytes_of", "free_nbytes", "num_blocks_that_fit", "pair_groups"]
 
@@ -22,7 +22,7 @@ def pair_groups(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> tu
     if len(groups) != len(shapes):
         raise ConfigurationError(f"{len(groups)} groups need as many shapes, got {len(shapes)}")
     for index, (group, shape) in enumerate(zip(groups, shapes, strict=True)):
-        if isinstance(group, RecurrentState) != isinstance(shape, StateShape):
+        if keeps_state(group) != isinstance(shape, StateShape):
             raise ConfigurationError(f"group {index} is {group!r}, but its shape is a {type(shape).__name__}")
     return tuple(zip(groups, shapes, strict=True))
 

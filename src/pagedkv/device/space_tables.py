@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pagedkv.device.large_plans import buffer_words
 from pagedkv.device.table_arrays import TableGeometry
 from pagedkv.plan_buffer import PlanLayout
-from pagedkv.spec import RecurrentState, SpaceConfig
+from pagedkv.spec import SpaceConfig, keeps_state, num_draft_states
 
 __all__ = ["SpaceTables"]
 
@@ -40,11 +40,11 @@ class SpaceTables:
     def of(cls, config: SpaceConfig) -> "SpaceTables":
         """Read from a configuration what tables its plans write."""
         groups, by_pool = config.groups, config.blocks_by_pool()
-        drafting = [index for index, group in enumerate(groups) if _num_draft_states(group)]
+        drafting = config.drafting
         owners = [*range(len(groups)), *drafting]
         sizes = tuple(_entry_tokens(config, index) for index in range(len(groups)))
         slots_of = {
-            index: (table, _num_draft_states(groups[index])) for table, index in enumerate(drafting, len(groups))
+            index: (table, num_draft_states(groups[index])) for table, index in enumerate(drafting, len(groups))
         }
         return cls(
             num_groups=len(groups),
@@ -56,14 +56,14 @@ class SpaceTables:
                 *(f"group {index}" for index in range(len(groups))),
                 *(f"the draft states of group {index}" for index in drafting),
             ),
-            layout=PlanLayout(config.pool_names, len(owners), config.own_starts, has_draft_states=bool(drafting)),
+            layout=PlanLayout(config),
         )
 
     def geometry(
         self, config: SpaceConfig, *, max_tokens: int, num_buffers: int, depth: int, packet_entries: int
     ) -> TableGeometry:
         """Size all tables, and packets that have room for so many entries."""
-        has_slots = [not isinstance(group, RecurrentState) for group in config.groups]
+        has_slots = [not keeps_state(group) for group in config.groups]
         seconds = self.slots_of.values()
         sizes = TableGeometry(
             widths=(*self.widths, *(num_slots for _, num_slots in seconds)),
@@ -79,13 +79,9 @@ class SpaceTables:
         return replace(sizes, buffer_words=buffer_words(self.layout, sizes, packet_entries))
 
 
-def _num_draft_states(group: object) -> int:
-    return group.num_draft_states if isinstance(group, RecurrentState) else 0
-
-
 def _entry_tokens(config: SpaceConfig, index: int) -> int:
     """Tokens that an entry of a table stands for; a state without checkpoints stands for the whole sequence."""
     group = config.groups[index]
-    if isinstance(group, RecurrentState) and not (config.prefix_caching and group.prefix_caching):
+    if keeps_state(group) and not (config.prefix_caching and group.prefix_caching):
         return config.max_tokens
     return group.block_size

@@ -12,7 +12,7 @@ start.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol, final
+from typing import Final, Protocol, assert_never, final
 
 import torch
 
@@ -311,9 +311,13 @@ class KVStorage:
 
 
 def _scales_of_layer(shape: KeyValueShape | LatentShape) -> tuple[int, int]:
-    if isinstance(shape, LatentShape):
-        return 1, 1
-    return 2, shape.num_heads if shape.scaling == "head" else 1
+    match shape:
+        case LatentShape():
+            return 1, 1
+        case KeyValueShape():
+            return 2, shape.num_heads if shape.scaling == "head" else 1
+        case _:
+            assert_never(shape)
 
 
 def _require_layer(shape: GroupShape, layer: int) -> None:

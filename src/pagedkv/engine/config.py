@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pagedkv.arguments import as_count
+from pagedkv.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
 from pagedkv.device import num_blocks_that_fit
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.prompt_lookup import PromptLookup
 from pagedkv.engine.sampling.parameters import LARGEST_SEED
 from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.spec import SpaceConfig
+from pagedkv.scheduling.config import require_preemption
+from pagedkv.spec import EVICTION_POLICIES, SpaceConfig
 
 __all__ = ["EngineConfig"]
 
@@ -66,8 +67,22 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check what the space and the scheduler do not check."""
+        for name in ("block_size", "checkpoint_interval", "mean_tokens", "max_sequences", "max_batched_tokens"):
+            as_count(getattr(self, name), name, least=1)
         as_count(self.kv_nbytes, "kv_nbytes", least=1, most=MOST_NBYTES)
+        as_count(self.min_partial_hit, "min_partial_hit")
         as_count(self.seed, "seed", most=LARGEST_SEED)
+        if self.max_tokens is not None:
+            as_count(self.max_tokens, "max_tokens", least=1)
+        for name in ("num_blocks", "num_host_blocks"):
+            _check_blocks(getattr(self, name), name)
+        for name in ("prefix_caching", "self_test"):
+            as_flag(getattr(self, name), name)
+        as_fraction(self.watermark, "watermark")
+        as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
+        require_preemption(self.preemption)
+        if self.speculation is not None:
+            require_instance(self.speculation, PromptLookup, "speculation")
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 
@@ -127,3 +142,12 @@ class EngineConfig:
     @staticmethod
     def _by_pool(groups: EngineGroups, given: int | Mapping[str, int]) -> Mapping[str, int]:
         return given if isinstance(given, Mapping) else {spec.pool: given for spec in groups.specs}
+
+
+def _check_blocks(given: object, what: str) -> None:
+    """Check numbers of blocks: one, or one for each pool, whose names the model tells; None is asked of the memory."""
+    if isinstance(given, Mapping):
+        for pool, count in given.items():
+            as_count(count, f"{what} of pool {pool!r}")
+    elif given is not None or what == "num_host_blocks":
+        as_count(given, what)

@@ -20,6 +20,7 @@ from typing import final
 import numpy as np
 import torch
 
+from pagedkv.arguments import as_token_array, require_instance
 from pagedkv.arrays import Int32Array
 from pagedkv.attention import CPUBackend
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
@@ -37,7 +38,7 @@ from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.sample import Decode
 from pagedkv.engine.sampled_rows import SampledRow, with_drafts
 from pagedkv.engine.sampling import BatchSampler, SamplingParams, seed_of
-from pagedkv.errors import EngineError, RequestError
+from pagedkv.errors import EngineError, RequestError, TokenError
 from pagedkv.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.space import BlockSpace
 
@@ -108,7 +109,7 @@ class EngineCore:
         """Let a request wait.
 
         Args:
-            prompt_token_ids: int32 ``[n]``.
+            prompt_token_ids: int32 ``[n]``, or whatever else holds integers that fit.
             params: what it asks for, bad words as token ids.
 
         Raises:
@@ -117,7 +118,12 @@ class EngineCore:
             EngineError: the engine has failed.
         """
         self._require_alive()
-        wish = self._complete(prompt_token_ids, params)
+        require_instance(params, SamplingParams, "params", RequestError)
+        try:
+            tokens = as_token_array(prompt_token_ids)
+        except TokenError as problem:
+            raise RequestError(f"a prompt must be token ids: {problem}") from problem
+        wish = self._complete(tokens, params)
         request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
         if not self.scheduler.add(request.scheduled):
             raise self._too_large(wish)

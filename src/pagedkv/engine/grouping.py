@@ -7,19 +7,19 @@ they are groups of their own: ``full``, ``full:2``.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, assert_never, get_args
 
 import torch
 
 from pagedkv.attention import AttentionLayer
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
-from pagedkv.engine.layer_specs import ModelLayers, Place, Rule, SourceSpec
+from pagedkv.engine.layer_specs import ModelLayers, Place, Rule, RuleKind, SourceSpec
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
 __all__ = ["EngineGroups", "group_layers"]
 
-RULE_ORDER: Final = ("full", "window", "chunk")
+RULE_ORDER: Final[tuple[RuleKind, ...]] = get_args(RuleKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,15 @@ def _names(rules: Iterable[Rule]) -> list[str]:
 
 
 def _spec(rule: Rule, name: str, block_size: int) -> GroupSpec:
-    if rule.kind == "window":
-        return SlidingWindow(rule.extent, block_size, pool=name)
-    if rule.kind == "chunk":
-        return ChunkedLocal(rule.extent, block_size, pool=name)
-    return FullAttention(block_size, pool=name)
+    match rule.kind:
+        case "full":
+            return FullAttention(block_size, pool=name)
+        case "window":
+            return SlidingWindow(rule.extent, block_size, pool=name)
+        case "chunk":
+            return ChunkedLocal(rule.extent, block_size, pool=name)
+        case _:
+            assert_never(rule.kind)
 
 
 def _group_shape(members: Sequence[SourceSpec]) -> GroupShape:
@@ -148,14 +152,28 @@ def _attention_layer(layers: ModelLayers, number: int, sources: dict[int, Place]
     call = layers.calls[number]
     source = layers.sources[call.source]
     place = sources[source.layer_idx]
+    window, chunk = _window_and_chunk(call.rule)
     return AttentionLayer(
         group=place.group,
         index=place.index,
         num_heads=call.num_heads,
         scale=call.scale,
-        window=call.rule.extent if call.rule.kind == "window" else 0,
-        chunk=call.rule.extent if call.rule.kind == "chunk" else 0,
+        window=window,
+        chunk=chunk,
         soft_cap=call.soft_cap,
         has_sinks=call.has_sinks,
         is_latent=source.is_latent,
     )
+
+
+def _window_and_chunk(rule: Rule) -> tuple[int, int]:
+    """Tell a rule as attention takes it: tokens of the window, and of the chunk; 0 where there is none."""
+    match rule.kind:
+        case "full":
+            return 0, 0
+        case "window":
+            return rule.extent, 0
+        case "chunk":
+            return 0, rule.extent
+        case _:
+            assert_never(rule.kind)

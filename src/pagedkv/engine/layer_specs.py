@@ -6,10 +6,13 @@ any. A *source* is what one call of ``Cache.update`` keeps.
 """
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 
-__all__ = ["CallSpec", "ModelLayers", "Place", "Rule", "SourceSpec", "StateSpec"]
+__all__ = ["CallSpec", "ModelLayers", "Place", "Rule", "RuleKind", "SourceSpec", "StateSpec"]
+
+RuleKind: TypeAlias = Literal["full", "window", "chunk"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -21,7 +24,7 @@ class Rule:
         extent: tokens of the window or the chunk; 0 for full attention.
     """
 
-    kind: str
+    kind: RuleKind
     extent: int = 0
 
 

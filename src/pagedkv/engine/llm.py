@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast, final
 
 import numpy as np
 
+from pagedkv.arguments import TokenIds, as_token_array
 from pagedkv.arrays import Int32Array
 from pagedkv.engine import compat
 from pagedkv.engine.answering import Sampler
@@ -27,7 +28,7 @@ from pagedkv.engine.records import StepRecord
 from pagedkv.engine.refusals import require_supported
 from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.engine.self_test import self_test
-from pagedkv.errors import RequestError
+from pagedkv.errors import RequestError, TokenError
 
 __all__ = ["LLM", "Prompt", "TokenUpdate", "Tokenizer"]
 
@@ -154,15 +155,7 @@ class LLM:
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[EngineRequest]:
         """Let prompts wait, all of them or none; whoever submits drives :attr:`core`. Raises RequestError."""
-        if isinstance(prompts, str):
-            raise RequestError("prompts is one text: give a list of prompts")
-        each = (
-            [params or SamplingParams(max_tokens=DEFAULT_TOKENS)] * len(prompts)
-            if params is None or isinstance(params, SamplingParams)
-            else params
-        )
-        if len(each) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts need as many SamplingParams, got {len(each)}")
+        each = _wishes(prompts, params)
         tokens = [self._token_ids(prompt, place) for place, prompt in enumerate(prompts)]
         requests: list[EngineRequest] = []
         try:
@@ -202,12 +195,10 @@ class LLM:
             prompt = self._tokenizer.encode(prompt)
         if isinstance(prompt, TokensPrompt):
             prompt = self._plain(prompt, place)
-        tokens = np.asarray(prompt)
-        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-            raise RequestError(
-                f"prompt {place} must be a text or a list of token ids, got {tokens.dtype} {tokens.shape}"
-            )
-        return tokens.astype(np.int32)
+        try:
+            return as_token_array(cast("TokenIds", prompt))
+        except TokenError as problem:
+            raise RequestError(f"prompt {place} must be a text or a list of token ids: {problem}") from problem
 
     @staticmethod
     def _plain(prompt: TokensPrompt, place: int) -> Sequence[int]:
@@ -237,6 +228,23 @@ class LLM:
         is_ended_by_token = isinstance(completion.stop, int)
         token_ids = completion.token_ids[:-1] if is_ended_by_token else completion.token_ids
         return replace(completion, text=self._tokenizer.decode(list(token_ids)))
+
+
+def _wishes(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    """Say what each prompt asks for. Raises RequestError."""
+    if isinstance(prompts, str):
+        raise RequestError("prompts is one text: give a list of prompts")
+    if not isinstance(prompts, Sequence) and np.ndim(prompts) == 0:
+        raise RequestError(f"prompts must be a list of prompts, got {prompts!r}")
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams(max_tokens=DEFAULT_TOKENS)] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(wish, SamplingParams) for wish in params):
+        raise RequestError(f"params must be SamplingParams, or a list of them, got {params!r}")
+    if len(params) != len(prompts):
+        raise RequestError(f"{len(prompts)} prompts need as many SamplingParams, got {len(params)}")
+    return params
 
 
 def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:

@@ -5,7 +5,7 @@ function is asked which keys some queries see. What fits no rule at every query 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import torch
 
@@ -36,12 +36,21 @@ def rule_of_mask(mask: Callable[..., Any], num_positions: int = NUM_POSITIONS) -
 
 def _if_everywhere(mask: Callable[..., Any], rule: Rule, num_positions: int) -> Rule | None:
     for query in _queries(rule.extent, num_positions):
-        first = {"full": 0, "window": max(0, query - rule.extent + 1)}.get(
-            rule.kind, query // rule.extent * rule.extent if rule.extent else 0
-        )
-        if _first_seen(mask, query) != first:
+        if _first_seen(mask, query) != _first_of_rule(rule, query):
             return None
     return rule
+
+
+def _first_of_rule(rule: Rule, query: int) -> int:
+    match rule.kind:
+        case "full":
+            return 0
+        case "window":
+            return max(0, query - rule.extent + 1)
+        case "chunk":
+            return query // rule.extent * rule.extent
+        case _:
+            assert_never(rule.kind)
 
 
 def _queries(extent: int, num_positions: int) -> Iterator[int]:

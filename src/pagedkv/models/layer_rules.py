@@ -7,12 +7,13 @@ layer). Knows nothing of sizes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, assert_never, get_args
 
 from pagedkv.models.config import COMPARE, ModelConfig
 
 __all__ = [
     "FULL",
+    "KINDS",
     "RECURRENT",
     "GroupKind",
     "LayerRule",
@@ -22,6 +23,7 @@ __all__ = [
     "attention_at",
     "attention_every",
     "chunk_unless_no_rope",
+    "is_state",
     "layers_must_be_listed",
     "listed_rules",
     "pattern_of_letters",
@@ -32,6 +34,8 @@ __all__ = [
 ]
 
 GroupKind: TypeAlias = Literal["full", "window", "chunk", "recurrent"]
+KINDS: Final[tuple[GroupKind, ...]] = get_args(GroupKind)
+"""All kinds, in the order of a model's groups."""
 
 MAX_LAYERS: Final = 10_000
 """More than any model has: a damaged number must not become a long loop."""
@@ -48,6 +52,17 @@ class LayerRule:
 
     kind: GroupKind
     extent: int = 0
+
+
+def is_state(kind: GroupKind) -> bool:
+    """Tell whether layers of a kind keep a state for a sequence, rather than something for each of its tokens."""
+    match kind:
+        case "recurrent":
+            return True
+        case "full" | "window" | "chunk":
+            return False
+        case _:
+            assert_never(kind)
 
 
 FULL: Final = LayerRule("full")

@@ -5,9 +5,10 @@ draw from one pool with blocks of different sizes in bytes.
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from pagedkv.budget import GIB
-from pagedkv.models.layer_rules import GroupKind
+from pagedkv.models.layer_rules import GroupKind, is_state
 from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
 __all__ = ["GIB", "LayerGroup", "ModelMemory"]
@@ -37,7 +38,7 @@ class LayerGroup:
 
     def block_nbytes(self, block_size: int) -> int:
         """Return the bytes of a block: of ``block_size`` tokens, or one state whatever the block size."""
-        return self.state_nbytes if self.kind == "recurrent" else block_size * self.token_nbytes
+        return self.state_nbytes if is_state(self.kind) else block_size * self.token_nbytes
 
     def spec(self, block_size: int) -> GroupSpec:
         """Return the group's rule for a block space, in a pool of the group's own name.
@@ -57,6 +58,8 @@ class LayerGroup:
                 return ChunkedLocal(self.extent, block_size, pool=self.name)
             case "recurrent":
                 return RecurrentState(block_size, pool=self.name)
+            case _:
+                assert_never(self.kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ Refuses rather than answers wrongly: every fault is a ConfigurationError with fi
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.dtypes import kv_element_nbytes, model_element_nbytes
 from pagedkv.models.families import Family, family_of
 from pagedkv.models.json_file import read_json_object
-from pagedkv.models.layer_rules import LayerRule, LayerRules, listed_rules, without_shared_layers
+from pagedkv.models.layer_rules import KINDS, LayerRule, LayerRules, is_state, listed_rules, without_shared_layers
 from pagedkv.models.memory import LayerGroup, ModelMemory
 from pagedkv.models.parameters import count_parameters, expert_share
 from pagedkv.models.presets import PRESETS, Preset, model_names
@@ -23,7 +23,6 @@ __all__ = ["read_model"]
 CONFIG_FILE: Final = "config.json"
 NUM_SUGGESTIONS: Final = 3
 LEAST_LIKENESS: Final = 0.4
-KIND_ORDER: Final = ("full", "window", "chunk", "recurrent")
 CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length")
 BYTES_OF_FP8: Final = 1
 
@@ -99,14 +98,14 @@ def _memory(name: str, whole: ModelConfig, preset: Preset | None, kv_dtype: str 
 
 def _groups(config: ModelConfig, family: Family, rules: LayerRules, element_nbytes: int) -> tuple[LayerGroup, ...]:
     present = sorted(
-        {rule for rule in rules if rule is not None}, key=lambda rule: (KIND_ORDER.index(rule.kind), rule.extent)
+        {rule for rule in rules if rule is not None}, key=lambda rule: (KINDS.index(rule.kind), rule.extent)
     )
     return tuple(_group(config, family, rule, rules.count(rule), element_nbytes) for rule in present)
 
 
 def _group(config: ModelConfig, family: Family, rule: LayerRule, num_layers: int, element_nbytes: int) -> LayerGroup:
     token_nbytes = state_nbytes = pair_flops = 0
-    if rule.kind == "recurrent":
+    if is_state(rule.kind):
         if family.state_nbytes is None:
             raise config.fault(
                 "layer_types",
@@ -134,8 +133,10 @@ def _group_name(rule: LayerRule) -> str:
             return "full"
         case "recurrent":
             return "state"
-        case _:
+        case "window" | "chunk":
             return f"{rule.kind}_{rule.extent}"
+        case _:
+            assert_never(rule.kind)
 
 
 def _parameters(config: ModelConfig, preset: Preset | None) -> tuple[int | None, int | None]:

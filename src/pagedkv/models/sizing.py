@@ -3,6 +3,7 @@
 from typing import Final
 
 from pagedkv.models import ModelMemory
+from pagedkv.models.layer_rules import is_state
 from pagedkv.spec import GroupSpec, RecurrentState
 
 __all__ = ["block_nbytes_of", "groups_of"]
@@ -19,7 +20,7 @@ def groups_of(model: ModelMemory, block_size: int) -> tuple[GroupSpec, ...]:
     """
     interval = -(-CHECKPOINT_INTERVAL // max(1, block_size)) * block_size
     return tuple(
-        RecurrentState(interval, pool=group.name) if group.kind == "recurrent" else group.spec(block_size)
+        RecurrentState(interval, pool=group.name) if is_state(group.kind) else group.spec(block_size)
         for group in model.groups
     )
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.recording.contents import Contents
 from pagedkv.recording.numbering import Message, MessageNumbers, Place
 from pagedkv.recording.residency import Residency
-from pagedkv.recording.wire import BlocksRemoved, BlocksStored, EventBatch, decode_batch
+from pagedkv.recording.wire import BlocksRemoved, BlocksStored, Cleared, EventBatch, decode_batch
 
 __all__ = ["Bounds", "Ending", "Gap", "MessageSource", "Recorder"]
 
@@ -288,10 +288,13 @@ class Recorder:
         self.num_messages += 1
         self.unknown_kinds.update(batch.unknown_kinds)
         for event in batch.events:
-            if isinstance(event, BlocksStored):
-                self.residency.store(event)
-                self.contents.store(event)
-            elif isinstance(event, BlocksRemoved):
-                self.residency.remove(event)
-            else:
-                self.residency.clear()
+            match event:
+                case BlocksStored():
+                    self.residency.store(event)
+                    self.contents.store(event)
+                case BlocksRemoved():
+                    self.residency.remove(event)
+                case Cleared():
+                    self.residency.clear()
+                case _:
+                    assert_never(event)

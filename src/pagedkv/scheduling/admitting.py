@@ -10,7 +10,7 @@ from pagedkv.scheduling.promises import num_promised_slots, promise
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import SchedulerState
 from pagedkv.space import PrefixHit
-from pagedkv.spec import AllocStatus, FullAttention
+from pagedkv.spec import AllocStatus, keeps_whole_prefix
 
 __all__ = ["fits_alone", "let_in"]
 
@@ -20,7 +20,7 @@ def fits_alone(state: SchedulerState, request: Request) -> bool:
     config = state.space.config
     needed = dict.fromkeys(config.pool_names, 0)
     for group in config.groups:
-        if isinstance(group, FullAttention):
+        if keeps_whole_prefix(group):
             num_shared = request.num_prompt_tokens // group.block_size
             num_blocks = -(-request.most_tokens // group.block_size)
             needed[group.pool] += num_shared + request.num_sequences * (num_blocks - num_shared)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
+from pagedkv.arguments import as_count, as_flag
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["PreemptionKind", "SchedulingConfig"]
+__all__ = ["PreemptionKind", "SchedulingConfig", "require_preemption"]
 
 PreemptionKind: TypeAlias = Literal["recompute", "swap"]
 """What becomes of a request that must give its blocks up."""
@@ -42,16 +43,20 @@ class SchedulingConfig:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.max_sequences < 1:
-            raise ConfigurationError(f"max_sequences (--max-sequences) must be at least 1, got {self.max_sequences}")
+        as_count(self.max_sequences, "max_sequences (--max-sequences)", least=1)
+        as_count(self.max_batched_tokens, "max_batched_tokens", least=1)
         if self.max_batched_tokens < self.max_sequences:
             raise ConfigurationError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_sequences "
                 f"({self.max_sequences}), so that every sequence can decode in every step"
             )
-        if self.first_promise < 1:
-            raise ConfigurationError(f"first_promise must be at least 1, got {self.first_promise}")
-        if self.most_drafts < 0:
-            raise ConfigurationError(f"most_drafts must not be negative, got {self.most_drafts}")
-        if self.preemption not in get_args(PreemptionKind):
-            raise ConfigurationError(f"preemption must be recompute or swap, got {self.preemption!r}")
+        as_count(self.first_promise, "first_promise", least=1)
+        as_count(self.most_drafts, "most_drafts")
+        as_flag(self.publishes_answers, "publishes_answers")
+        require_preemption(self.preemption)
+
+
+def require_preemption(preemption: object) -> None:
+    """Refuse what is no kind of preemption. Raises ConfigurationError."""
+    if not isinstance(preemption, str) or preemption not in get_args(PreemptionKind):
+        raise ConfigurationError(f"preemption must be recompute or swap, got {preemption!r}")

@@ -11,7 +11,7 @@ from pagedkv.scheduling.decoding import Decoding
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.waiting import WaitingQueue
 from pagedkv.space import BlockSpace
-from pagedkv.spec import RecurrentState
+from pagedkv.spec import keeps_state
 
 __all__ = ["SchedulerState"]
 
@@ -47,7 +47,7 @@ class SchedulerState:
         self.block_size = max(group.block_size for group in space.config.groups)
         config_of_space = space.config
         self.keeps_states = config_of_space.prefix_caching and any(
-            isinstance(group, RecurrentState) and group.prefix_caching for group in config_of_space.groups
+            keeps_state(group) and group.prefix_caching for group in config_of_space.groups
         )
         self.replays = bool(config_of_space.replaying)
         self._decoding: Decoding | None = None

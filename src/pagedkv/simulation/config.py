@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from pagedkv.arguments import LARGEST_SIZE, as_count, as_number
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.spec import FullAttention, GroupSpec, RecurrentState, SpaceConfig
+from pagedkv.spec import FullAttention, GroupSpec, SpaceConfig, keeps_state
 
 __all__ = ["ServingConfig"]
 
 LONGEST_SEQUENCE: Final = 2**25
 LEAST_EVENTS: Final = 65_536
+LARGEST_SEED: Final = 2**63 - 1
+MOST_NBYTES: Final = 2**63 - 1
 GHOSTS_A_BLOCK: Final = 8  # what is forgotten by then counts as unknown
 EVENTS_A_BLOCK: Final = 4  # one operation names and unnames each block fewer times; events are drained after it
 """Tokens of a longest prompt and a longest output, as trace readers admit them."""
@@ -66,19 +69,35 @@ class ServingConfig:
     def __post_init__(self) -> None:
         """Check what the block space does not check."""
         self.scheduling_config()
+        self._check_memory()
         policy_named(self.policy)
-        _require(0 < self.speed < float("inf"), f"speed (--speed) must be positive and finite, got {self.speed}")
-        _require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
-        _require(
-            self.max_length is None or self.max_length >= 1,
-            f"max_length must be positive, got {self.max_length}",
-        )
+        speed = as_number(self.speed, "speed (--speed)")
+        _require(speed > 0, f"speed (--speed) must be positive and finite, got {self.speed}")
+        as_count(self.seed, "seed", most=LARGEST_SEED)
+        if self.max_length is not None:
+            as_count(self.max_length, "max_length", least=1)
+        for name in ("model", "cost_model_name"):
+            _require(isinstance(getattr(self, name), str | None), f"{name} must be text, got {getattr(self, name)!r}")
         self._check_branching()
         has_host = any(self.space_config().host_blocks_by_pool().values())
         _require(
             has_host or self.preemption != "swap",
             "preemption by swap needs a host pool: give num_host_blocks (--host-blocks), or preempt by recompute",
         )
+
+    def _check_memory(self) -> None:
+        """Check types alone: what is too little, or names other pools, the space tells."""
+        as_count(self.block_size, "block_size", least=1)
+        is_groups = isinstance(self.groups, tuple) and all(isinstance(group, GroupSpec) for group in self.groups)
+        _require(self.groups is None or is_groups, f"groups must be a tuple of group rules, got {self.groups!r}")
+        for name in ("num_blocks", "num_host_blocks"):
+            given = getattr(self, name)
+            for count in given.values() if isinstance(given, Mapping) else (given,):
+                as_count(count, name, least=-LARGEST_SIZE)
+        is_known = isinstance(self.block_nbytes, Mapping) and all(
+            as_count(count, "block_nbytes", least=1, most=MOST_NBYTES) for count in self.block_nbytes.values()
+        )
+        _require(is_known, f"block_nbytes must map pools to bytes, got {self.block_nbytes!r}")
 
     def _check_branching(self) -> None:
         _require(
@@ -87,7 +106,7 @@ class ServingConfig:
         counts = (("num_samples (--samples)", self.num_samples), ("beam_width (--beams)", self.beam_width))
         for name, count in counts:
             _require(
-                count is None or 1 <= count <= self.max_sequences,
+                count is None or 1 <= as_count(count, name, least=-LARGEST_SIZE) <= self.max_sequences,
                 f"{name} must be from 1 to max_sequences ({self.max_sequences}), got {count}",
             )
 
@@ -102,7 +121,7 @@ class ServingConfig:
         nbytes = {
             group.pool: self.block_nbytes.get(group.pool, 1) / group.block_size
             for group in self.group_specs
-            if not isinstance(group, RecurrentState)
+            if not keeps_state(group)
         }
         return {
             group.pool: group.block_size * nbytes.get(group.pool, 0) / (sum(nbytes.values()) or 1)
@@ -132,7 +151,7 @@ class ServingConfig:
             watermark=self.watermark,
             prefix_caching=True,
             events=is_watched,
-            max_events=max(LEAST_EVENTS, EVENTS_A_BLOCK * max(num_blocks.values())),
+            max_events=max(LEAST_EVENTS, min(LARGEST_SIZE, EVENTS_A_BLOCK * max(num_blocks.values(), default=0))),
             eviction=self.policy,
             explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,

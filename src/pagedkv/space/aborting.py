@@ -26,7 +26,7 @@ from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.stepping import settle
 from pagedkv.space.steps import InFlightStep, StepLedger
-from pagedkv.spec import RecurrentState, Row, StepId
+from pagedkv.spec import Row, StepId, keeps_state
 from pagedkv.tables.aborting import renew_pending
 from pagedkv.tables.rows import (
     AT,
@@ -112,7 +112,7 @@ def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], a
             _drop_names(state.host_pools[name], on_host)
         lost |= _holders(state, name, RUNNING, on_device) | _holders(state, name, SWAPPED, on_host)
     for group in state.groups:
-        if isinstance(group.spec, RecurrentState):  # it reads its state from the block that it also writes
+        if keeps_state(group.spec):  # it reads its state from the block that it also writes
             lost |= {
                 row
                 for row, start in _aborted_starts(state, aborted, group)

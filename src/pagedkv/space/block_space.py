@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.answers import AbortedSteps, Allocation, PrefixGone, Shortage
-from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_row, as_token_array
+from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError
 from pagedkv.keys import NO_KEYS, RequestKeys
@@ -137,12 +137,13 @@ class BlockSpace(ContentSpace):
             num_sequences: sequences that are to share the prompt by forks: a Shortage also where they would lack blocks
                 to reserve as many slots each (:meth:`append` without tokens does). The row is still one.
             num_external_tokens: leading tokens that the engine brings from elsewhere, into the row's blocks behind its
-                hit: of a window the whole blocks that the next position reads, and the last state. They must be there
-                before any part of the open step's plan is carried out, its swaps and copies too, which may read them;
-                where steps run in order, behind those planned before, which may still write these blocks. Nothing hits
-                where a group stays out of prefix caching. They count as computed at once: if they turn out wrong,
-                :meth:`withdraw` them. Not together with ``num_draft``. What is brought without a row, and without
-                holding up a step, is a :meth:`load`.
+                hit: of a window the whole blocks that the next position reads, and the last state; in a group that
+                stays out of prefix caching, where nothing hits, from the first token on. They must be there before any
+                part of the open step's plan is carried out, its swaps and copies too, which may read them; where steps
+                run in order, behind those planned before, which may still write these blocks. They count as computed at
+                once: if they turn out wrong, :meth:`withdraw` them. Where they are no more than hit, none is brought.
+                Not together with ``num_draft``. What is brought without a row, and without holding up a step, is a
+                :meth:`load`.
             match: what :meth:`match` answered for these keys and this prompt, or one that these tokens begin. If the
                 space has not changed since, they are not walked again, only compared with the tokens of the blocks.
             continues: the receipt of the request's life before, if it was preempted or lost. Its tokens come again,
@@ -208,7 +209,7 @@ class BlockSpace(ContentSpace):
                 states of drafts.
         """
         growth = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, num_draft)
-        growth = growth._replace(is_unknown=bool(unknown))
+        growth = growth._replace(is_unknown=as_flag(unknown, "unknown"))
         growing.require_growth(self._state, growth)
         return growing.growth_shortage(self._state, growth) is None
 

@@ -14,7 +14,7 @@ import numpy as np
 from pagedkv.arrays import Uint32Array
 from pagedkv.keys import RequestKeys
 from pagedkv.pool.blocks import LIFE, NAME, PoolArrays
-from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig
+from pagedkv.spec import SpaceConfig, keeps_state
 
 __all__ = ["Checkpoints", "Tail", "TailNote", "keys_of_tail"]
 
@@ -60,7 +60,7 @@ class Checkpoints:
 
     def __init__(self, config: SpaceConfig) -> None:
         """Note nothing."""
-        sizes = [group.block_size for group in config.groups if group.prefix_caching and not _is_state(group)]
+        sizes = [group.block_size for group in config.groups if group.prefix_caching and not keeps_state(group)]
         self.alignment = math.lcm(*sizes)
         self.wanted = np.zeros(config.max_sequences, np.int32)
         self._notes: dict[tuple[str, int], TailNote] = {}
@@ -100,10 +100,6 @@ class Checkpoints:
     def noted_blocks(self, pool: str) -> Iterator[int]:
         """Blocks of a pool of which anything is noted."""
         return (block for name, block in self._notes if name == pool)
-
-
-def _is_state(spec: GroupSpec) -> bool:
-    return isinstance(spec, RecurrentState)
 
 
 def keys_of_tail(keys: RequestKeys, weights_epoch: str, start: int, stop: int) -> bytes:

@@ -3,9 +3,11 @@
 It is the core's only one, and stands still between calls of ``advance``.
 """
 
+import math
 from numbers import Real
 from typing import Final
 
+from pagedkv.arguments import NO_NUMBERS
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.leasing import end_overdue
 from pagedkv.space.state import SpaceState
@@ -25,9 +27,16 @@ def as_time(state: SpaceState, now: object) -> float:
 
 def as_seconds(value: object, what: str) -> float:
     """Check a time. Raises ConfigurationError if it is none."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= LATEST_S:
-        raise ConfigurationError(f"{what} must be a number of seconds from 0 to {LATEST_S:.0f}, got {value!r}")
-    return float(value)
+    told = f"{what} must be a number of seconds from 0 to {LATEST_S:.0f}, got {value!r}"
+    if isinstance(value, NO_NUMBERS) or not isinstance(value, Real):
+        raise ConfigurationError(told)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
+    if not 0 <= seconds <= LATEST_S:
+        raise ConfigurationError(told)
+    return seconds
 
 
 def advance(state: SpaceState, now_s: float) -> None:

@@ -58,7 +58,7 @@ class ContentSpace(SpaceView):
                 :meth:`allocate`.
         """
         prompt = prepare_prompt(self._state, token_ids, keys, digests, 0)
-        if max_replay_tokens != 0:
+        if type(max_replay_tokens) is not int or max_replay_tokens:  # a plain 0 is not asked about
             prompt = prompt._replace(max_replay_tokens=as_count(max_replay_tokens, "max_replay_tokens"))
         if max_hit_tokens is not None:
             prompt = prompt._replace(max_hit_tokens=as_count(max_hit_tokens, "max_hit_tokens"))

@@ -29,7 +29,7 @@ from pagedkv.pool.epochs import drop_stale
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
-from pagedkv.spec import RecurrentState
+from pagedkv.spec import keeps_state
 from pagedkv.tables.epochs import date_computed
 from pagedkv.tables.rows import FROZEN, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, VACANT, blocks_for
 
@@ -221,7 +221,7 @@ def _widen(told: Int32Array, ranges: Int32Array, is_held: npt.NDArray[np.bool_],
     first = np.arange(len(ranges)) * group.block_size
     stop = np.minimum(first + group.block_size, len(told))
     for index in np.flatnonzero(is_held).tolist():
-        part = told[(stop[index] - 1 if isinstance(group.spec, RecurrentState) else first[index]) : stop[index]]
+        part = told[(stop[index] - 1 if keeps_state(group.spec) else first[index]) : stop[index]]
         oldest, newest = ranges[index].tolist()
         part[:, OLDEST] = np.minimum(part[:, OLDEST], oldest)
         part[:, NEWEST] = np.maximum(part[:, NEWEST], newest)

@@ -31,7 +31,7 @@ from pagedkv.pool.prefix_index import find, is_child_of
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.prompts import extra_ids_of
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.spec import RecurrentState
+from pagedkv.spec import keeps_state
 from pagedkv.tables.explaining import CAUSE_OF_GHOST, FORGOTTEN, NAMED, NEVER, digest_behind, find_fates
 from pagedkv.tables.matching import holds_tokens
 from pagedkv.tables.rows import HIT_ALIGNMENT, NAME_IN_POOL
@@ -452,7 +452,7 @@ def _cause_of_ghost(group: Group, ghost: int) -> MissCause:
 
 def _cause_of_gap(group: Group) -> MissCause:
     """Tell what it is called where a group has dropped what others have."""
-    return MissCause.STATE_GONE if isinstance(group.spec, RecurrentState) else MissCause.WINDOW_GONE
+    return MissCause.STATE_GONE if keeps_state(group.spec) else MissCause.WINDOW_GONE
 
 
 def _children(pool: PoolArrays, name: int, among: Int32Array, parent: int) -> Int32Array:

@@ -204,7 +204,7 @@ def _as_numbers(state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | No
     if counts is None and len(batch) == len(tokens):
         return state.ones[: len(batch)]
     given = np.ones(len(batch), np.int64) if counts is None else as_counts(counts, len(batch), "counts")
-    if given.min(initial=0) < 0 or given.sum() != len(tokens):
+    if given.min(initial=0) < 0 or given.max(initial=0) > len(tokens) or given.sum() != len(tokens):
         raise TokenError(
             f"the counts {given.tolist()[:8]} do not add up to the {len(tokens)} token ids that were given"
         )

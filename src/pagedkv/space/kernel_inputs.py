@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from pagedkv.arguments import require_instance
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.errors import ConfigurationError, SequenceError, StepError
 from pagedkv.plan import PageLists, StepPlan
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.spec import RecurrentState
+from pagedkv.spec import keeps_state
 from pagedkv.tables.kernel_inputs import count_pages, write_pages, write_slots
 
 __all__ = ["page_lists", "slot_mapping"]
@@ -18,14 +19,17 @@ def slot_mapping(state: SpaceState, ledger: StepLedger, plan: StepPlan, group: G
 
     Raises:
         ConfigurationError: the group is a recurrent state.
-        StepError: the plan is not the last one made.
+        StepError: the plan is not the last one made, or another space's.
         SequenceError: a row of the plan has changed since.
     """
     _require_slots(group)
+    require_instance(plan, StepPlan, "plan", StepError)
     step = ledger.in_flight[-1] if ledger.in_flight else None
     if step is None or step.plan.step_id != plan.step_id:
         last = "none is in flight" if step is None else f"the last in flight is {step.plan.step_id}"
         raise StepError(f"slots of step {plan.step_id} cannot be told: {last}; ask right after plan_step")
+    if step.plan is not plan and step.plan != plan:
+        raise StepError(f"slots of step {plan.step_id} cannot be told: the plan is another space's")
     compute = step.plan.compute_in(group.index)
     slots = np.empty(compute.num_tokens, np.int64)
     place = write_slots(
@@ -58,7 +62,7 @@ def page_lists(state: SpaceState, batch: Int32Array, group: Group) -> PageLists:
 
 
 def _require_slots(group: Group) -> None:
-    if isinstance(group.spec, RecurrentState):
+    if keeps_state(group.spec):
         raise ConfigurationError(
             f"group {group.index} is a recurrent state: a block holds one state, not tokens in slots; "
             "see block_ids for the blocks of its states"

@@ -6,6 +6,7 @@ handed out at all never depends on them, so admission does not look at leases.
 
 import numpy as np
 
+from pagedkv.arguments import as_count
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.leasing import HIGH
@@ -51,13 +52,12 @@ def as_intent(state: SpaceState, superseded_by: object, keep_until_s: object, pr
     Raises:
         ConfigurationError: more than one wish, or one that cannot be.
     """
-    if priority not in {-1, 0, 1} or isinstance(priority, bool):
-        raise ConfigurationError(f"priority must be -1, 0 or 1, got {priority!r}")
-    if (superseded_by is not None) + (keep_until_s is not None) + (priority != 0) > 1:
+    wish = as_count(priority, "priority", least=-1, most=1)
+    if (superseded_by is not None) + (keep_until_s is not None) + (wish != 0) > 1:
         raise ConfigurationError("superseded_by, keep_until_s and priority exclude each other: give one")
     if keep_until_s is not None:
         return as_end(state, keep_until_s)
-    if priority == 1:
+    if wish == 1:
         _require_leases(state)
         return HIGH
     return None

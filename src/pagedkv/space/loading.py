@@ -204,7 +204,8 @@ def allocate_loaded(
 ) -> Allocation | Shortage:
     """Admit a prompt whose first ``num_external`` tokens the engine brings in the step that is open.
 
-    What hits need not be brought. Where more hits than is brought, nothing is.
+    What hits need not be brought, but in groups outside prefix caching, which have nothing of a hit. Where more hits
+    than is brought, nothing is.
 
     Raises:
         TokenError: no token would be left to be computed.
@@ -216,8 +217,7 @@ def allocate_loaded(
     hit = match_again(state, prompt, answer)
     if hit.num_tokens >= num_external:
         return allocate(state, ledger, admission, hit)
-    # A group outside prefix caching has nothing of a hit: there all is brought.
-    hit = match_settled(state, prompt, 0 if state.outsiders else min(num_external, hit.max_hit_tokens))
+    hit = match_settled(state, prompt, min(num_external, hit.max_hit_tokens))
     shortage = find_shortage(state, {admission.tenant: free_blocks_needed(state, admission, hit)})
     if shortage is not None:
         return shortage

@@ -28,7 +28,7 @@ from pagedkv.pool.blocks import LIFE, NULL_BLOCK, OPEN_STEP, PENDING_STEP
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep, read_only
-from pagedkv.spec import SlidingWindow
+from pagedkv.spec import replay_of
 from pagedkv.tables.rows import (
     AT,
     ENDS_HITS,
@@ -108,7 +108,7 @@ def _num_settled(group: Group, chain: Int32Array) -> int:
 def _extent(state: SpaceState, end: int) -> _Extent:
     """Tell where the replay of a hit begins: as far back as asked for, and where that suffices so that it is exact."""
     groups = state.replaying_groups
-    replays = [group.spec.replay for group in groups if isinstance(group.spec, SlidingWindow) and group.spec.replay]
+    replays = [replay for group in groups if (replay := replay_of(group.spec))]
     sure = min(_first_sure(group, end) * group.block_size for group in groups)
     reach = max(int(group.arrays.parameters[SPAN]) for group in groups) - 1
     asked, num_layers = max(it.num_tokens for it in replays), max(it.num_layers for it in replays)

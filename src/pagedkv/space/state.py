@@ -30,7 +30,7 @@ from pagedkv.space.checkpoints import Checkpoints
 from pagedkv.space.explanations import ExplanationBook
 from pagedkv.space.loops import DraftLoops, SpaceLoops
 from pagedkv.space.receipts import ReceiptBook
-from pagedkv.spec import GroupSpec, RecurrentState, SpaceConfig, StepId
+from pagedkv.spec import GroupSpec, SpaceConfig, StepId, keeps_state, most_checkpoints, num_draft_states
 from pagedkv.tables.retaining import NUM_ENDS
 from pagedkv.tables.rows import (
     AT,
@@ -47,7 +47,6 @@ from pagedkv.tables.rows import (
     new_draft_arrays,
     new_group_arrays,
     new_rows,
-    num_draft_states,
 )
 from pagedkv.tables.rules import first_needed_token
 
@@ -131,12 +130,12 @@ class Group:
 
     def num_slots_blocks(self, num_tokens: int, num_lookahead: int) -> int:
         """Count the blocks for so many tokens and reserved slots (a recurrent state reserves none)."""
-        reserve = 0 if isinstance(self.spec, RecurrentState) else num_lookahead
+        reserve = 0 if keeps_state(self.spec) else num_lookahead
         return -(-(num_tokens + reserve) // self.block_size)
 
     def num_own_blocks(self, num_tokens: int, num_lookahead: int) -> int:
         """Count the blocks that a fork takes to reserve slots: the partly filled one copied, and new ones."""
-        if num_lookahead == 0 or isinstance(self.spec, RecurrentState):
+        if num_lookahead == 0 or keeps_state(self.spec):
             return 0
         return -(-(num_tokens + num_lookahead) // self.block_size) - num_tokens // self.block_size
 
@@ -223,7 +222,7 @@ class SpaceState:
         self._clock = self.pool_counts[0]  # all pools tell the same steps
         self.rows = new_rows(
             config.max_sequences,
-            len(config.groups) + sum(num_draft_states(spec) > 0 for spec in config.groups),
+            len(config.groups) + len(config.drafting),
             num_replaying=len(config.replaying),
             has_tenants=bool(config.tenants),
         )
@@ -240,9 +239,7 @@ class SpaceState:
         self.groups = self._new_groups()
         self.draft_tables = self._new_draft_tables()
         self.tables: tuple[Group | DraftTable, ...] = (*self.groups, *self.draft_tables)
-        self.num_draft_states = min(
-            (spec.num_draft_states for spec in config.groups if isinstance(spec, RecurrentState)), default=0
-        )
+        self.num_draft_states = min((num_draft_states(spec) for spec in config.groups if keeps_state(spec)), default=0)
         self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
         self.outsiders = tuple(group for group in self.groups if group.stays_out)
         self.own_starts = tuple(self.groups[index] for index in config.own_starts)
@@ -261,18 +258,13 @@ class SpaceState:
         self.explanations = ExplanationBook(config.max_sequences) if config.explain else None
         self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
-        self.is_recurrent = any(isinstance(group.spec, RecurrentState) for group in self.groups)
+        self.is_recurrent = any(keeps_state(group.spec) for group in self.groups)
         self.serials, self.relies_on, self.num_known = np.zeros((3, config.max_sequences), np.int32)
         self.lane_columns = np.array(
             [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
         )
         self._make_scratch()
-        self.plan_layout = PlanLayout(
-            tuple(self.pools),
-            len(self.tables),
-            config.own_starts,
-            has_draft_states=bool(self.draft_tables),
-        )
+        self.plan_layout = PlanLayout(config)
         self.num_steps_before = self.num_batches = 0
         # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
         self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
@@ -316,9 +308,9 @@ class SpaceState:
         config = self.config
         is_device = num_blocks > 0
         bounds = tuple(
-            (index, spec.max_checkpoints)
+            (index, most)
             for index, spec in enumerate(config.groups, 1)
-            if isinstance(spec, RecurrentState) and spec.pool == name and spec.max_checkpoints is not None
+            if spec.pool == name and (most := most_checkpoints(spec)) is not None
         )
         return PoolFeatures(
             ghosts=config.ghosts_per_block * num_blocks if config.explain else 0,
@@ -433,4 +425,4 @@ def _tenants_of(config: SpaceConfig) -> tuple[str | None, ...]:
 
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:
     """Tell whether a group keeps states for prefixes to hit."""
-    return config.prefix_caching and isinstance(spec, RecurrentState)
+    return config.prefix_caching and keeps_state(spec)

@@ -28,7 +28,7 @@ from pagedkv.space.scarcity import find_shortage, fits_empty_pools, fits_now
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import batches_by_tenant, charge_hits, keep_cap, let_pay, tenant_of
-from pagedkv.spec import AllocStatus, RecurrentState
+from pagedkv.spec import AllocStatus, keeps_state
 from pagedkv.tables.retaining import shed_unkept
 from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED, blocks_for
 from pagedkv.tables.swapping import NEW_PLACE, arrive, claim_twins, move_rows, name_moved, survey
@@ -179,7 +179,7 @@ def as_next_counts(
     if counts is None:
         return np.minimum(room, 1).astype(np.int32)
     wanted = as_counts(counts, len(batch), "counts")
-    if (wanted < 0).any() or (wanted + num_lookahead > room).any():
+    if (wanted < 0).any() or (wanted > room - num_lookahead).any():
         raise TokenError(
             f"counts must be at least 0 and leave room for {num_lookahead} lookahead slots within max_tokens = "
             f"{state.config.max_tokens}, got {wanted.tolist()}; the rows have room for {room.tolist()} more tokens"
@@ -262,7 +262,7 @@ def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32
 
     Of the rows that share a partly filled block, all that write it copy it, but for the last one that holds it.
     """
-    reserve = 0 if isinstance(group.spec, RecurrentState) else num_lookahead
+    reserve = 0 if keeps_state(group.spec) else num_lookahead
     holders: Counter[int] = Counter()
     writers: Counter[int] = Counter()
     num_new = 0

@@ -19,7 +19,7 @@ Rows that have something for the open plan are linked through ``TOUCHED``, so th
 """
 
 import math
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 import numpy as np
 
@@ -27,7 +27,18 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays, aligned_zeros
 from pagedkv.pool.charging import PAYER
-from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
+from pagedkv.spec import (
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+    SpaceConfig,
+    keeps_state,
+    keeps_whole_prefix,
+    num_draft_states,
+    num_sink_tokens,
+)
 
 __all__ = [
     "GroupArrays",
@@ -42,7 +53,6 @@ __all__ = [
     "new_group_arrays",
     "new_rows",
     "note_change",
-    "num_draft_states",
     "rule_of",
     "touch",
 ]
@@ -174,6 +184,8 @@ def rule_of(spec: GroupSpec) -> tuple[int, int]:
             return CHUNK, spec.chunk_size
         case RecurrentState():
             return RECURRENT, 0
+        case _:
+            assert_never(spec)
 
 
 def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
@@ -183,21 +195,20 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     kind, span = rule_of(spec)
     is_one_state = kind == RECURRENT and not caching  # no checkpoints: one state block serves the whole sequence
     block_size = max_tokens if is_one_state else spec.block_size
-    num_sink_tokens = spec.num_sink_tokens if isinstance(spec, SlidingWindow) else 0
     parameters = np.zeros(NUM_PARAMETERS, np.int32)
     parameters[NAME_IN_POOL] = index + 1
     parameters[AT] = NUM_COMMON + index * NUM_PER_GROUP
     parameters[BLOCK_SIZE] = block_size
     parameters[KIND] = kind
     parameters[SPAN] = span
-    parameters[NUM_SINK_BLOCKS] = -(-num_sink_tokens // block_size)
+    parameters[NUM_SINK_BLOCKS] = -(-num_sink_tokens(spec) // block_size)
     parameters[CACHING] = caching
     # One kernel would read and write a recurrent state at once, and nobody could inherit its computation.
     others = [other for other in config.groups if other.prefix_caching]
-    parameters[SHARES_IN_STEP] = not any(isinstance(other, RecurrentState) for other in others)
-    parameters[ENDS_HITS] = kind != CHUNK or all(isinstance(other, ChunkedLocal) for other in others)
+    parameters[SHARES_IN_STEP] = not any(keeps_state(other) for other in others)
+    parameters[ENDS_HITS] = kind != CHUNK or all(rule_of(other)[0] == CHUNK for other in others)
     parameters[PLANNED] = NUM_PLANNED
-    has_chains = any(isinstance(other, FullAttention) for other in others)
+    has_chains = any(keeps_whole_prefix(other) for other in others)
     parameters[SHEDS] = caching and config.shed_windows and has_chains and kind != FULL
     parameters[HIT_ALIGNMENT] = math.lcm(*(other.block_size for other in others)) if caching else 0
     parameters[NUM_DRAFT_STATES] = num_draft_states(spec)
@@ -205,7 +216,7 @@ def new_group_arrays(index: int, config: SpaceConfig) -> GroupArrays:
     if config.prefix_caching and not caching:
         parameters[PLANNED] = parameters[AT] + PLANNED_HERE
     if index in config.replaying:
-        num_tables = len(config.groups) + sum(num_draft_states(other) > 0 for other in config.groups)
+        num_tables = len(config.groups) + len(config.drafting)
         first = NUM_COMMON + num_tables * NUM_PER_GROUP + config.replaying.index(index) * NUM_PER_REPLAY
         parameters[PLANNED], parameters[SURE] = first + REPLAYED_FROM, first + SURE_FROM
     return GroupArrays(_new_table(config.max_sequences, -(-max_tokens // block_size)), parameters)
@@ -217,11 +228,6 @@ def new_draft_arrays(index: int, config: SpaceConfig, num_slots: int) -> GroupAr
     parameters[AT] = NUM_COMMON + index * NUM_PER_GROUP
     parameters[NUM_DRAFT_STATES] = num_slots
     return GroupArrays(_new_table(config.max_sequences, num_slots), parameters)
-
-
-def num_draft_states(spec: GroupSpec) -> int:
-    """Count the slots for draft states that each row has in a group."""
-    return spec.num_draft_states if isinstance(spec, RecurrentState) else 0
 
 
 def _new_table(max_sequences: int, width: int) -> Int32Array:

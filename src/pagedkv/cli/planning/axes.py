@@ -22,7 +22,7 @@ from pagedkv.simulation.cost import Gpu, find_gpu, kv_budget_nbytes
 from pagedkv.simulation.planning import Bounds, PlanPoint
 from pagedkv.simulation.planning.arrivals import ClosedLoop
 from pagedkv.simulation.planning.decision import GPU_AXIS
-from pagedkv.spec import FullAttention
+from pagedkv.spec import keeps_whole_prefix
 
 __all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
 
@@ -287,7 +287,7 @@ def _split_by(config: ServingConfig, split: object) -> ServingConfig:
     if split == BY_NEED:
         return config
     assert isinstance(config.num_blocks, Mapping), "a model has pools with names"
-    full = {group.pool for group in config.group_specs if isinstance(group, FullAttention)}
+    full = {group.pool for group in config.group_specs if keeps_whole_prefix(group)}
     if len(config.num_blocks) < len({"full", "another"}) or not full:
         raise ConfigurationError(f"--split is for models with several pools, and {config.model} has one: leave it out")
     nbytes = {pool: count * config.block_nbytes[pool] for pool, count in config.num_blocks.items()}

@@ -6,13 +6,13 @@ whether token ids lie inside the vocabulary is checked where a sequence begins (
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import inf, isfinite, isnan
+from math import inf
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
-from pagedkv.arguments import as_count, as_flag
+from pagedkv.arguments import as_count, as_flag, as_number
 from pagedkv.engine.sampling.foreign import LogitsProcessor, TokenMatcher
 from pagedkv.errors import RequestError
 
@@ -130,7 +130,7 @@ class SamplingParams:
 
     def _check_filters(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
-            self._set(name, _as_number(getattr(self, name), name))
+            self._set(name, as_number(getattr(self, name), name, RequestError))
         if self.temperature < 0 or 0 < self.temperature < LEAST_TEMPERATURE:
             raise RequestError(
                 f"temperature must be 0 for greedy sampling or at least {LEAST_TEMPERATURE:g}, got {self.temperature:g}"
@@ -142,7 +142,7 @@ class SamplingParams:
 
     def _check_penalties(self) -> None:
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            self._set(name, _as_number(getattr(self, name), name))
+            self._set(name, as_number(getattr(self, name), name, RequestError))
         if self.repetition_penalty <= 0:
             raise RequestError(
                 f"repetition_penalty must be above 0, got {self.repetition_penalty:g}: 1 is none, 1.1 a mild one"
@@ -164,8 +164,9 @@ class SamplingParams:
 
     def _check_beams(self) -> None:
         self._set("num_beams", as_count(self.num_beams, "num_beams", least=1, error=RequestError))
-        self._set("length_penalty", _as_number(self.length_penalty, "length_penalty"))
-        if self.early_stopping not in {True, False, "never"}:
+        self._set("length_penalty", as_number(self.length_penalty, "length_penalty", RequestError))
+        is_word = isinstance(self.early_stopping, str) and self.early_stopping == "never"
+        if not is_word and not isinstance(self.early_stopping, bool):
             raise RequestError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
         if self.num_beams == 1:
             if self.length_penalty != 1 or self.early_stopping:
@@ -184,20 +185,12 @@ def _made_of(values: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def _as_number(value: object, what: str) -> float:
-    """Check a finite number and return it as a plain ``float``."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise RequestError(f"{what} must be a number, got {value!r}")
-    if not isfinite(value):
-        raise RequestError(f"{what} must be finite, got {value!r}")
-    return float(value)
-
-
 def _as_list(values: object, what: str) -> list[object]:
     """Take a sequence apart; a lone text or number is no sequence of them."""
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray):
+    is_list = isinstance(values, Sequence) or (isinstance(values, np.ndarray) and values.ndim == 1)
+    if isinstance(values, str | bytes | np.ma.MaskedArray) or not is_list:
         raise RequestError(f"{what} must be a list, got {values!r}")
-    return list(values)
+    return list(cast("Sequence[object]", values))
 
 
 def _as_bad_word(word: object) -> str | tuple[int, ...]:
@@ -219,10 +212,11 @@ def _as_bias(bias: object) -> Mapping[int, float]:
     checked: dict[int, float] = {}
     for token, value in bias.items():
         token_id = as_count(token, "a token id of logit_bias", error=RequestError)
-        is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-        if not is_number or isnan(value) or value == inf:
-            raise RequestError(f"logit_bias[{token_id}] must be a finite number or -inf, got {value!r}")
-        checked[token_id] = float(value)
+        is_ban = isinstance(value, float | np.floating) and value == -inf
+        try:
+            checked[token_id] = -inf if is_ban else as_number(value, "a bias", RequestError)
+        except RequestError as problem:
+            raise RequestError(f"logit_bias[{token_id}] must be a finite number or -inf, got {value!r}") from problem
     return MappingProxyType(checked)
 
 

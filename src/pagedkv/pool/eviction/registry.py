@@ -27,7 +27,7 @@ POLICIES: Final[Mapping[str, EvictionPolicy]] = MappingProxyType({policy.name: p
 
 def policy_named(name: str) -> EvictionPolicy:
     """Find a policy. Raises ConfigurationError, which tells all names. O(1)."""
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise ConfigurationError(f"eviction policy must be one of {tuple(POLICIES)}, got {name!r}")
     return POLICIES[name]
 

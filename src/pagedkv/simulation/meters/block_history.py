@@ -17,7 +17,7 @@ from pagedkv.plan import StepPlan
 from pagedkv.simulation.meters.ages import AgeHistogram
 from pagedkv.space import BlockSpace
 from pagedkv.space.checkpoints import Tail
-from pagedkv.spec import FullAttention, GroupSpec
+from pagedkv.spec import GroupSpec, keeps_whole_prefix
 from pagedkv.tables.rows import rule_of
 from pagedkv.tables.rules import first_needed_token
 
@@ -86,7 +86,7 @@ class BlockHistory:
     def __init__(self, space: BlockSpace, group_specs: Sequence[GroupSpec]) -> None:
         self._space = space
         self._groups = list(enumerate(group_specs))
-        self._sliding = [(index, spec) for index, spec in self._groups if not isinstance(spec, FullAttention)]
+        self._sliding = [(index, spec) for index, spec in self._groups if not keeps_whole_prefix(spec)]
         self._slid: dict[str, list[Int32Array]] = {}
         self.pools = {name: PoolHistory(count) for name, count in space.config.blocks_by_pool().items()}
 

@@ -1,0 +1,159 @@
+"""Whatever a configuration is given: it is built, or an error of ours. Every field of every one that is public."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pytest
+
+from pagedkv import (
+    ChunkedLocal,
+    FullAttention,
+    MediaSpan,
+    RecurrentState,
+    Replay,
+    RequestKeys,
+    SlidingWindow,
+    SpaceConfig,
+    TenantLimits,
+    hash_block_tokens,
+    hash_request_tokens,
+)
+from pagedkv.engine import EngineConfig, PromptLookup, SamplingParams
+from pagedkv.errors import ConfigurationError
+from pagedkv.pool.eviction.registry import POLICIES
+from pagedkv.scheduling import SchedulingConfig
+from pagedkv.simulation import ServingConfig
+from pagedkv.spec import EVICTION_POLICIES
+from tests.odd_arguments import calls_of, outcome, parameters_of
+
+SPACE: Final[dict[str, object]] = {
+    "groups": (FullAttention(4),),
+    "num_blocks": 20,
+    "num_host_blocks": 5,
+    "max_sequences": 4,
+    "max_tokens": 40,
+    "watermark": 0.01,
+    "prefix_caching": True,
+    "shed_windows": True,
+    "min_partial_hit": 0,
+    "in_order": False,
+    "events": False,
+    "max_events": 9,
+    "receipts": False,
+    "explain": False,
+    "ghosts_per_block": 4,
+    "leases": False,
+    "tenants": None,
+    "eviction": "lru",
+    "weights_epoch": "",
+    "max_epoch_lag": 0,
+}
+COMMON: Final[dict[str, object]] = {"block_size": 4, "pool": "device", "prefix_caching": True}
+STATE: Final[dict[str, object]] = {"checkpoint_interval": 4, "max_checkpoints": None, "num_draft_states": 0}
+LISTED: Final[dict[str, object]] = {"token_ids": [1, 2, 3], "block_size": 1, "keys": RequestKeys(), "weights_epoch": ""}
+ENGINE: Final[dict[str, object]] = {
+    "block_size": 4,
+    "checkpoint_interval": 8,
+    "kv_nbytes": 2**20,
+    "mean_tokens": 100,
+    "num_blocks": None,
+    "num_host_blocks": 0,
+    "max_sequences": 4,
+    "max_batched_tokens": 8,
+    "max_tokens": None,
+    "preemption": "recompute",
+    "prefix_caching": True,
+    "min_partial_hit": 0,
+    "watermark": 0.01,
+    "eviction": "lru",
+    "self_test": True,
+    "speculation": None,
+    "seed": 0,
+}
+SCHEDULING: Final[dict[str, object]] = {
+    "max_sequences": 4,
+    "max_batched_tokens": 8,
+    "preemption": "recompute",
+    "first_promise": 4,
+    "most_drafts": 0,
+    "publishes_answers": True,
+}
+SERVING: Final[dict[str, object]] = {
+    "num_blocks": 20,
+    "block_size": 4,
+    "groups": None,
+    "block_nbytes": {},
+    "model": None,
+    "cost_model_name": None,
+    "num_host_blocks": 0,
+    "max_sequences": 4,
+    "max_batched_tokens": 8,
+    "watermark": 0.01,
+    "policy": "lru",
+    "preemption": "recompute",
+    "num_samples": None,
+    "beam_width": None,
+    "speed": 1.0,
+    "seed": 0,
+    "max_length": None,
+}
+SAMPLING: Final[dict[str, object]] = {
+    name: parameter.default if isinstance(parameter.default, int | float | bool | tuple | None) else {}
+    for name, parameter in parameters_of(SamplingParams).items()
+}
+
+GOOD: Final[Mapping[str, tuple[Callable[..., Any], dict[str, object]]]] = {
+    "SpaceConfig": (SpaceConfig, SPACE),
+    "FullAttention": (FullAttention, COMMON),
+    "SlidingWindow": (SlidingWindow, {**COMMON, "window": 8, "num_sink_tokens": 0, "replay": None}),
+    "ChunkedLocal": (ChunkedLocal, {**COMMON, "chunk_size": 8}),
+    "RecurrentState": (RecurrentState, {**STATE, "pool": "state", "prefix_caching": True}),
+    "Replay": (Replay, {"num_tokens": 8, "num_layers": 1}),
+    "TenantLimits": (TenantLimits, {"cap": None, "floor": 0}),
+    "RequestKeys": (RequestKeys, {"lora_name": "a", "lora_version": "1", "salt": b"", "media": ()}),
+    "MediaSpan": (MediaSpan, {"start": 0, "num_tokens": 1, "digest": b"1"}),
+    "hash_request_tokens": (hash_request_tokens, LISTED),
+    "hash_block_tokens": (
+        hash_block_tokens,
+        {"parent_digest": bytes(32), "token_ids": [1, 2], "extra_keys": b""},
+    ),
+    "EngineConfig": (EngineConfig, ENGINE),
+    "PromptLookup": (PromptLookup, {"num_tokens": 4, "max_ngram": 3, "min_ngram": 1}),
+    "SamplingParams": (SamplingParams, SAMPLING),
+    "SchedulingConfig": (SchedulingConfig, SCHEDULING),
+    "ServingConfig": (ServingConfig, SERVING),
+}
+
+LARGE: Final = frozenset({"wrapped", "wrapped int64", "int64 + 1"})
+FREE: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
+    "EngineConfig": {"kv_nbytes": LARGE, "seed": LARGE},
+    "SamplingParams": {"seed": LARGE},
+    "ServingConfig": {"seed": LARGE},
+}
+"""Numbers that are not kept as int32."""
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_odd_values_get_an_error_of_ours(name: str) -> None:
+    build, good = GOOD[name]
+    build(**good)
+    assert good.keys() == parameters_of(build).keys()
+    complaints = []
+    for call in calls_of(build, FREE.get(name, {})):
+        _, told = outcome(call, build, good)
+        complaints += [told] if told else []
+    assert not complaints, "\n".join(complaints)
+
+
+def test_the_names_of_eviction_policies_are_those_of_the_registry() -> None:
+    """A configuration knows the names without what they stand for, which lies floors above it."""
+    assert tuple(POLICIES) == EVICTION_POLICIES
+
+
+@pytest.mark.parametrize("eviction", ["nonsense", "", "LRU", None, 3, ["lru"]])
+def test_an_eviction_policy_that_is_not_there_is_refused_by_the_configuration(eviction: Any) -> None:  # noqa: ANN401
+    for build, name in ((SpaceConfig, "SpaceConfig"), (EngineConfig, "EngineConfig")):
+        with pytest.raises(
+            ConfigurationError, match=r"eviction policy must be one of \('lru', 'adaptive', 'fifo', 'hazard'"
+        ):
+            build(**{**GOOD[name][1], "eviction": eviction})
