@@ -292,7 +292,7 @@ def _identities_fault(pool: PoolArrays) -> tuple[int, int]:
     for bucket in range(len(pool.buckets)):
         block = pool.buckets[bucket]
         while block != NULL_BLOCK:
-            if bucket_of(pool, records[block, NAME], int(pool.digests[block, 0])) != bucket:
+            if bucket_of(pool, records[block, NAME], pool.digests[block]) != bucket:
                 return MISPLACED, int(block)
             other = records[block, BUCKET_NEXT]
             while other != NULL_BLOCK:
