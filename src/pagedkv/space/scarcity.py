@@ -14,8 +14,8 @@ import numpy as np
 from pagedkv.answers import Shortage
 from pagedkv.arrays import Int32Array
 from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import FREE, QUEUE
-from pagedkv.pool.charging import CHARGED, NOBODY, NUM_TAKEN
+from pagedkv.pool.blocks import CHARGED, FREE, QUEUE
+from pagedkv.pool.charging import NOBODY, NUM_TAKEN
 from pagedkv.space.state import SpaceState
 from pagedkv.space.tenants import share_of
 
