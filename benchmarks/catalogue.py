@@ -24,6 +24,7 @@ MODULES: Final = (
     "benchmarks.explaining",
     "benchmarks.draft_states",
     "benchmarks.tenants",
+    "benchmarks.leases",
 )
 """Each has a tuple ``OPERATIONS`` of functions that check what they measure and yield rows. Add new ones here."""
 

@@ -150,6 +150,7 @@ def allocate_prompt() -> Iterator[Row]:
         for caching in (True, False):
             yield from _allocate_and_free(size, num_tokens, caching=caching)
     yield _allocate_with_digests()
+    yield _allocate_with_digests(num_random_bytes=8)
 
 
 def _allocate_and_free(size: str, num_tokens: int, *, caching: bool) -> Iterator[Row]:
@@ -191,12 +192,13 @@ def _allocate_and_free(size: str, num_tokens: int, *, caching: bool) -> Iterator
         yield Row(f"free a {size}-token sequence", freeing, "call", 60.0 if size == "128k" else None)
 
 
-def _allocate_with_digests() -> Row:
-    """The same with digests that the caller brings: what naming alone costs."""
+def _allocate_with_digests(num_random_bytes: int = 32) -> Row:
+    """The same with digests that the caller brings, filled up with zeros: what naming alone costs."""
     num_tokens = PROMPT_SIZES["128k"]
     space = new_space()
     tokens = prompt(num_tokens)
-    digests = np.frombuffer(b"".join(hash_request_tokens(tokens, BLOCK_SIZE)), np.uint8).reshape(-1, 32)
+    digests = np.frombuffer(b"".join(hash_request_tokens(tokens, BLOCK_SIZE)), np.uint8).reshape(-1, 32).copy()
+    digests[:, : 32 - num_random_bytes] = 0
     held: list[int] = []
 
     def prepare() -> None:
@@ -212,7 +214,8 @@ def _allocate_with_digests() -> Row:
         held.append(allocation.row)
 
     timing = timed(allocate, before=prepare, num_runs=9)
-    return Row("allocate a 128k-token prompt, no hit, digests brought by the caller", timing)
+    kind = "" if num_random_bytes == 32 else f", {8 * num_random_bytes} bits and zeros before"
+    return Row(f"allocate a 128k-token prompt, no hit, digests brought by the caller{kind}", timing)
 
 
 def _naive_allocate(num_tokens: int) -> float:

@@ -357,7 +357,7 @@ class SpaceConfig:
             (:meth:`BlockSpace.explanation <pagedkv.BlockSpace.explanation>`).
         ghosts_per_block: where ``explain`` is set, how many blocks' content is remembered once it is gone, for each
             block of a pool; 13 bytes each.
-        leases: cached content can be kept until a time, at 8 bytes a block (:meth:`BlockSpace.lease
+        leases: cached content can be kept until a time, at 16 bytes a block (:meth:`BlockSpace.lease
             <pagedkv.BlockSpace.lease>`).
         tenants: by name, who shares the pools under limits; whoever allocates says for whom
             (:meth:`BlockSpace.allocate <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: nobody

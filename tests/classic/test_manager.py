@@ -194,6 +194,32 @@ def test_swapping_questions() -> None:
     assert manager.can_swap_in(group) is OK
 
 
+@pytest.mark.interpreted
+def test_promise_02_a_group_that_shares_what_the_device_caches_is_not_ended() -> None:
+    """Its two blocks are alike and there already; with what they write next it takes all three blocks of the device."""
+    manager = new_manager(num_blocks=4, num_host_blocks=3)
+    group = new_group([0], n=2)
+    manager.allocate(group)
+    for seq in group.seqs:
+        seq.token_ids += [1, 2, 3]
+        manager.append_slots(seq)
+    plan = manager.space.plan_step()
+    manager.swap_out(group)
+    manager.space.acknowledge(plan.step_id)
+    manager.end_round()
+    for seq in group.seqs:
+        seq.token_ids.append(4)
+    blocker = new_group([5, 6, 7, 8], first_id=2)
+    manager.allocate(blocker)
+    assert manager.can_swap_in(group) is LATER
+    manager.free(blocker.seqs[0])
+    assert manager.can_swap_in(group) is OK
+    assert manager.can_swap_in(group, 4) is NEVER
+    assert manager.swap_in(group) == []
+    assert manager.can_append_slots(group)
+    manager.space.check()
+
+
 def test_without_a_host_pool_nothing_can_be_swapped_out() -> None:
     manager = new_manager(num_host_blocks=0)
     group = new_group([1, 2, 3])

@@ -8,11 +8,10 @@ import pytest
 from pagedkv import BlockPool
 from pagedkv.pool.auditing import check_pool
 from pagedkv.pool.block_pool import acquire, release
-from pagedkv.pool.blocks import NULL_BLOCK, PoolFeatures
+from pagedkv.pool.blocks import CHARGED, NULL_BLOCK, PoolFeatures
 from pagedkv.pool.charging import (
     AFTER,
     CAP,
-    CHARGED,
     CLOCK,
     CLOCK_MASK,
     FLOOR,

@@ -7,14 +7,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pagedkv.arrays import Uint32Array
 from pagedkv.pool.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays, new_pool_arrays
-from pagedkv.pool.prefix_index import PrefixIndex, find, forget, is_child_of, name_block
+from pagedkv.pool.prefix_index import KEYS, PrefixIndex, bucket_of, find, forget, is_child_of, name_block
 
-NUM_BLOCKS = 16  # and as many buckets, chosen by the first word of a digest modulo 16
+NUM_BLOCKS = 16
+NUM_CROWDED_BUCKETS = 2
 
 blocks = st.integers(1, NUM_BLOCKS - 1)
 groups = st.integers(0, 1)
-crowded_words = st.sampled_from([0, 16, 32, 5, 2**32 - 16])
-digests = st.tuples(crowded_words, st.integers(0, 1)).map(lambda ends: digest_of(*ends))
+first_words = st.sampled_from([0, 16, 32, 5, 2**32 - 16])
+digests = st.tuples(first_words, st.integers(0, 1)).map(lambda ends: digest_of(*ends))
 
 
 def digest_of(first: int, last: int = 0) -> bytes:
@@ -41,7 +42,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.arrays = new_arrays()
+        self.arrays = new_arrays()._replace(buckets=np.zeros(NUM_CROWDED_BUCKETS, np.int32))
         self.index = PrefixIndex(self.arrays)
         self.model: dict[tuple[int, bytes], int] = {}
 
@@ -75,6 +76,46 @@ class IndexMachine(RuleBasedStateMachine):
 
 IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestIndex = pytest.mark.interpreted(IndexMachine.TestCase)
+
+
+def most_in_a_bucket(all_words: Uint32Array) -> int:
+    """How many of some digests lie in the fullest of as many buckets."""
+    arrays = new_pool_arrays(len(all_words), 1, caching=True)
+    assert len(arrays.buckets) == len(all_words)
+    return int(np.bincount([bucket_of(arrays, 1, each) for each in all_words]).max())
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("shared", [[0], [1], [7], [0, 1, 2, 3], [4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7], [*range(7)]])
+def test_digests_that_share_words_lie_in_different_buckets(shared: list[int]) -> None:
+    """As those of 64 bits do that were filled up with zeros: in one bucket, each would pass all others."""
+    all_words = np.random.default_rng(0).integers(0, 2**32, (1024, 8), np.uint32)
+    all_words[:, shared] = 0
+    assert most_in_a_bucket(all_words) <= 10
+    all_words[:, shared] = all_words[0, shared]
+    assert most_in_a_bucket(all_words) <= 10
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("word", range(8))
+def test_digests_that_count_up_lie_in_different_buckets(word: int) -> None:
+    all_words = np.zeros((1024, 8), np.uint32)
+    all_words[:, word] = np.arange(1024)
+    assert most_in_a_bucket(all_words) <= 10
+
+
+@pytest.mark.interpreted
+def test_a_bucket_is_the_same_on_every_machine() -> None:
+    """In 64 bits that wrap, and in integers that do not."""
+    arrays = new_pool_arrays(2**16, 1, caching=True)
+    for all_words in (
+        np.zeros(8, np.uint32),
+        np.full(8, 2**32 - 1, np.uint32),
+        np.array([5, 0, 1, 2**31, 7, 2**32 - 9, 3, 2], np.uint32),
+    ):
+        key_sums = [int(word) + key for word, key in zip(all_words, KEYS, strict=True)]
+        mixed = sum(left * right for left, right in zip(key_sums[::2], key_sums[1::2], strict=True))
+        assert bucket_of(arrays, 3, all_words) == (mixed // 2**31 + 3 * 0x9E3779B1) % len(arrays.buckets)
 
 
 def test_groups_whose_names_meet_in_one_bucket_share_none() -> None:

@@ -13,35 +13,36 @@ from pagedkv import BlockPool
 from pagedkv.pool import capping, leasing
 from pagedkv.pool.auditing import check_pool
 from pagedkv.pool.block_pool import acquire, drop_name, release, reuse_all
-from pagedkv.pool.blocks import NAME, NULL_BLOCK, PoolArrays, PoolFeatures
+from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
 from pagedkv.pool.charging import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
 from pagedkv.pool.eviction.registry import POLICIES
+from pagedkv.pool.free_queue import free_leased
+from pagedkv.pool.lease_order import LAST_RELEASE
 from pagedkv.pool.leasing import HIGH
 from pagedkv.pool.prefix_index import name_block
 from pagedkv.pool.sparing import make_spare
+from tests.pool.lease_model import Leased, end_largest
 
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 SPARE, CACHED, LEASED = "spare", "cached", "leased"
 BLOCKS: Final = st.lists(st.integers(0, 30), min_size=1, max_size=6)
 TENANT: Final = st.integers(0, 2)
+LATEST: Final = 31  # a place: of what was named last
 
 
 @dataclass(eq=False)
-class Known:
+class Known(Leased):
     """A block that somebody uses, or that has a name.
 
     Args:
         owner: whom it is charged to.
         num_users: how many use it.
-        is_named: whether it can be found.
-        is_spare: whether nobody is expected to find it; until: when its lease ends, 0 if it has none.
+        is_spare: whether nobody is expected to find it.
     """
 
-    owner: int
-    num_users: int
-    is_named: bool = False
+    owner: int = 0
+    num_users: int = 0
     is_spare: bool = False
-    until: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -53,6 +54,7 @@ class TenantsMachine(RuleBasedStateMachine):
     """Draws what three tenants do in a pool; the first has neither cap nor floor."""
 
     policy = "lru"
+    has_tenants = True
 
     def __init__(self) -> None:
         """Start without a pool."""
@@ -63,19 +65,23 @@ class TenantsMachine(RuleBasedStateMachine):
         self.now = 0.0
 
     @initialize(
-        num_blocks=st.integers(2, 14),
+        num_blocks=st.integers(2, 20),
         cap=st.integers(1, 14),
         floors=st.tuples(st.integers(0, 7), st.integers(0, 7)),
         clock=st.sampled_from((0, CLOCK_MASK - 5)),
+        num_released=st.sampled_from((0, LAST_RELEASE - 5)),
     )
-    def build(self, num_blocks: int, cap: int, floors: tuple[int, int], clock: int) -> None:
+    def build(self, num_blocks: int, cap: int, floors: tuple[int, int], clock: int, num_released: int) -> None:
         """Build the pool."""
         cap = min(cap, num_blocks)
         first = min(floors[0], cap)
         self.limits = ((num_blocks, 0), (cap, first), (num_blocks, min(floors[1], num_blocks - first)))
-        features = PoolFeatures(limits=self.limits, leases=True)
+        if not self.has_tenants:
+            self.limits = ((num_blocks, 0), (0, 0), (0, 0))
+        features = PoolFeatures(limits=self.limits if self.has_tenants else (), leases=True)
         self.pool = BlockPool("device", num_blocks + 1, 4, policy=POLICIES[self.policy], features=features)
-        self.arrays.tenants[NULL_BLOCK, CLOCK] = clock
+        self.arrays.tenants[:1, CLOCK] = clock
+        self.arrays.counts[NUM_RELEASED] = num_released
 
     @property
     def arrays(self) -> PoolArrays:
@@ -116,13 +122,12 @@ class TenantsMachine(RuleBasedStateMachine):
             for block in among:
                 if self.blocks[block].kind == kind:
                     return block
-        ends = [self.blocks[block].until for block in among]
-        largest = HIGH if HIGH in ends else max(ends)
-        ended = [block for block in among if self.blocks[block].until == largest]
-        for block in ended:
-            self.blocks[block].until = 0.0
-            self._rest(block)
-        return ended[0]
+        leased = [self.blocks[block] for block in self.resting if self.blocks[block].until]
+        ended = end_largest(leased, [self.blocks[block] for block in among])
+        numbers = {known: block for block, known in self.blocks.items()}
+        for known in ended:
+            self._rest(numbers[known])
+        return numbers[ended[0]]
 
     def _rest(self, block: int) -> None:
         if block in self.resting:
@@ -146,14 +151,15 @@ class TenantsMachine(RuleBasedStateMachine):
         return [block for block in permitted if self.blocks[block].kind == CACHED]
 
     def _forget(self, block: int) -> None:
-        del self.blocks[block]
+        self.blocks.pop(block).is_named = False
         self.resting.remove(block)
 
     # What happens
 
-    @rule(tenant=TENANT, count=st.integers(1, 4), is_named=st.booleans())
-    def take(self, tenant: int, count: int, *, is_named: bool) -> None:
-        """Take blocks, as many as are permitted."""
+    @rule(tenant=TENANT, count=st.integers(1, 4), is_named=st.booleans(), places=BLOCKS)
+    def take(self, tenant: int, count: int, places: list[int], *, is_named: bool) -> None:
+        """Take blocks, as many as are permitted; what they hold may continue what others hold."""
+        tenant = tenant if self.has_tenants else 0
         self.pool.let_pay(tenant)
         for _ in range(min(count, self.permitted(tenant))):
             victims = self._victims(tenant)
@@ -163,15 +169,19 @@ class TenantsMachine(RuleBasedStateMachine):
             for victim in gone:
                 self._forget(victim)
             assert block not in self.blocks
-            self.blocks[block] = Known(tenant, 1)
+            self.blocks[block] = Known(owner=tenant, num_users=1)
             if is_named:
-                self._name(block)
+                self._name(block, places[0])
+                places = [*places[1:], LATEST]
 
-    def _name(self, block: int) -> None:
+    def _name(self, block: int, place: int) -> None:
         self.num_names += 1
         self.arrays.digests[block] = self.num_names
-        name_block(self.arrays, 1, block, NULL_BLOCK, 0)
+        parents = [NULL_BLOCK, *(other for other, known in self.blocks.items() if known.is_named)]
+        parent = parents[-1 if place == LATEST else place % len(parents)]
+        name_block(self.arrays, 1, block, parent, int(self.arrays.records[parent, LIFE]))
         self.blocks[block].is_named = True
+        self.blocks[block].parent = self.blocks.get(parent)
 
     @rule(places=BLOCKS)
     def give_back(self, places: list[int]) -> None:
@@ -182,27 +192,32 @@ class TenantsMachine(RuleBasedStateMachine):
                 return
             block = used[place % len(used)]
             release(self.arrays, block, 0)
-            known = self.blocks[block]
-            known.num_users -= 1
-            if known.num_users:
-                continue
-            if not known.is_named:
-                del self.blocks[block]
-                continue
-            if HIGH < known.until <= self.now:
-                known.until = 0.0
-            self._rest(block)
+            self._given_back(block)
+
+    def _given_back(self, block: int) -> None:
+        known = self.blocks[block]
+        known.num_users -= 1
+        if known.num_users:
+            return
+        if not known.is_named:
+            del self.blocks[block]
+            return
+        if HIGH < known.until <= self.now:
+            known.until = 0.0
+        self._rest(block)
 
     @rule(tenant=TENANT, places=BLOCKS)
     def hit(self, tenant: int, places: list[int]) -> None:
         """Hit named blocks, as many as are permitted."""
+        tenant = tenant if self.has_tenants else 0
         named = [block for block, known in self.blocks.items() if known.is_named]
         hits = list(dict.fromkeys(named[place % len(named)] for place in places)) if named else []
         free = [block for block in hits if block in self.resting][self.permitted(tenant) :]
         hits = [block for block in hits if block not in free]
         blocks = np.array(hits, np.int32)
         self.pool.let_pay(tenant)
-        charge_hits(self.arrays, blocks)
+        if self.has_tenants:
+            charge_hits(self.arrays, blocks)
         reuse_all(self.arrays, blocks)
         for block in hits:
             known = self.blocks[block]
@@ -211,8 +226,9 @@ class TenantsMachine(RuleBasedStateMachine):
             if block in self.resting:
                 self.resting.remove(block)
                 known.owner = tenant
-        capping.keep_cap(self.arrays, tenant, 0)
-        self._evict_own(tenant, 0)
+        if self.has_tenants:
+            capping.keep_cap(self.arrays, tenant, 0)
+            self._evict_own(tenant, 0)
 
     @rule(place=st.integers(0, 30))
     def drop(self, place: int) -> None:
@@ -237,19 +253,57 @@ class TenantsMachine(RuleBasedStateMachine):
                 self.blocks[block].is_spare = True
                 self._rest(block)
 
-    @rule(places=BLOCKS, until=st.sampled_from((HIGH, 3.0, 5.0)))
-    def lease(self, places: list[int], until: float) -> None:
-        """Keep named blocks for a while from now on, or for their priority."""
+    @rule(places=BLOCKS, until=st.sampled_from((HIGH, 3.0, 5.0, 6.0, 9.0, 30.0)), with_parents=st.booleans())
+    def lease(self, places: list[int], until: float, *, with_parents: bool) -> None:
+        """Keep named blocks for a while from now on, or for their priority; as a rule with all that they continue."""
         for place in places[:3]:
             named = [block for block, known in self.blocks.items() if known.is_named and not known.is_spare]
             if named:
-                block = named[place % len(named)]
-                known = self.blocks[block]
-                end = until if until == HIGH else self.now + until
-                leasing.lease(self.arrays, block, end)
-                if block in self.resting and not known.until:
-                    self._rest(block)
-                known.until = max(known.until, end)
+                self._lease(self.blocks[named[place % len(named)]], until, with_parents=with_parents)
+
+    def _lease(self, known: Known, until: float, *, with_parents: bool) -> None:
+        end = until if until == HIGH else self.now + until
+        numbers = {each: block for block, each in self.blocks.items()}
+        while not known.is_spare:
+            block = numbers[known]
+            leasing.lease(self.arrays, block, end)
+            if block in self.resting and not known.until:
+                self._rest(block)
+            known.until = max(known.until, end)
+            if not with_parents or not isinstance(known.parent, Known) or not known.parent.is_named:
+                break
+            known = known.parent
+
+    @rule(
+        tenant=TENANT,
+        count=st.integers(1, 5),
+        place=st.integers(0, 30),
+        until=st.sampled_from((HIGH, 1.0, 2.0, 3.0, 5.0, 7.0, 9.0, 11.0, 30.0)),
+        with_parents=st.booleans(),
+        is_in_order=st.booleans(),
+    )
+    def serve(  # noqa: PLR0913 - one draw for each argument
+        self, tenant: int, count: int, place: int, until: float, *, with_parents: bool, is_in_order: bool
+    ) -> None:
+        """Compute what continues a block, lease it, and give it back, as a rule from its end on."""
+        before = list(self.blocks)
+        self.take(tenant, count, [place, *count * [LATEST]], is_named=True)
+        new = [block for block in self.blocks if block not in before and self.blocks[block].num_users]
+        for block in new if not with_parents else new[-1:]:
+            self._lease(self.blocks[block], until, with_parents=with_parents)
+        for block in new if is_in_order else new[::-1]:
+            release(self.arrays, block, 0)
+            self._given_back(block)
+
+    @rule(tenant=TENANT, num_left=st.integers(0, 5), until=st.sampled_from((HIGH, 3.0, 5.0, 9.0)))
+    def press(self, tenant: int, num_left: int, until: float) -> None:
+        """Give all back, lease what is cached, and take what is permitted but for a few."""
+        self.give_back([0] * sum(known.num_users for known in self.blocks.values()))
+        for block in list(self.resting):
+            if not self.blocks[block].until:
+                self._lease(self.blocks[block], until + block, with_parents=True)
+        tenant = tenant if self.has_tenants else 0
+        self.take(tenant, self.permitted(tenant) - num_left, [0], is_named=False)
 
     @rule(seconds=st.integers(1, 4))
     def advance(self, seconds: int) -> None:
@@ -270,7 +324,13 @@ class TenantsMachine(RuleBasedStateMachine):
         cached = {block for block in range(1, self.pool.num_blocks) if self.arrays.records[block, NAME]}
         assert cached == {block for block, known in self.blocks.items() if known.is_named}
         assert self.pool.num_free == self.num_free
-        for tenant, (cap, _) in enumerate(self.limits):
+        leased = [block for block in self.resting if self.blocks[block].until]
+        assert np.flatnonzero(free_leased(self.arrays)).tolist() == sorted(leased)
+        for block, known in self.blocks.items():
+            assert self.arrays.leases[block] == known.until
+        if leased:
+            assert self.pool.free_queue.get_all_free_blocks()[-len(leased) :] == leased
+        for tenant, (cap, _) in enumerate(self.limits if self.has_tenants else ()):
             assert self.pool.num_permitted(tenant) == self.permitted(tenant)
             assert self.num_charged(tenant) <= cap
 
@@ -280,6 +340,19 @@ class TenantsMachine(RuleBasedStateMachine):
 def test_what_may_go_goes_in_its_order_and_nothing_else(policy: str) -> None:
     machine = type("Machine", (TenantsMachine,), {"policy": policy})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40))
+
+
+class LeasesMachine(TenantsMachine):
+    """The same where nobody is told apart: only what is leased shares anything."""
+
+    has_tenants = False
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "hazard"])  # that empties blocks ahead
+def test_leases_are_given_up_in_their_order(policy: str) -> None:
+    machine = type("Machine", (LeasesMachine,), {"policy": policy})
+    run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=60))
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,7 @@ class NaiveSpace:
         """Tell whether the host pool has room, and the open step writes none of the blocks beforehand."""
         blocks = {block for table in tables for block in table.blocks}
         num_taken = self._num_taken(self._twins(tables, self.device, self.host), self.host)
-        fits = len(blocks) <= self.host.num_usable and num_taken <= len(self.host.free)
-        return fits and not blocks & self.copied_to
+        return num_taken <= len(self.host.free) and not blocks & self.copied_to
 
     def swap_out(self, tables: list[NaiveTable]) -> int:
         """Move sequences out; blocks that are copied stay put until the step is over. Returns how many are."""

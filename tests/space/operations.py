@@ -143,7 +143,7 @@ class SpaceOperations(RuleBasedStateMachine):
         most = model.prompt_blocks(len(tokens), num_lookahead)
         is_possible = model.tenants.fit_empty({tenant: most})
         assert status is not AllocStatus.NEVER or not is_possible
-        assert status is not AllocStatus.LATER or is_possible
+        assert status is not AllocStatus.LATER or is_possible or hit
         continues = self.ended.get(prompt)
         told = space.explain(list(prompt[0]) if whole is not None else tokens, keys=keys, digests=digests)
         self.explaining.check(told, list(prompt[0]), keys, is_forged=self.is_forged)
@@ -168,6 +168,7 @@ class SpaceOperations(RuleBasedStateMachine):
             assert status is not AllocStatus.OK
             model.require_admission_shortage(answer, len(tokens), num_lookahead, hit)
             return
+        assert status is not AllocStatus.NEVER, "what could never be was done"
         assert answer.num_hit_tokens == hit
         assert answer.checkpoint == question.checkpoint
         if space.config.explain and not question.num_replayed:
@@ -361,10 +362,9 @@ class SpaceOperations(RuleBasedStateMachine):
         status = self.space.can_swap_out(rows)
         fits = all(count <= model.num_free(label) for label, count in needed.items())
         is_possible = all(count <= model.num_usable[label] for label, count in needed.items())
-        if not is_possible:
-            assert status is AllocStatus.NEVER
+        if status is AllocStatus.NEVER:
+            assert not is_possible
         else:
-            assert status is not AllocStatus.NEVER
             assert status is AllocStatus.OK or not fits or model.is_moved_into(batch)
             assert status is AllocStatus.LATER or not model.is_moved_into(batch)
         if model.is_moved_into(batch):
@@ -379,7 +379,12 @@ class SpaceOperations(RuleBasedStateMachine):
         if isinstance(answer, Shortage):
             model.require_moving_shortage(answer, needed)
         else:
+            self.seen["swapped out beside twins alone"] += not is_possible
             model.swapped_over(batch, answer, to_host=True)
+
+    def _has_names(self) -> bool:
+        """Whether anything can be found on the device, and so be shared."""
+        return any(pool.num_named for pool in self.space.statistics().pools)
 
     def swap_rows_in(self, batch: list[ModelSequence], counts: list[int], num_lookahead: int = 0) -> None:
         """Move rows back to the device pools, asking for room for their next tokens."""
@@ -392,7 +397,8 @@ class SpaceOperations(RuleBasedStateMachine):
         needed, growth = model.swap_in_needs(batch), model.growth_by_tenant(batch, growing, num_lookahead, among=batch)
         status = self.space.can_swap_in(rows, growing, num_lookahead=num_lookahead)
         is_possible = model.tenants.fit_empty(added(model.arrival_needs(batch), growth))
-        assert (status is AllocStatus.NEVER) == (not is_possible)
+        assert status is not AllocStatus.NEVER or not is_possible
+        assert status is not AllocStatus.LATER or is_possible or self._has_names()
         answer = self.space.swap_in(rows)
         self._answered(f"{status.name}, {answer}")
         if isinstance(answer, Shortage):
@@ -405,9 +411,11 @@ class SpaceOperations(RuleBasedStateMachine):
         arrived = model.tenants.last_taken()
         assert {pool: sum(of[pool] for of in arrived.values()) for pool in needed} == taken
         is_ok = model.lacks(added(arrived, growth), beside_watermark=True) is None
-        assert (status is AllocStatus.OK) == (is_possible and is_ok)
-        if status is AllocStatus.OK:
-            assert self.space.can_append(rows, growing, num_lookahead=num_lookahead)
+        assert (status is AllocStatus.OK) == is_ok
+        can_go_on = self.space.can_append(rows, growing, num_lookahead=num_lookahead)
+        assert can_go_on or status is not AllocStatus.OK
+        assert not can_go_on or status is not AllocStatus.NEVER, "what could never be was done"
+        self.seen["swapped in beside twins alone"] += can_go_on and not is_possible
 
     # Content from elsewhere
 

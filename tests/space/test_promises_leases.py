@@ -375,7 +375,7 @@ def test_promise_27_leases_are_to_be_asked_for_and_cost_nothing_otherwise() -> N
         with unchanged(space), pytest.raises(ConfigurationError, match="no leases are kept"):
             wish()
     assert only_pool(space).arrays.leases.nbytes == 0
-    assert only_pool(leasing()).nbytes - only_pool(space).nbytes == 8 * 101
+    assert only_pool(leasing()).nbytes - only_pool(space).nbytes == 16 * 101
 
 
 @pytest.mark.parametrize("eviction", POLICIES)

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pagedkv import Allocation, AllocStatus, BlockSpace, RequestKeys, Shortage
+from pagedkv import Allocation, AllocStatus, BlockSpace, RequestKeys, Shortage, TenantLimits
 from pagedkv.errors import StepError
 from pagedkv.keys import NO_KEYS
 from tests.space.spaces import acknowledge, allocate, new_space, only_pool, prefill, run_step, tokens, unchanged
@@ -67,6 +67,99 @@ def test_promise_13_a_free_twin_of_two_blocks_is_counted_once() -> None:
     assert space.swap_in(rows) == ()
     assert space.block_ids(rows[0]) == space.block_ids(rows[1])
     space.check()
+
+
+def duplicates(space: BlockSpace) -> list[int]:
+    """Two rows that write one block alike in the open step, each its own."""
+    rows = [allocate(space, [0]) for _ in range(2)]
+    space.append(rows, [1, 2, 3, 1, 2, 3], [3, 3])
+    return rows
+
+
+@pytest.mark.interpreted
+def test_promise_02_what_the_host_can_take_by_what_it_shares_is_not_said_to_be_impossible() -> None:
+    """Of two duplicates the host has the content: empty, its one block would be too few."""
+    space = new_space(num_host_blocks=2)
+    before = prefill(space, tokens(4))
+    assert space.swap_out(before)
+    run_step(space)
+    space.free(before)
+    rows = duplicates(space)
+    space.mark_computed(rows)
+    assert space.block_ids(rows[0]) != space.block_ids(rows[1])
+    assert space.can_swap_out(rows) is AllocStatus.OK
+    assert space.swap_out(rows) == ()
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_02_what_not_even_an_empty_host_could_take_is_impossible() -> None:
+    space = new_space(num_host_blocks=2)
+    rows = duplicates(space)
+    space.mark_computed(rows)
+    assert space.can_swap_out(rows) is AllocStatus.NEVER
+    with unchanged(space):
+        assert isinstance(space.swap_out(rows), Shortage)
+    run_step(space)
+    assert space.can_swap_out(rows) is AllocStatus.OK, "they are merged"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_blocks", [4, 5])
+def test_promise_02_what_the_device_can_take_by_what_it_shares_is_not_said_to_be_impossible(num_blocks: int) -> None:
+    """Both blocks have one twin; the blocks that they write next, and each its own, would be too many for 3 or 4."""
+    space = new_space(num_blocks=num_blocks, num_host_blocks=3)
+    rows = duplicates(space)
+    plan = space.plan_step()
+    assert space.swap_out(rows)
+    acknowledge(space, plan)
+    run_step(space)
+    next_counts = [1, 1 + 4 * (num_blocks - 4)]
+    blocker = prefill(space, tokens(4, first=50))
+    assert space.can_swap_in(rows, next_counts) is AllocStatus.LATER
+    space.free(blocker)
+    assert space.can_swap_in(rows, next_counts) is AllocStatus.OK
+    assert space.can_swap_in(rows, [5, 5 * (num_blocks - 3)]) is AllocStatus.NEVER
+    assert space.swap_in(rows) == ()
+    assert space.can_append(rows, next_counts)
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_02_what_another_tenant_pays_for_counts_in_no_cap() -> None:
+    """Of five blocks two are shared with a row of another tenant; the cap is three."""
+    space = new_space(num_host_blocks=20, tenants={"small": TenantLimits(cap=3), "large": TenantLimits()})
+    admitted = space.allocate(tokens(9), tenant="small")
+    assert isinstance(admitted, Allocation)
+    run_step(space)
+    assert space.swap_out(admitted.row)
+    run_step(space)
+    assert isinstance(space.allocate(tokens(12), tenant="large"), Allocation)
+    run_step(space)
+    assert space.can_swap_in(admitted.row, [8]) is AllocStatus.OK
+    filler = space.allocate(tokens(4, first=50), tenant="small")
+    assert isinstance(filler, Allocation)
+    assert space.can_swap_in(admitted.row, [8]) is AllocStatus.LATER
+    assert space.can_swap_in(admitted.row, [12]) is AllocStatus.NEVER
+    space.free(filler.row)
+    assert space.swap_in(admitted.row)
+    assert space.can_append([admitted.row], [8])
+    space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_01_what_fits_by_what_it_shares_is_for_later() -> None:
+    """Five blocks are too many for the cap; four of them are another tenant's, who still uses them."""
+    space = new_space(tenants={"small": TenantLimits(cap=3), "large": TenantLimits()})
+    assert isinstance(space.allocate(tokens(16), tenant="large"), Allocation)
+    run_step(space)
+    filler = space.allocate(tokens(12, first=50), tenant="small")
+    assert isinstance(filler, Allocation)
+    run_step(space)
+    assert space.can_allocate(tokens(20), tenant="small") is AllocStatus.LATER
+    assert space.can_allocate(tokens(40), tenant="small") is AllocStatus.NEVER
+    space.free(filler.row)
+    assert space.can_allocate(tokens(20), tenant="small") is AllocStatus.OK
 
 
 @pytest.mark.interpreted

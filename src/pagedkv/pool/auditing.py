@@ -18,6 +18,7 @@ from pagedkv.pool.blocks import (
     HOLD_STEP,
     IN_USE,
     KEPT,
+    LEASED_ROOT,
     LIFE,
     NAME,
     NEXT,
@@ -46,11 +47,12 @@ from pagedkv.pool.charge_audit import check_charges
 from pagedkv.pool.free_queue import (
     blocks_of_list,
     deferred_sentinel,
-    leased_sentinel,
+    free_leased,
     protected_sentinel,
     spare_sentinel,
 )
 from pagedkv.pool.ghosts import GHOSTS_A_SET, NUM_CAUSES, are_same, find_ghost, ghost_cause, is_ghost
+from pagedkv.pool.lease_order import first_misplaced
 from pagedkv.pool.leasing import is_leased
 from pagedkv.pool.prefix_index import bucket_of, has_digest
 from pagedkv.pool.siblings import first_unlinked
@@ -127,7 +129,9 @@ def check_pool(pool: BlockPool) -> None:
     cold = blocks_of_list(arrays.records, NULL_BLOCK, counted)
     protected = blocks_of_list(arrays.records, protected_sentinel(arrays.records), counted)
     spare = blocks_of_list(arrays.records, spare_sentinel(arrays.records), counted)
-    leased = blocks_of_list(arrays.records, leased_sentinel(arrays.records), counted)
+    leased = np.flatnonzero(free_leased(arrays)).tolist()
+    misplaced = first_misplaced(arrays)
+    assert misplaced == NULL_BLOCK, f"{pool.name}: leased block {misplaced} is not where the order of leases has it"
     num_linked = len(cold) + len(spare) + len(leased) + len(protected)
     assert num_linked == counted, f"{pool.name}: {counted} blocks counted free, {num_linked} linked"
     _require(pool, _free_fault(arrays, np.array(cold + protected, np.int32), len(spare) + len(leased)))
@@ -157,7 +161,9 @@ def _links_fault(pool: PoolArrays) -> int:
     records = pool.records
     num_blocks = len(records) - NUM_SENTINELS
     for place in range(len(records)):
-        if place != NULL_BLOCK and place < num_blocks and records[place, QUEUE] <= IN_USE:
+        is_block = place != NULL_BLOCK and place < num_blocks
+        is_ordered = is_block and records[place, QUEUE] == FREE and is_leased(pool, place)
+        if is_ordered or place == num_blocks + LEASED_ROOT or (is_block and records[place, QUEUE] <= IN_USE):
             continue
         following = records[place, NEXT]
         if following < 0 or following >= len(records) or records[following, PREVIOUS] != place:
@@ -292,7 +298,7 @@ def _identities_fault(pool: PoolArrays) -> tuple[int, int]:
     for bucket in range(len(pool.buckets)):
         block = pool.buckets[bucket]
         while block != NULL_BLOCK:
-            if bucket_of(pool, records[block, NAME], int(pool.digests[block, 0])) != bucket:
+            if bucket_of(pool, records[block, NAME], pool.digests[block]) != bucket:
                 return MISPLACED, int(block)
             other = records[block, BUCKET_NEXT]
             while other != NULL_BLOCK:

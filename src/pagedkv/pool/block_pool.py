@@ -213,7 +213,9 @@ def claim(pool: PoolArrays, block: int) -> None:
     if records[block, QUEUE] == FREE:
         if is_leased(pool, block):
             unlink_leased(pool, block)
-        free_queue.remove(pool.records, pool.counts, block)
+            hooks.note_name(pool, block)
+        else:
+            free_queue.remove(pool.records, pool.counts, block)
         pool.counts[NUM_CACHED] -= 1
         if len(pool.bounds):
             bounding.leave(pool, block)
@@ -338,15 +340,17 @@ def _lose_name(pool: PoolArrays, block: int, cause: int) -> None:
     if is_free and len(pool.bounds):
         bounding.leave(pool, block)
     if is_free and is_leased(pool, block):
-        pool.counts[NUM_LEASED] -= 1
-    elif not (is_free and is_spare(pool, block)):
-        hooks.note_drop(pool, block)  # else it is none of the eviction policy's
+        unlink_leased(pool, block)
+    else:
+        if not (is_free and is_spare(pool, block)):
+            hooks.note_drop(pool, block)  # else it is none of the eviction policy's
+        if is_free:
+            free_queue.remove(pool.records, pool.counts, block)
     unname(pool, block, cause)
     if is_free:
         if len(pool.tenants):
             leave(pool, block)
             uncharge(pool, block)
-        free_queue.remove(pool.records, pool.counts, block)
         free_queue.prepend(pool.records, pool.counts, block)
         pool.counts[NUM_CACHED] -= 1
 

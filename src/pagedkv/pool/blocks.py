@@ -32,6 +32,7 @@ CACHE_LINE_NBYTES: Final = 64
 # free_queue.py most, prefix_index.py what links names, and the floors above PENDING_STEP and EXTRA.
 BUCKET_NEXT: Final = 0  # next named block in the same bucket
 HOLD_STEP: Final = 1  # last step whose plan touches it, or that may still read or write it
+RELEASED: Final = HOLD_STEP  # of a free leased block, which no step holds: when it was released, counted in such
 NEXT: Final = 2  # neighbours in the free queue or in a deferred list; 0 is the free queue's sentinel
 PREVIOUS: Final = 3
 REF_COUNT: Final = 4  # table entries that point here, and tickets that hold it
@@ -76,10 +77,12 @@ IN_ORDER: Final = 10  # 1 if blocks wait for moves only, since steps are carried
 CLOCK_US: Final = 11  # the caller's clock, in microseconds, as last told
 HAS_CLOCK: Final = 12  # 1 once it was told at all
 NUM_LEASED: Final = 13  # free blocks with a lease
-NUM_COUNTS: Final = 14
+NUM_RELEASED: Final = 14  # releases of leased blocks, as counted in RELEASED
+NUM_COUNTS: Final = 15
 
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
 NUM_SENTINELS: Final = 3 + NUM_DEFERRED_LISTS  # records behind those of the blocks
+LEASED_ROOT: Final = 2  # of these the one that is no sentinel: the root of the leased blocks (pool/treap.py)
 
 # Columns of ``epochs`` (pool/epochs.py).
 OLDEST: Final = 0
@@ -87,6 +90,7 @@ NEWEST: Final = 1
 UNDATED: Final = 2**31 - 1  # in both: no plan has computed anything into it yet
 
 TENANT_FIELDS: Final = 4  # of ``tenants`` (pool/charging.py)
+CHARGED: Final = 0  # the first of them: which tenant a block is charged to
 DIGEST_WORDS: Final = 8
 EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
 
@@ -96,7 +100,8 @@ class PoolArrays(NamedTuple):
 
     Args:
         records: int32 ``[num_blocks + NUM_SENTINELS, NUM_FIELDS]``; behind the blocks stand the sentinels of the
-            protected list, of the spare blocks, of the leased ones, and of the lists of deferred blocks.
+            protected list and of the spare blocks, the root of the leased ones, and the sentinels of the lists of
+            deferred blocks.
         tokens: int32 ``[num_blocks, block_size]``; ``[num_blocks, 0]`` without prefix caching.
         digests: uint32 ``[num_blocks, 8]``, big-endian words of the SHA-256; ``[0, 8]`` without caching.
         buckets: int32 ``[power of two]``, first block of each bucket of the prefix index; 3/4 to 3/2 a block.
@@ -115,6 +120,8 @@ class PoolArrays(NamedTuple):
             (:mod:`pagedkv.pool.epochs`); ``[0, 2]`` where epochs are not counted.
         leases: float64 ``[num_blocks]``, until when each block is kept (:mod:`pagedkv.pool.leasing`); ``[0]`` without
             leases.
+        lease_links: int32 ``[num_blocks, 2]``, links between the free leased blocks that continue the same block
+            (:mod:`pagedkv.pool.lease_order`); ``[0, 2]`` without leases.
         siblings: int32 ``[num_blocks, 2]``, links between the children of each block; ``[0, 2]`` if they are not kept.
         bounds: int32 ``[num_blocks + names, 4]``, the cached blocks of groups that are to keep only so many
             (:mod:`pagedkv.pool.bounding`); ``[0, 4]`` if there are none.
@@ -137,6 +144,7 @@ class PoolArrays(NamedTuple):
     ghosts: Uint32Array
     epochs: Int32Array
     leases: Float64Array
+    lease_links: Int32Array
     siblings: Int32Array
     bounds: Int32Array
     tenants: Int32Array
@@ -156,7 +164,7 @@ class PoolFeatures(NamedTuple):
     Args:
         ghosts: so many digests at least of content that is gone, 13 bytes each (:mod:`pagedkv.pool.ghosts`).
         epochs: which epochs of the weights contributed to each block, 8 bytes (:mod:`pagedkv.pool.epochs`).
-        leases: until when content is to stay, 8 bytes a block (:mod:`pagedkv.pool.leasing`).
+        leases: until when content is to stay, 16 bytes a block (:mod:`pagedkv.pool.leasing`).
         siblings: links between the blocks that continue the same block, 8 bytes (:mod:`pagedkv.pool.siblings`).
         bounds: by name, how many cached blocks are kept at most, 16 bytes a block (:mod:`pagedkv.pool.bounding`).
         limits: cap and floor of each tenant, in blocks, the first one for whoever names none; 16 bytes a block and 64 a
@@ -195,6 +203,7 @@ def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features
         ghosts=np.zeros((0, 16), np.uint32),
         epochs=np.zeros((num_blocks if features.epochs else 0, 2), np.int32),
         leases=np.zeros(num_blocks if features.leases else 0, np.float64),
+        lease_links=np.zeros((num_blocks if features.leases else 0, 2), np.int32),
         siblings=np.zeros((num_blocks if features.siblings else 0, 2), np.int32),
         bounds=np.zeros((0, 4), np.int32),
         tenants=np.zeros((0, TENANT_FIELDS), np.int32),
@@ -210,4 +219,5 @@ def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features
     sentinels = np.arange(num_blocks, num_blocks + NUM_SENTINELS)
     arrays.records[sentinels, NEXT] = sentinels
     arrays.records[sentinels, PREVIOUS] = sentinels
+    arrays.records[num_blocks + LEASED_ROOT, (NEXT, PREVIOUS)] = NULL_BLOCK
     return arrays

@@ -9,7 +9,8 @@ cached itself, and nobody gives up for others what its floor promises::
 
 Where the policy's choice may not go, the one does that was released before all others that may, whatever the policy: of
 one sequence the tail before the head. That looks at the first block of each tenant's list, O(tenants); at a cap it is
-O(1). With LRU both are exactly the order of the cold list. A lease that is given up costs O(leased blocks).
+O(1). With LRU both are exactly the order of the cold list. A lease that is given up costs what
+:mod:`pagedkv.pool.leasing` says, and O(tenants).
 """
 
 from pagedkv.compilation.compiled import compiled, inlined, unsigned

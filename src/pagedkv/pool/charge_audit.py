@@ -4,12 +4,11 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import FREE, KEPT, NAME, NULL_BLOCK, NUM_CACHED, QUEUE, SPARE, PoolArrays
+from pagedkv.pool.blocks import CHARGED, FREE, KEPT, NAME, NULL_BLOCK, NUM_CACHED, QUEUE, SPARE, PoolArrays
 from pagedkv.pool.charging import (
     AFTER,
     BEFORE,
     CAP,
-    CHARGED,
     CLOCK,
     CLOCK_MASK,
     FLOOR,

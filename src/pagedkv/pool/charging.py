@@ -29,7 +29,19 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.blocks import FREE, KEPT, NAME, NULL_BLOCK, NUM_SENTINELS, QUEUE, SPARE, TENANT_FIELDS, PoolArrays
+from pagedkv.pool.blocks import (
+    CHARGED,
+    FREE,
+    KEPT,
+    NAME,
+    NULL_BLOCK,
+    NUM_SENTINELS,
+    QUEUE,
+    SPARE,
+    TENANT_FIELDS,
+    PoolArrays,
+)
+from pagedkv.pool.treap import BY_END, insert, remove
 
 __all__ = [
     "NOBODY",
@@ -47,14 +59,14 @@ __all__ = [
     "rest",
     "resume",
     "take",
+    "tenant_may_give",
     "uncharge",
 ]
 
 NOBODY: Final = 0
 """The tenant of whoever names none, and what a block without content is charged to."""
 
-# Columns of a block's row.
-CHARGED: Final = 0
+# Columns of a block's row, behind CHARGED.
 AFTER: Final = 1
 BEFORE: Final = 2
 STAMP: Final = 3
@@ -113,7 +125,9 @@ def num_permitted(tenants: Int32Array, num_blocks: int, tenant: int, num_free: i
 
 @inlined
 def num_tenants(pool: PoolArrays) -> int:
-    """Count the tenants, whoever names none among them."""
+    """Count the tenants, whoever names none among them: 1 where there are none."""
+    if len(pool.tenants) == 0:
+        return 1
     return (len(pool.tenants) - (len(pool.records) - NUM_SENTINELS)) // ROWS_A_TENANT
 
 
@@ -139,12 +153,15 @@ def num_charged(pool: PoolArrays, tenant: int) -> int:
 @inlined
 def may_go(pool: PoolArrays, block: int, scope: int) -> bool:
     """Tell whether a cached block may be evicted."""
-    if scope == ANY:
+    return scope == ANY or tenant_may_give(pool, int(pool.tenants[block, CHARGED]), scope)
+
+
+@inlined
+def tenant_may_give(pool: PoolArrays, tenant: int, scope: int) -> bool:
+    """Tell whether what a tenant has cached may be evicted."""
+    if scope == ANY or tenant == pool.tenants[NULL_BLOCK, PAYER]:
         return True
-    owner = int(pool.tenants[block, CHARGED])
-    if owner == pool.tenants[NULL_BLOCK, PAYER]:
-        return True
-    return scope == PERMITTED and num_charged(pool, owner) > pool.tenants[account_of(pool, owner), FLOOR]
+    return scope == PERMITTED and num_charged(pool, tenant) > pool.tenants[account_of(pool, tenant), FLOOR]
 
 
 @inlined
@@ -221,11 +238,14 @@ def charge_hits(pool: PoolArrays, block_ids: Int32Array) -> None:
     for block in block_ids:
         if block == NULL_BLOCK or pool.records[block, QUEUE] != FREE:
             continue
-        leave(pool, block)
-        pool.tenants[block, CHARGED] = pool.tenants[NULL_BLOCK, PAYER]
         kind = IN_CACHED
         if pool.records[block, KEPT] == SPARE:
             kind = IN_SPARE
         elif len(pool.leases) > 0 and pool.leases[block] > 0:
             kind = IN_LEASED
+            remove(pool, BY_END, block)
+        leave(pool, block)
+        pool.tenants[block, CHARGED] = pool.tenants[NULL_BLOCK, PAYER]
         join(pool, block, kind)
+        if kind == IN_LEASED:
+            insert(pool, BY_END, block)

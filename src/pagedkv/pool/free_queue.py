@@ -4,9 +4,9 @@ Owns the links (``NEXT``, ``PREVIOUS``), the place (``QUEUE``) and the count of 
 know what a block contains: its callers append blocks worth keeping at the back, least worth first, and
 put blocks without content at the front. A list of spare blocks (:mod:`~pagedkv.pool.sparing`) is handed out as soon as
 no block without content is left, and a protected list last: it is empty unless the eviction policy
-(:mod:`~pagedkv.pool.eviction`) puts blocks there. A list of leased blocks (:mod:`~pagedkv.pool.leasing`) is emptied
-into the others before they run out. Every operation on one block is O(1), removal from the middle included, which is
-what a prefix hit on freed blocks needs.
+(:mod:`~pagedkv.pool.eviction`) puts blocks there. Leased blocks (:mod:`~pagedkv.pool.leasing`) stand in no list: they
+go into the others before these run out. Every operation on one block is O(1), removal from the middle included, which
+is what a prefix hit on freed blocks needs.
 
 ::
 
@@ -15,12 +15,12 @@ what a prefix hit on freed blocks needs.
                           -> sentinel
     sentinel (second record behind the blocks) -> spare block, the one that became spare first -> ... -> sentinel
     sentinel (first record behind the blocks) -> protected block, least recently used first -> ... -> sentinel
-    sentinel (third record behind the blocks) -> leased block, the one that was released first -> ... -> sentinel
 """
 
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
@@ -36,6 +36,7 @@ from pagedkv.pool.blocks import (
     NUM_SENTINELS,
     PREVIOUS,
     QUEUE,
+    RELEASED,
     PoolArrays,
 )
 
@@ -45,7 +46,7 @@ __all__ = [
     "begin_with",
     "deferred_sentinel",
     "first",
-    "leased_sentinel",
+    "free_leased",
     "link_before",
     "popleft",
     "prepend",
@@ -74,10 +75,12 @@ def spare_sentinel(records: Int32Array) -> int:
     return len(records) - NUM_SENTINELS + 1
 
 
-@inlined
-def leased_sentinel(records: Int32Array) -> int:
-    """Sentinel of the list of cached blocks with a lease, which are handed out when nothing else is left."""
-    return len(records) - NUM_SENTINELS + 2
+def free_leased(pool: PoolArrays) -> npt.NDArray[np.bool_]:
+    """Tell of each record whether it is that of a free block with a lease, which is handed out when nothing else is."""
+    is_one = np.zeros(len(pool.records), np.bool_)
+    is_one[: len(pool.leases)] = (pool.leases > 0) & (pool.records[: len(pool.leases), QUEUE] == FREE)
+    is_one[NULL_BLOCK] = False
+    return is_one
 
 
 @inlined
@@ -171,6 +174,7 @@ class FreeBlockQueue:
 
     def __init__(self, arrays: PoolArrays) -> None:
         """Wrap the arrays of a pool."""
+        self._arrays = arrays
         self._records = arrays.records
         self._counts = arrays.counts
 
@@ -211,14 +215,18 @@ class FreeBlockQueue:
             append(self._records, self._counts, block_id)
 
     def get_all_free_blocks(self) -> list[int]:
-        """All free blocks in order, changing nothing. O(free blocks)."""
+        """All free blocks in order, leased ones last in that of their release, changing nothing.
+
+        O(free blocks), with leases O(blocks log blocks).
+        """
         num_free = self.num_free_blocks
         cold = blocks_of_list(self._records, NULL_BLOCK, num_free)
         num_empty = sum(self._records[block, NAME] == 0 for block in cold)
         order = cold[:num_empty] + blocks_of_list(self._records, spare_sentinel(self._records), num_free)
         order += cold[num_empty:]
         order += blocks_of_list(self._records, protected_sentinel(self._records), num_free)
-        order += blocks_of_list(self._records, leased_sentinel(self._records), num_free)
+        leased = np.flatnonzero(free_leased(self._arrays))
+        order += leased[np.argsort(self._records[leased, RELEASED])].tolist()
         assert len(order) == num_free, f"the queue links {len(order)} blocks but counts {num_free}"
         return order
 

@@ -1,7 +1,8 @@
 """Names: which block holds which content, found by digest or by following the last block's successor.
 
 Owns the columns ``NAME``, ``BUCKET_NEXT``, ``PARENT``, ``PARENT_LIFE``, ``SUCCESSOR`` and ``AHEAD``, and the buckets: a
-chained hash table over the first word of the digest. Chaining, since eviction removes a name from the
+chained hash table over all words of the digest, since digests that callers bring may have any of them in common
+(docs/decisions/0006-exact-hits.md). Chaining, since eviction removes a name from the
 middle at any time, and an open table would need tombstones or shifting. Does not know reference
 counts or queues.
 
@@ -50,12 +51,24 @@ __all__ = [
 ]
 
 GROUP_SPREAD: Final = 0x9E3779B1  # keeps equal digests of different groups in different buckets
+KEYS: Final = (0x428A2F98, 0x71374491, 0xB5C0FBCF, 0xE9B5DBA5, 0x3956C25B, 0x59F111F1, 0x923F82A4, 0xAB1C5ED5)
+"""One for each word, without a pattern: the first constants of SHA-256."""
+FIRST_BIT: Final = 31  # of a sum of products, from which on each bit depends on all words
+WORD_MASK: Final = 2**32 - 1
 
 
 @inlined
-def bucket_of(pool: PoolArrays, name: int, first_word: int) -> int:
-    """Tell in which bucket a name belongs."""
-    return (first_word + int(name) * GROUP_SPREAD) & (len(pool.buckets) - 1)
+def bucket_of(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
+    """Tell in which bucket a name belongs.
+
+    The sum over pairs of words of ``(word + key) * (other + its key)``: the hash NH of UMAC (Black, Halevi, Krawczyk,
+    Krovetz, Rogaway, 1999), but that sums of word and key are not cut down, so that no factor is 0. Four products at
+    once; the same in 64 bits, which wrap, and in Python's integers, which do not.
+    """
+    mixed = 0
+    for word in range(0, DIGEST_WORDS, 2):
+        mixed += (int(digest[word]) + KEYS[word]) * (int(digest[word + 1]) + KEYS[word + 1])
+    return (((mixed >> FIRST_BIT) & WORD_MASK) + int(name) * GROUP_SPREAD) & (len(pool.buckets) - 1)
 
 
 @inlined
@@ -70,7 +83,7 @@ def has_digest(pool: PoolArrays, block: int, digest: Uint32Array) -> bool:
 @inlined
 def find(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
     """Look a digest up; return its block, or the null block. The caller verifies the content."""
-    block = pool.buckets[bucket_of(pool, name, int(digest[0]))]
+    block = pool.buckets[bucket_of(pool, name, digest)]
     while block != NULL_BLOCK:
         if pool.records[block, NAME] == name and has_digest(pool, block, digest):
             return int(block)
@@ -93,7 +106,7 @@ def is_child_of(pool: PoolArrays, name: int, block: int, parent: int) -> bool:
 def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life: int) -> None:
     """Make a block findable by the digest stored for it, as a child of ``parent`` in that life."""
     records = pool.records
-    bucket = bucket_of(pool, name, int(pool.digests[block, 0]))
+    bucket = bucket_of(pool, name, pool.digests[block])
     records[block, NAME] = name
     records[block, PARENT] = parent
     records[block, PARENT_LIFE] = parent_life
@@ -135,7 +148,7 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
         remember(pool, block, cause)
     _log(pool, REMOVED, block)
     unlink_child(pool, block)
-    bucket = bucket_of(pool, records[block, NAME], int(pool.digests[block, 0]))
+    bucket = bucket_of(pool, records[block, NAME], pool.digests[block])
     current = pool.buckets[bucket]
     if current == block:
         pool.buckets[bucket] = records[block, BUCKET_NEXT]

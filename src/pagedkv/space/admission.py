@@ -22,7 +22,7 @@ from pagedkv.space.prompts import digests_of_prefix
 from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
 from pagedkv.space.replaying import begin_replay
 from pagedkv.space.retaining import note_prompt
-from pagedkv.space.scarcity import find_shortage, fits_empty_pools, fits_now, spare_room
+from pagedkv.space.scarcity import find_shortage, fits_beside, fits_empty_pools, fits_now, spare_room
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.space.steps import StepLedger
@@ -149,11 +149,15 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
     most = count_needed(state, admission, None)
     if num_sequences > state.config.max_sequences:
         return AllocStatus.NEVER
-    otherwise = AllocStatus.LATER if fits_empty_pools(state, {tenant: most}) else AllocStatus.NEVER
-    if num_sequences > len(state.vacant_rows):
-        return otherwise
-    needed = count_needed(state, admission, match_again(state, prompt, answer))
-    return AllocStatus.OK if fits_now(state, {tenant: needed}) else otherwise
+    is_possible = fits_empty_pools(state, {tenant: most})
+    has_rows = num_sequences <= len(state.vacant_rows)
+    if is_possible and not has_rows:
+        return AllocStatus.LATER
+    hit = match_again(state, prompt, answer)
+    needs = {tenant: count_needed(state, admission, hit)}
+    if has_rows and fits_now(state, needs):
+        return AllocStatus.OK
+    return AllocStatus.LATER if is_possible or fits_beside(state, needs, hit.blocks_by_pool()) else AllocStatus.NEVER
 
 
 def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit, tenant: int) -> tuple[Tail, ...]:

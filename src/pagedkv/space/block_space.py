@@ -88,7 +88,8 @@ class BlockSpace(ContentSpace):
         """Tell whether a prompt fits: now, later, or not even an empty pool. Changes nothing.
 
         Counts vacant rows, free blocks, what hits would save, and the watermark; of a tenant, what its cap and others'
-        floors leave to it: NEVER if they do not even in an empty pool.
+        floors leave to it: NEVER if they do not even in an empty pool, nor in one that holds nothing but what the
+        prompt hits and others use.
 
         Args:
             token_ids, keys, digests, num_lookahead, num_sequences, match, tenant: as in :meth:`allocate`.
@@ -394,8 +395,9 @@ class BlockSpace(ContentSpace):
     def can_swap_out(self, rows: Rows) -> AllocStatus:
         """Tell whether the host pools can take these rows. Changes nothing.
 
-        NEVER without a host pool; LATER too while the open plan copies or swaps into their blocks, and until the step
-        is over that computes a window of theirs again.
+        OK if :meth:`swap_out` would succeed. NEVER without a host pool, or if not even an empty one could hold them,
+        nor one that holds nothing but what they share there; LATER too while the open plan copies or swaps into their
+        blocks, and until the step is over that computes a window of theirs again.
         """
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
@@ -426,7 +428,8 @@ class BlockSpace(ContentSpace):
                 ``max_tokens`` is reached). With the blocks for these come the copies on write that they cause.
             num_lookahead: slots a row beyond these tokens.
 
-        OK if that fits beside the watermark, NEVER if not even empty pools could hold it.
+        OK if that fits beside the watermark; NEVER if not even empty pools could hold it, nor pools that hold nothing
+        but what the rows share there.
         """
         self._require_host_pools()
         batch = as_batch(rows)

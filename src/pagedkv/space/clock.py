@@ -40,7 +40,10 @@ def as_seconds(value: object, what: str) -> float:
 
 
 def advance(state: SpaceState, now_s: float) -> None:
-    """Set the clock; leases that have ended are like other cached content from now on. O(leased blocks)."""
+    """Set the clock; leases that have ended are like other cached content from now on.
+
+    O(log leased blocks) for each block of theirs.
+    """
     state.is_changing = True
     state.now_s = now_s
     for pool in state.pools.values():

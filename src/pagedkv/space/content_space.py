@@ -97,7 +97,7 @@ class ContentSpace(SpaceView):
         """Set the clock, by which leases end and eviction policies measure ages: the caller's seconds.
 
         It stands still in between, and need not pass as any clock does. Without it policies count blocks instead.
-        O(leased blocks).
+        O(log leased blocks) for each block whose lease has ended.
 
         Args:
             now_s: seconds since any moment, the same for all calls, at least 0.

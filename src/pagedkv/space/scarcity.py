@@ -7,15 +7,21 @@ makes no difference, as what a floor promises one tenant is free for it alone.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+import numpy as np
 
 from pagedkv.answers import Shortage
+from pagedkv.arrays import Int32Array
 from pagedkv.pool.block_pool import BlockPool
+from pagedkv.pool.blocks import CHARGED, FREE, QUEUE
 from pagedkv.pool.charging import NOBODY, NUM_TAKEN
 from pagedkv.space.state import SpaceState
 from pagedkv.space.tenants import share_of
 
-__all__ = ["Needs", "find_shortage", "fits_empty_pools", "fits_now", "kept_free", "spare_room"]
+__all__ = ["Needs", "find_shortage", "fits_beside", "fits_empty_pools", "fits_now", "kept_free", "spare_room"]
+
+NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 Needs: TypeAlias = Mapping[int, Mapping[str, int]]
 """Blocks to be taken of the free ones, by the number of a tenant and the name of a device pool."""
@@ -74,12 +80,28 @@ def find_shortage(state: SpaceState, needs: Needs) -> Shortage | None:
 
 def fits_empty_pools(state: SpaceState, needs: Needs) -> bool:
     """Tell whether empty pools would have so many blocks: within the caps, and beside the floors of the others."""
+    return fits_beside(state, needs, dict.fromkeys(state.pools, NO_BLOCKS))
+
+
+def fits_beside(state: SpaceState, needs: Needs, shared: Mapping[str, Int32Array]) -> bool:
+    """Tell whether pools would have so many blocks that hold nothing but those of some that are in use now.
+
+    What an operation shares with others it need not take, so it can succeed where empty pools would be too small. If it
+    finds enough now, it does so here.
+
+    Args:
+        state: the space.
+        needs: what is to be taken, free ones of the shared blocks among it.
+        shared: the blocks that are shared, by pool: int32 ``[any]``, in any order, some perhaps more than once.
+    """
     for name, pool in state.pools.items():
+        in_use = np.unique(shared[name][pool.arrays.records[shared[name], QUEUE] != FREE])
         if not state.tenant_names:
-            if needs[NOBODY][name] > pool.num_usable:
+            if needs[NOBODY][name] > pool.num_usable - len(in_use):
                 return False
             continue
-        room = _Room(state.limits[name], [0] * len(state.tenant_names), pool.num_usable)
+        num_taken = np.bincount(pool.arrays.tenants[in_use, CHARGED], minlength=len(state.tenant_names))
+        room = _Room(state.limits[name], num_taken.tolist(), pool.num_usable - len(in_use))
         if _first_too_needy(room, needs, name) is not None:
             return False
     return True

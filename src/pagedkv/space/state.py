@@ -26,6 +26,7 @@ from pagedkv.pool.blocks import (
 )
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
+from pagedkv.pool.free_queue import free_leased
 from pagedkv.space.checkpoints import Checkpoints
 from pagedkv.space.explanations import ExplanationBook
 from pagedkv.space.loops import DraftLoops, SpaceLoops
@@ -386,8 +387,10 @@ class SpaceState:
         """Count steps from the last settled one on, since blocks note them in 32 bits. O(blocks), every 2**30 steps."""
         settled = self.settled_step // NUM_DEFERRED_LISTS * NUM_DEFERRED_LISTS  # deferred blocks stay in their lists
         for pool in self.all_pools:
-            steps = pool.arrays.records[:, (PENDING_STEP, HOLD_STEP)]
-            pool.arrays.records[:, (PENDING_STEP, HOLD_STEP)] = np.maximum(steps - settled, 0)
+            records = pool.arrays.records
+            is_held = ~free_leased(pool.arrays)
+            records[:, PENDING_STEP] = np.maximum(records[:, PENDING_STEP] - settled, 0)
+            records[is_held, HOLD_STEP] = np.maximum(records[is_held, HOLD_STEP] - settled, 0)
             pool.arrays.counts[[OPEN_STEP, SETTLED_STEP]] -= settled
         self.relies_on[:] = np.maximum(self.relies_on - settled, 0)
         self.rows[:, LAST_STEP] = np.maximum(self.rows[:, LAST_STEP] - settled, 0)

@@ -24,7 +24,7 @@ from pagedkv.space.pending import hand_over, stop_relying
 from pagedkv.space.publishing import publish
 from pagedkv.space.replaying import is_replaying
 from pagedkv.space.retaining import note_ends
-from pagedkv.space.scarcity import find_shortage, fits_empty_pools, fits_now
+from pagedkv.space.scarcity import find_shortage, fits_beside, fits_empty_pools, fits_now
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import batches_by_tenant, charge_hits, keep_cap, let_pay, tenant_of
@@ -50,6 +50,20 @@ class _Survey:
     num_taken: dict[str, int]
     num_distinct: dict[str, int]
     moved_to: dict[str, Int32Array]
+
+    def twins(self, pool: str) -> Int32Array:
+        """Blocks of the destination that are shared, each once: int32 ``[any]``. O(blocks)."""
+        places = self.moved_to[pool]
+        twins: Int32Array = np.unique(-places[(places < 0) & (places != NEW_PLACE)])
+        return twins
+
+    def num_places(self, pool: str) -> int:
+        """Count the blocks of the destination that the batch holds afterwards: new ones, and what it shares there.
+
+        An empty pool would need no fewer: as many where each block has a twin of its own or none, more where several
+        have one. O(blocks of the source).
+        """
+        return int(np.count_nonzero(self.moved_to[pool] == NEW_PLACE)) + len(self.twins(pool))
 
 
 def _survey(state: SpaceState, batch: Int32Array, source_of: PoolOf, destination_of: PoolOf) -> _Survey:
@@ -105,7 +119,7 @@ def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
     if any(group.host_pool is None for group in state.groups):
         return AllocStatus.NEVER
     found = _survey(state, batch, _device_pool, _host_pool)
-    if any(count > state.host_pools[name].num_usable for name, count in found.num_distinct.items()):
+    if any(found.num_places(name) > pool.num_usable for name, pool in state.host_pools.items()):
         return AllocStatus.NEVER
     if _is_written(state, ledger, batch) or has_open_states(state, batch) or _first_replaying(state, batch) is not None:
         return AllocStatus.LATER
@@ -190,7 +204,7 @@ def as_next_counts(
 def swap_in_status(state: SpaceState, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> AllocStatus:
     """Tell whether the device pools can take these swapped-out rows back, and what they write next.
 
-    Changes nothing.
+    Not NEVER if they can now, by what they share there, though empty pools could not. Changes nothing.
     """
     arrival = _survey_arrival(state, batch)
     for tenant, places in _by_tenant(state, batch):
@@ -198,9 +212,12 @@ def swap_in_status(state: SpaceState, batch: Int32Array, counts: Int32Array, num
             num_grown = _num_grown(state, group, batch[places], counts[places], num_lookahead)
             arrival.num_taken[tenant][group.pool.name] += num_grown
             arrival.num_distinct[tenant][group.pool.name] += num_grown
-    if not fits_empty_pools(state, arrival.num_distinct):
-        return AllocStatus.NEVER
-    return AllocStatus.OK if fits_now(state, arrival.num_taken) else AllocStatus.LATER
+    if fits_now(state, arrival.num_taken):
+        return AllocStatus.OK
+    if fits_empty_pools(state, arrival.num_distinct):
+        return AllocStatus.LATER
+    twins = {name: arrival.found.twins(name) for name in state.pools}
+    return AllocStatus.LATER if fits_beside(state, arrival.num_taken, twins) else AllocStatus.NEVER
 
 
 @dataclass(frozen=True, slots=True)
