@@ -16,7 +16,9 @@ Needs transformers (``pip install 'pagedkv[hf]'``). In the order in which data f
     async_llm     AsyncLLM: the same for event loops; engine_thread drives it, answer_stream is what a caller holds
     core          EngineCore: the loop
     flat_batch    a batch of the scheduler as one row of tokens
+    driving       which thread drives an engine
     runner        ModelRunner: passes of a step through the model
+    borrowing     a model among engines: one pass at a time
     forward_pass  what the model's calls are answered with
     paged_cache   what the model takes for its cache
     dense         what the model answers by itself, and how far that is certain

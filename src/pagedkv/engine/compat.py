@@ -99,11 +99,14 @@ def attention_configs(model: Model) -> tuple[PreTrainedConfig, ...]:
 
 @contextmanager
 def implementation(configs: Iterable[PreTrainedConfig], name: str) -> Iterator[None]:
-    """Let a model call an attention function for a while; ``configs`` are those of :func:`attention_configs`."""
+    """Let a model call an attention function for a while; ``configs`` are those of :func:`attention_configs`.
+
+    What threads do to one config at once, they must keep apart: :class:`~pagedkv.engine.borrowing.BorrowedModel`.
+    """
     before = [(config, config._attn_implementation) for config in configs]  # noqa: SLF001 - transformers' name
-    for config, _ in before:
-        config._attn_implementation_internal = name  # noqa: SLF001 - no walk over modules, no warnings
     try:
+        for config, _ in before:
+            config._attn_implementation_internal = name  # noqa: SLF001 - no walk over modules, no warnings
         yield
     finally:
         for config, was in before:

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pagedkv.engine import compat
 from pagedkv.engine.ambient import PROBE, listening
+from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.layer_specs import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
 from pagedkv.engine.mask_rules import rule_of_mask
 from pagedkv.errors import UnsupportedModelError
@@ -198,7 +199,7 @@ def probe(model: compat.Model) -> ModelLayers:
         )
     wanted = torch.tensor([NUM_TOKENS - 1], device=model.device)
     try:
-        with torch.inference_mode(), compat.implementation(compat.attention_configs(model), PROBE), listening(recorder):
+        with torch.inference_mode(), BorrowedModel(model).calling(PROBE), listening(recorder):
             compat.forward(model, wanted, **inputs)
     except UnsupportedModelError:
         raise

@@ -16,6 +16,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.attention import CPUBackend
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
+from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.runner import ModelRunner
@@ -109,12 +110,11 @@ def _dense(model: compat.Model, groups: EngineGroups, tokens: Int32Array, num_de
     cache = compat.dense_cache(model)
     answers = []
     num_prompt = len(tokens) - num_decoded
-    configs = compat.attention_configs(model)
-    dense = compat.dense_implementation(model, has_cap=any(layer.soft_cap for layer in groups.attention))
+    borrowed, has_cap = BorrowedModel(model), any(layer.soft_cap for layer in groups.attention)
     for start, stop in ((0, num_prompt), *((at, at + 1) for at in range(num_prompt, len(tokens)))):
         where = torch.arange(start, stop, device=model.device)
         inputs = {"input_ids": ids[:, start:stop], "position_ids": where[None], "past_key_values": cache}
-        with torch.inference_mode(), compat.implementation(configs, dense):
+        with torch.inference_mode(), borrowed.dense(has_cap=has_cap):
             answers.append(compat.forward(model, where - start, **inputs))
     return torch.cat(answers)
 
