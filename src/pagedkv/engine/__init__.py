@@ -8,7 +8,7 @@ Needs transformers (``pip install 'pagedkv[hf]'``). In the order in which data f
     layer_specs   ModelLayers: what the probe saw
     grouping      EngineGroups: groups for the block space, places of layers
     loading       a model and its tokenizer, from a folder or by name
-    self_test     the model over blocks against itself, dense
+    self_test     the model over blocks against itself, dense; diagnosing: why it answers otherwise
     config        EngineConfig: memory, limits, policies
     chat          Chat: a conversation as a prompt
     prompts, engine_request, sample, outputs   what is asked for, its answers under way, and what came of it

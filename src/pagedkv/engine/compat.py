@@ -25,7 +25,7 @@ try:
         PreTrainedConfig,
         PreTrainedModel,
     )
-    from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin
+    from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
     from transformers.masking_utils import AttentionMaskInterface
 except ImportError as problem:
     raise DeviceUnavailableError(
@@ -43,6 +43,7 @@ __all__ = [
     "dense_cache",
     "dense_generate",
     "dense_implementation",
+    "foreign_layers",
     "forward",
     "generate_padded",
     "has_indexer",
@@ -175,6 +176,12 @@ def is_linear(layer: object) -> bool:
 def has_indexer(layer: object) -> bool:
     """Tell whether a layer of a cache keeps keys of an indexer, for sparse attention."""
     return hasattr(layer, "update_indexer")
+
+
+def foreign_layers(cache: Cache) -> list[str]:
+    """Name the kinds of layers in a cache that a model brings along itself."""
+    kinds = dict.fromkeys(type(layer) for layer in cache.layers)
+    return [kind.__name__ for kind in kinds if kind.__module__ != CacheLayerMixin.__module__]
 
 
 def state_tensors(layer: Any) -> State:  # noqa: ANN401 - of transformers

@@ -17,6 +17,7 @@ from pagedkv.attention import CPUBackend
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
 from pagedkv.engine.borrowing import BorrowedModel
+from pagedkv.engine.diagnosing import cause_of_difference
 from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.runner import ModelRunner
@@ -82,8 +83,8 @@ def self_test(model: compat.Model, groups: EngineGroups) -> SelfTest:
     if not difference <= tolerance:
         raise UnsupportedModelError(
             f"{type(model).__name__} answers otherwise over blocks than dense: its logits differ by {difference:.3g} "
-            f"of their spread, where {tolerance:g} is rounding. Some layer sees more, or less, than the probe found "
-            "out; docs/engine.md lists what is supported"
+            f"of their spread, where {tolerance:g} is rounding. "
+            + cause_of_difference(model, has_cap=any(layer.soft_cap for layer in groups.attention))
         )
     step_difference = _step_difference(model, groups, sequences[0], dense[0])
     return SelfTest(difference, step_difference, tolerance, continues=continues)
