@@ -5,9 +5,7 @@ import torch
 from pagedkv import BlockSpace, FullAttention, SlidingWindow, SpaceConfig
 from pagedkv.device import BlockTables, KeyValueShape, KVStorage, PlanExecutor, StepInputs
 
-CONFIG = SpaceConfig(
-    (FullAttention(4), SlidingWindow(8, 4)), num_blocks=50, max_sequences=8, max_tokens=64
-)
+CONFIG = SpaceConfig((FullAttention(4), SlidingWindow(8, 4)), num_blocks=50, max_sequences=8, max_tokens=64)
 
 
 def body(device: torch.device) -> tuple[BlockSpace, PlanExecutor]:

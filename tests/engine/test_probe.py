@@ -147,6 +147,10 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
         lambda: make_tiny("deepseek_v4"),
         r"Its cache keeps more of a sequence than keys and values of tokens, or states \(DeepseekV4",
     ),
+    "moshi": (
+        lambda: make_tiny("moshi"),
+        "MoshiForCausalLM answers otherwise over blocks.* Its own cache keeps 12 tokens, where its masks show all",
+    ),
     "a mask of its tokens": (lambda: make_tiny("gemma4_unified"), "attention call 0 needs a mask of its own"),
     "training": (lambda: cast("Any", make_model("llama")).train(), "training mode"),
 }
@@ -157,6 +161,12 @@ def test_what_would_answer_wrongly_is_refused(name: str) -> None:
     make, reason = REFUSED[name]
     with pytest.raises(UnsupportedModelError, match=reason):
         LLM(make(), EngineConfig(num_blocks=20))
+
+
+def test_layers_with_a_state_and_a_window_of_keys_are_served() -> None:
+    """Zaya's layers keep both."""
+    llm = LLM(make_tiny("zaya"), EngineConfig(num_blocks=20))
+    assert [spec.pool for spec in llm.groups.specs] == ["full", "window_12", "state"]
 
 
 def test_a_wrapper_that_hands_its_arguments_on_is_no_reason() -> None:

@@ -40,10 +40,8 @@ class StepInputs:
 
     def __repr__(self) -> str:
         """Tell its sizes: the arrays are those of all steps."""
-        num_groups = len(self._batch_tables)
-        return (
-            f"StepInputs(step {self.step_id}: {self.num_rows} rows, {self.num_tokens} tokens, {num_groups} block tables)"
-        )
+        sizes = f"{self.num_rows} rows, {self.num_tokens} tokens, {len(self._batch_tables)} block tables"
+        return f"StepInputs(step {self.step_id}: {sizes})"
 
     @property
     def rows(self) -> torch.Tensor:

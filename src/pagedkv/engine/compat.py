@@ -43,6 +43,7 @@ __all__ = [
     "dense_cache",
     "dense_generate",
     "dense_implementation",
+    "empty_layer",
     "foreign_layers",
     "forward",
     "generate_padded",
@@ -56,6 +57,7 @@ __all__ = [
     "position_rules",
     "register",
     "state_tensors",
+    "windows_of",
 ]
 
 Model: TypeAlias = PreTrainedModel
@@ -182,6 +184,18 @@ def foreign_layers(cache: Cache) -> list[str]:
     """Name the kinds of layers in a cache that a model brings along itself."""
     kinds = dict.fromkeys(type(layer) for layer in cache.layers)
     return [kind.__name__ for kind in kinds if kind.__module__ != CacheLayerMixin.__module__]
+
+
+def empty_layer(like: Any) -> Any:  # noqa: ANN401 - of transformers
+    """Make a recurrent layer of a cache anew, as one is; some have a window of keys beside their state."""
+    window = getattr(like, "sliding_window", None)
+    return type(like)() if window is None else type(like)(sliding_window=window)
+
+
+def windows_of(cache: Cache) -> set[int]:
+    """Tell how many tokens the layers of a cache keep that do not keep all."""
+    layers: list[Any] = cache.layers
+    return {layer.sliding_window for layer in layers if getattr(layer, "is_sliding", False)}
 
 
 def state_tensors(layer: Any) -> State:  # noqa: ANN401 - of transformers

@@ -12,18 +12,20 @@ import torch
 
 from pagedkv.engine import compat
 from pagedkv.engine.borrowing import BorrowedModel
+from pagedkv.engine.grouping import EngineGroups
 
 __all__ = ["cause_of_difference"]
 
 UNKNOWN: Final = "Some layer sees more, or less, than the probe found out; docs/engine.md lists what is supported"
 
 
-def cause_of_difference(model: compat.Model, *, has_cap: bool) -> str:
+def cause_of_difference(model: compat.Model, groups: EngineGroups) -> str:
     """Tell, in a sentence, what a model does that paged memory cannot follow. Leaves the model as a pass leaves it.
 
     Args:
-        model: one that answered otherwise; has_cap: whether it has soft caps.
+        model: one that answered otherwise; groups: what its layers were found to keep.
     """
+    has_cap = any(layer.soft_cap for layer in groups.attention)
     with torch.inference_mode(), BorrowedModel(model).dense(has_cap=has_cap):
         before = dict(_attributes(model))
         near = _logits(model, (0, 1))
@@ -35,11 +37,18 @@ def cause_of_difference(model: compat.Model, *, has_cap: bool) -> str:
             f"Its layers keep what they need of earlier tokens in themselves ({kept[0]}), not in the cache: there it "
             "belongs to whichever sequence came last"
         )
-    layers = compat.foreign_layers(compat.dense_cache(model))
+    cache = compat.dense_cache(model)
+    layers = compat.foreign_layers(cache)
     if layers:
         return (
             f"Its cache keeps more of a sequence than keys and values of tokens, or states ({', '.join(layers)}): that "
             "has no blocks here"
+        )
+    unseen = compat.windows_of(cache) - {extent for layer in groups.attention for extent in (layer.window, layer.chunk)}
+    if unseen:
+        return (
+            f"Its own cache keeps {min(unseen)} tokens, where its masks show all: dense, what it answers to a prompt "
+            "at once is not what it answers token by token"
         )
     if torch.equal(near, far):
         return (

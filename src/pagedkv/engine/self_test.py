@@ -83,8 +83,7 @@ def self_test(model: compat.Model, groups: EngineGroups) -> SelfTest:
     if not difference <= tolerance:
         raise UnsupportedModelError(
             f"{type(model).__name__} answers otherwise over blocks than dense: its logits differ by {difference:.3g} "
-            f"of their spread, where {tolerance:g} is rounding. "
-            + cause_of_difference(model, has_cap=any(layer.soft_cap for layer in groups.attention))
+            f"of their spread, where {tolerance:g} is rounding. " + cause_of_difference(model, groups)
         )
     step_difference = _step_difference(model, groups, sequences[0], dense[0])
     return SelfTest(difference, step_difference, tolerance, continues=continues)

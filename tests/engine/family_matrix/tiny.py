@@ -154,7 +154,7 @@ OWN: Final[dict[str, Settings]] = {
         "ffn_config": {"hidden_size": WIDTH, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
-    "deepseek_v2": {"head_dim": 8},
+    "deepseek_v2": {**CONFIGS["deepseek_v3"], "head_dim": 8},
     "dots3_note_text": {"per_layer_config": {}, "head_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": NUM_LAYERS},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": NUM_LAYERS},
@@ -175,7 +175,7 @@ OWN: Final[dict[str, Settings]] = {
 
 
 class NotMadeError(Exception):
-    """No tiny model of a type could be made: why, of each attempt."""
+    """No tiny model of a type could be made: why the likeliest attempt failed."""
 
 
 def make_tiny(model_type: str, seed: int = 0) -> PreTrainedModel:
@@ -196,7 +196,7 @@ def make_tiny(model_type: str, seed: int = 0) -> PreTrainedModel:
             return _make(model_type, settings, seed)
         except Exception as problem:  # noqa: BLE001 - of any kind: it is told if nothing else succeeds
             problems.append(_told(problem))
-    raise NotMadeError("; ".join(dict.fromkeys(problems)))
+    raise NotMadeError(problems[0])
 
 
 def _told(problem: Exception) -> str:
