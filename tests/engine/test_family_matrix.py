@@ -1,15 +1,17 @@
 """docs/families.md is what a run over all types recorded, and what was recorded is so still."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import transformers
+from transformers import PreTrainedModel
 
 from tests.engine.families import CONFIGS, MORE
-from tests.engine.family_matrix import trying
 from tests.engine.family_matrix.page import PAGE, page_of
 from tests.engine.family_matrix.record import Record, all_types, read_record
-from tests.engine.family_matrix.trying import Outcome, try_type
+from tests.engine.family_matrix.trying import CONFIGS as MATRIX_CONFIGS, Outcome, try_type
+from tests.engine.serving import Reference, reference
 
 RECORD = read_record()
 NAMED = ("laguna", "afmoe", "longcat_flash", "olmo_hybrid", "mimo_v2_flash", "whisper", "qwen3_5_moe")
@@ -19,6 +21,15 @@ ONLY_WITHIN_ITS_WINDOW = {"moshi"}
 
 def test_the_page_is_made_of_the_record() -> None:
     assert page_of(RECORD) == PAGE.read_text(encoding="utf-8")
+
+
+def test_the_engine_s_page_tells_the_same_numbers() -> None:
+    kinds = Counter(outcome.kind for outcome in RECORD.outcomes.values())
+    words = " ".join((PAGE.parent / "engine.md").read_text(encoding="utf-8").split())
+    assert (
+        f"all {len(RECORD.outcomes)} types that transformers 5.23 makes decoders of: {kinds['equal']} are equal, "
+        f"{kinds['refused']} refused with a reason, {kinds['not tried']} could not be tried"
+    ) in words
 
 
 def test_the_page_tells_every_type_once_with_what_became_of_it() -> None:
@@ -61,14 +72,11 @@ def test_what_was_recorded_is_so_still(name: str) -> None:
 
 def test_an_answer_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the model says something else by itself."""
-    dense = trying.reference
 
-    def other(*arguments: object) -> list[trying.Reference]:
-        answers = dense(*arguments)  # type: ignore[arg-type]
-        return [
-            replace(each, token_ids=[*each.token_ids[:-1], each.token_ids[-1] ^ 1], num_certain=20) for each in answers
-        ]
+    def other(model: PreTrainedModel, prompts: list[list[int]]) -> list[Reference]:
+        answers = reference(model, prompts)
+        return [replace(each, token_ids=[*each.token_ids[:-1], each.token_ids[-1] ^ 1]) for each in answers]
 
-    monkeypatch.setattr(trying, "reference", other)
-    outcome = try_type("llama", trying.CONFIGS[:1])
+    monkeypatch.setattr("tests.engine.family_matrix.trying.reference", other)
+    outcome = try_type("llama", MATRIX_CONFIGS[:1])
     assert (outcome.kind, outcome.reason) == ("differs", "request 0, answer 0")
