@@ -25,7 +25,7 @@ def example(name: str) -> ModuleType:
 
 def test_there_are_examples() -> None:
     """Or the test below would pass on nothing."""
-    assert NAMES == ["beam_search", "router", "small_engine"]
+    assert NAMES == ["beam_search", "paged_transformer", "router", "small_engine"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,6 +67,26 @@ def test_a_device_that_forgets_to_copy_is_noticed_by_the_beam_search(monkeypatch
     for _ in range(40):
         forgetful.step()
     assert forgetful.texts[0] != search.texts[0]
+
+
+def test_the_paged_transformer_reads_the_prefix_that_another_request_left() -> None:
+    """What it hits is in blocks alone: without these keys it says something else."""
+    module = example("paged_transformer")
+    model, texts = module.Model(), []
+    for forgets in (False, True):
+        config = SpaceConfig((FullAttention(module.BLOCK),), num_blocks=40, max_sequences=4, max_tokens=64)
+        engine = module.Engine(model, config)
+        engine.admit(range(20))
+        engine.step()
+        if forgets:
+            engine.executor.storage.keys(0, 0).zero_()
+        late = engine.admit([*range(17), 40])
+        for _ in range(12):
+            engine.step()
+            engine.space.check()
+        assert engine.num_hit_tokens == 16
+        texts.append(engine.leave(late))
+    assert texts[0] == module.without_paging(model, [*range(17), 40], 12) != texts[1]
 
 
 def test_routing_by_events_hits_more_than_routing_in_turn() -> None:

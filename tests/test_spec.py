@@ -24,7 +24,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no checkpoints": (lambda: RecurrentState(4, max_checkpoints=0), "max_checkpoints .* at least 1, got 0"),
     "half a checkpoint": (lambda: RecurrentState(4, max_checkpoints=0.5), "max_checkpoints must be"),  # type: ignore[arg-type]
     "a bound on nothing": (lambda: RecurrentState(4, prefix_caching=False, max_checkpoints=2), "bounds what is cached"),
-    "no groups": (lambda: SpaceConfig((), num_blocks=10), "groups must be a tuple of group rules"),
+    "no groups": (lambda: SpaceConfig((), num_blocks=10), "groups must be a tuple or list of group rules"),
     "0 sequences": (lambda: SpaceConfig(FULL, 10, max_sequences=0), "max_sequences .* got 0"),
     "-1 sequences": (lambda: SpaceConfig(FULL, 10, max_sequences=-1), "max_sequences .* got -1"),
     "0 tokens": (lambda: SpaceConfig(FULL, 10, max_tokens=0), "max_tokens .* got 0"),
@@ -56,6 +56,14 @@ def test_what_cannot_work_is_refused(build: Callable[[], object], message: str) 
 def test_the_smallest_sizes_are_accepted(group: GroupSpec) -> None:
     config = SpaceConfig((group,), num_blocks=2, num_host_blocks=2, max_sequences=1, max_tokens=1, watermark=0.0)
     assert config.blocks_by_pool() == config.host_blocks_by_pool() == {group.pool: 2}
+
+
+def test_a_list_of_groups_is_taken_as_well() -> None:
+    groups: list[GroupSpec] = [FullAttention(16), SlidingWindow(128)]
+    assert SpaceConfig(groups, num_blocks=10) == SpaceConfig(tuple(groups), num_blocks=10)
+    assert hash(SpaceConfig(groups, num_blocks=10)) == hash(SpaceConfig(tuple(groups), num_blocks=10))
+    with pytest.raises(ConfigurationError, match="groups must be a tuple or list of group rules"):
+        SpaceConfig([FullAttention(16), "window"], num_blocks=10)  # type: ignore[list-item]
 
 
 def test_pools_are_those_that_groups_name_in_their_order() -> None:

@@ -13,6 +13,7 @@ RecurrentState      the state after token q - 1: one block          the checkpoi
 ==================  ==============================================  =============================
 """
 
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -332,7 +333,7 @@ class SpaceConfig:
     """Everything a block space needs to know; checked when built.
 
     Args:
-        groups: the model's KV-cache groups, in the order of the tables.
+        groups: the model's KV-cache groups, in the order of the tables; a list becomes a tuple.
         num_blocks: blocks of each pool, the null block included; one number when there is one pool.
         num_host_blocks: blocks of the host pool of each device pool (0: no swapping).
         max_sequences: rows of the tables: sequences that can be live or swapped out at once.
@@ -370,7 +371,7 @@ class SpaceConfig:
             epochs are counted.
     """
 
-    groups: tuple[GroupSpec, ...]
+    groups: abc.Sequence[GroupSpec]
     num_blocks: int | Mapping[str, int]
     num_host_blocks: int | Mapping[str, int] = 0
     max_sequences: int = 1024
@@ -394,8 +395,12 @@ class SpaceConfig:
     __repr__ = _short_repr
 
     def __post_init__(self) -> None:
+        if isinstance(self.groups, list):
+            object.__setattr__(self, "groups", tuple(self.groups))
         is_groups = isinstance(self.groups, tuple) and all(isinstance(group, GroupSpec) for group in self.groups)
-        _require(is_groups and len(self.groups) >= 1, f"groups must be a tuple of group rules, got {self.groups!r}")
+        _require(
+            is_groups and len(self.groups) >= 1, f"groups must be a tuple or list of group rules, got {self.groups!r}"
+        )
         _check_count(self, "max_sequences")
         _check_count(self, "max_tokens")
         _check_count(self, "max_events")

@@ -152,6 +152,11 @@ class Body:
             starts, ends = (array[group.index].tolist() for array in (inputs.starts, inputs.seq_lens))
             rows = [row for row, _, _ in ranges]
             assert list(zip(rows, starts, ends, strict=True)) == ranges, "ranges did not move as tokens were refused"
+            assert inputs.rows.tolist() == rows, "other rows stand at the places"
+            tokens = [(place, at) for place, (_, start, end) in enumerate(ranges) for at in range(start, end)]
+            told = inputs.places(group.index).tolist(), inputs.positions(group.index).tolist()
+            assert list(zip(*told, strict=True))[: len(tokens)] == tokens, "tokens stand elsewhere"
+            assert {*told[0][len(tokens) :], *told[1][len(tokens) :]} <= {-1}, "behind the tokens stand others"
             if group.is_state:
                 self._write_states(group, step, inputs)
             else:

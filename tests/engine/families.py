@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-__all__ = ["BASE", "CONFIGS", "MORE", "make_model"]
+__all__ = ["BASE", "CONFIGS", "MORE", "make_model", "shake"]
 
 Config = dict[str, Any]
 
@@ -223,11 +223,11 @@ def make_model(name: str, **changes: Any) -> PreTrainedModel:  # noqa: ANN401 - 
         "PreTrainedModel",
         cast("Any", AutoModelForCausalLM).from_config(config, dtype=torch.float32, **attention).eval(),
     )
-    _shake(model, torch.Generator().manual_seed(seed + 1))
+    shake(model, torch.Generator().manual_seed(seed + 1))
     return model
 
 
-def _shake(model: PreTrainedModel, generator: torch.Generator) -> None:
+def shake(model: PreTrainedModel, generator: torch.Generator) -> None:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

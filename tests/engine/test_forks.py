@@ -109,6 +109,35 @@ def test_what_waits_prefills_or_has_ended_can_be_forked(model: PreTrainedModel) 
     assert late.samples[0].token_ids[:16] == expected[4:]
 
 
+@pytest.mark.parametrize("params", [None, GREEDY, DRAWN, replace(DRAWN, n=4)])
+def test_a_fork_has_as_many_answers_as_it_is_asked_for(model: PreTrainedModel, params: SamplingParams | None) -> None:
+    llm = LLM(model, ROOMY)
+    request = begin(llm, 5)
+    child = request.fork(n=4, params=params)
+    finish(llm)
+    answers = [tuple(sample.token_ids) for sample in child.samples]
+    assert len(answers) == 4
+    if params is None or params.temperature == 0:
+        expected = reference(model, [child.prompt_token_ids.tolist()])[0].token_ids
+        assert answers == [tuple(expected[: len(answers[0])])] * 4, "the most likely tokens, four times"
+    else:
+        assert len(set(answers)) == 4
+
+
+def test_params_alone_say_how_many_answers_a_fork_has(model: PreTrainedModel) -> None:
+    llm = LLM(model, ROOMY)
+    request = begin(llm, 5, replace(DRAWN, n=3))
+    assert len(request.fork(params=replace(DRAWN, n=2)).samples) == 2
+    assert len(request.fork().samples) == 1
+    finish(llm)
+
+
+def test_greedy_answers_of_one_prompt_are_all_the_same(model: PreTrainedModel) -> None:
+    outputs = LLM(model, ROOMY).generate(PROMPTS[:2], replace(GREEDY, n=3))
+    for output, expected in zip(outputs, reference(model, PROMPTS[:2]), strict=True):
+        assert [each.token_ids for each in output.completions] == [tuple(expected.token_ids)] * 3
+
+
 @pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, preemption="swap", num_host_blocks=60)])
 def test_forks_are_preempted_like_others(model: PreTrainedModel, config: EngineConfig) -> None:
     llm = LLM(model, replace(config, num_blocks=24))
@@ -124,8 +153,10 @@ def test_forks_are_preempted_like_others(model: PreTrainedModel, config: EngineC
 def test_forks_that_cannot_be_are_refused(model: PreTrainedModel) -> None:
     llm = LLM(model, ROOMY)
     request = begin(llm, 3)
-    with pytest.raises(RequestError, match="n=4 samples with temperature=0"):
-        request.fork(n=4)
+    with pytest.raises(RequestError, match="n must be at least 1, got 0"):
+        request.fork(n=0)
+    with pytest.raises(RequestError, match=r"fork\(n=4\) contradicts its params, which ask for n=2"):
+        request.fork(n=4, params=replace(DRAWN, n=2))
     with pytest.raises(RequestError, match="at must be at most 29"):
         request.fork(at=30)
     with pytest.raises(RequestError, match="sample must be at most 0"):

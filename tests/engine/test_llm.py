@@ -150,6 +150,39 @@ BAD: dict[str, tuple[object, SamplingParams, str]] = {
 }
 
 
+def test_answers_beyond_the_context_end_there_where_that_is_asked_for(model: PreTrainedModel) -> None:
+    """As in vLLM; without being asked to, the engine refuses them."""
+    llm = LLM(model, replace(CONFIG, beyond_context="clip"))
+    prompts = [PROMPTS[0], PROMPTS[2]]
+    asked = [replace(PARAMS, max_tokens=10_000), replace(PARAMS, max_tokens=80)]
+    room = [CONFIG.max_tokens - len(prompt) for prompt in prompts if CONFIG.max_tokens is not None]
+    for output, prompt, num_new in zip(llm.generate(prompts, asked), prompts, room, strict=True):
+        (completion,) = output.completions
+        assert completion.finish_reason == "length"
+        assert len(completion.token_ids) == num_new
+        certain = reference(model, [prompt], num_new)[0]
+        assert list(completion.token_ids)[: certain.num_certain] == certain.token_ids[: certain.num_certain]
+    request = llm.submit(PROMPTS[:1], PARAMS)[0]
+    while not request.samples[0].token_ids:
+        llm.step()
+    child = request.fork(params=asked[0])
+    assert child.wish.max_tokens == 80 - len(child.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([1] * 80, PARAMS, "80 tokens and 1 new ones are more than the 80"),
+        ([1] * 70, SamplingParams(min_tokens=11, max_tokens=20), "70 tokens and 11 new ones are more than the 80"),
+    ],
+)
+def test_what_has_no_room_at_all_is_refused_all_the_same(
+    model: PreTrainedModel, prompt: list[int], params: SamplingParams, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        LLM(model, replace(CONFIG, beyond_context="clip")).generate([prompt], params)
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_request_disturbs_nobody(llm: LLM, model: PreTrainedModel, what: str) -> None:
     prompt, params, message = BAD[what]
@@ -167,7 +200,7 @@ def test_a_bad_request_disturbs_nobody(llm: LLM, model: PreTrainedModel, what: s
     [
         {"max_tokens": 0},
         {"n": 0},
-        {"n": 2},
+        {"n": 2, "num_beams": 1.5},
         {"min_tokens": 30, "max_tokens": 20},
         {"temperature": -1.0},
         {"top_p": 0.5},

@@ -20,6 +20,7 @@ from pagedkv.engine.self_test import self_test
 from pagedkv.errors import UnsupportedModelError
 from pagedkv.models import read_model
 from tests.engine.families import BASE, CONFIGS, make_model
+from tests.engine.family_matrix.tiny import make_tiny
 
 BLOCK_SIZE = 4
 UNKNOWN_TO_MODELS = {"falcon_h1", "lfm2", "zamba2"}
@@ -90,6 +91,7 @@ def test_a_mask_tells_its_rule(rule: Rule) -> None:
         lambda _, __, query, key: (key <= query) & (key % 2 == 0),
         lambda _, __, query, key: (key <= query) & (key != 5),
         lambda _, __, query, key: (key <= query) & (key > query // 2),
+        lambda _, __, query, key: (key <= query) | torch.ones(2)[key].bool(),  # of the pass's own tokens
     ],
 )
 def test_other_masks_have_no_rule(mask: object) -> None:
@@ -125,6 +127,31 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
         ),
         "rope_type is 'longrope'",
     ),
+    "a window of one token": (
+        lambda: make_model("mistral", sliding_window=1),
+        r"attention call 0 sees one token alone \(window of 1\), for which transformers' own cache keeps all tokens",
+    ),
+    "a chunk of one token": (
+        lambda: make_model("llama4_text", attention_chunk_size=1),
+        r"sees one token alone \(window of 1\).* attention_chunk_size",
+    ),
+    "bart": (
+        lambda: make_tiny("bart"),
+        "BartForCausalLM answers otherwise over blocks.* It takes no notice of position_ids",
+    ),
+    "recurrent_gemma": (
+        lambda: make_tiny("recurrent_gemma"),
+        "Its layers keep what they need of earlier tokens in themselves .*, not in the cache",
+    ),
+    "deepseek_v4": (
+        lambda: make_tiny("deepseek_v4"),
+        r"Its cache keeps more of a sequence than keys and values of tokens, or states \(DeepseekV4",
+    ),
+    "moshi": (
+        lambda: make_tiny("moshi"),
+        "MoshiForCausalLM answers otherwise over blocks.* Its own cache keeps 12 tokens, where its masks show all",
+    ),
+    "a mask of its tokens": (lambda: make_tiny("gemma4_unified"), "attention call 0 needs a mask of its own"),
     "training": (lambda: cast("Any", make_model("llama")).train(), "training mode"),
 }
 
@@ -134,6 +161,19 @@ def test_what_would_answer_wrongly_is_refused(name: str) -> None:
     make, reason = REFUSED[name]
     with pytest.raises(UnsupportedModelError, match=reason):
         LLM(make(), EngineConfig(num_blocks=20))
+
+
+def test_layers_with_a_state_and_a_window_of_keys_are_served() -> None:
+    """Zaya's layers keep both."""
+    llm = LLM(make_tiny("zaya"), EngineConfig(num_blocks=20))
+    assert [spec.pool for spec in llm.groups.specs] == ["full", "window_12", "state"]
+
+
+def test_a_wrapper_that_hands_its_arguments_on_is_no_reason() -> None:
+    """GOT-OCR 2 gives logits_to_keep to attention, which does nothing with it."""
+    llm = LLM(make_tiny("got_ocr2"), EngineConfig(num_blocks=20))
+    assert llm.self_test is not None
+    assert llm.self_test.difference < 1e-4
 
 
 def test_an_encoder_is_refused() -> None:

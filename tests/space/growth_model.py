@@ -125,17 +125,19 @@ class GrowthModel(DraftStatesModel):
         counts: list[int],
         num_lookahead: int,
         among: AbstractSequence[ModelSequence] | None = None,
-        num_draft: int = 0,
+        num_drafts: AbstractSequence[int] = (),
     ) -> dict[str, int]:
         """Blocks by pool that appending takes: new ones, one for each copy on write of what others hold, draft states.
 
-        ``among``: the sequences that may share blocks with the batch; all live ones when None.
+        ``among``: the sequences that may share blocks with the batch; all live ones when None. ``num_drafts``: of each
+        sequence; none if it is empty.
         """
+        drafts = num_drafts or [0] * len(batch)
         sharers = list(self.sequences.values()) if among is None else among
         needed = dict.fromkeys(self.config.pool_names, 0)
         for group in self.groups:
             left: Counter[int] = Counter()
-            for sequence, count in zip(batch, counts, strict=True):
+            for sequence, count, num_draft in zip(batch, counts, drafts, strict=True):
                 num_tokens = len(sequence.tokens)
                 table = sequence.tables[group.index]
                 needed[group.pool] += max(0, group.num_blocks(num_tokens + count, num_lookahead) - len(table))
@@ -155,27 +157,37 @@ class GrowthModel(DraftStatesModel):
         counts: list[int],
         num_lookahead: int,
         among: AbstractSequence[ModelSequence] | None = None,
-        num_draft: int = 0,
+        num_drafts: AbstractSequence[int] = (),
     ) -> dict[Tenant, dict[str, int]]:
         """The same for each tenant that has sequences in the batch: no two of them share a partly filled block."""
-        parts: dict[Tenant, list[tuple[ModelSequence, int]]] = {}
-        for sequence, count in zip(batch, counts, strict=True):
-            parts.setdefault(sequence.tenant, []).append((sequence, count))
+        parts: dict[Tenant, list[tuple[ModelSequence, int, int]]] = {}
+        for sequence, count, num_draft in zip(batch, counts, num_drafts or [0] * len(batch), strict=True):
+            parts.setdefault(sequence.tenant, []).append((sequence, count, num_draft))
         return {
-            tenant: self.growth([it for it, _ in part], [count for _, count in part], num_lookahead, among, num_draft)
+            tenant: self.growth(
+                [it for it, _, _ in part],
+                [count for _, count, _ in part],
+                num_lookahead,
+                among,
+                [num_draft for _, _, num_draft in part],
+            )
             for tenant, part in parts.items()
         }
 
     def appended(
-        self, batch: AbstractSequence[ModelSequence], tokens: list[list[int]], num_lookahead: int, num_draft: int
+        self,
+        batch: AbstractSequence[ModelSequence],
+        tokens: list[list[int]],
+        num_lookahead: int,
+        num_drafts: AbstractSequence[int],
     ) -> list[Move]:
         """Tokens were appended to rows; returns the copies on write."""
-        needed = self.growth(batch, [len(new) for new in tokens], num_lookahead, None, num_draft)
+        needed = self.growth(batch, [len(new) for new in tokens], num_lookahead, None, num_drafts)
         num_full = self._num_full_accepted(batch)
         copied: list[Move] = []
         num_taken = dict.fromkeys(needed, 0)
         num_states = dict.fromkeys(needed, 0)
-        for sequence, new in zip(batch, tokens, strict=True):
+        for sequence, new, num_draft in zip(batch, tokens, num_drafts, strict=True):
             self.payer = sequence.tenant
             if new:
                 self.accept_states(sequence, len(sequence.tokens))

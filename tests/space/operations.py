@@ -8,7 +8,7 @@ that led to it, and rows, tables and plans as the model has them (:mod:`tests.sp
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as AbstractSequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
@@ -196,7 +196,11 @@ class SpaceOperations(RuleBasedStateMachine):
     # Growth
 
     def append_tokens(
-        self, batch: list[ModelSequence], appended: list[list[int]], num_lookahead: int = 0, num_draft: int = 0
+        self,
+        batch: list[ModelSequence],
+        appended: list[list[int]],
+        num_lookahead: int = 0,
+        num_drafts: AbstractSequence[int] = (0,),
     ) -> None:
         """Append tokens to rows, cut to what ``max_tokens`` leaves room for; the last ones perhaps drafts."""
         space, model = self.space, self.model
@@ -204,12 +208,12 @@ class SpaceOperations(RuleBasedStateMachine):
         num_lookahead = min(num_lookahead, *room)
         appended = [new[: left - num_lookahead] for new, left in zip(appended, room, strict=True)]
         counts = [len(new) for new in appended]
-        num_draft = min(num_draft, *counts) if self.mix.takes_drafts else 0
-        if self.mix.num_draft_states:
-            num_draft = min(num_draft, self.mix.num_draft_states)
+        most = (self.mix.num_draft_states or max(counts)) if self.mix.takes_drafts else 0
+        drafts = [min(num_drafts[place % len(num_drafts)], count, most) for place, count in enumerate(counts)]
+        num_draft = drafts[0] if len(set(drafts)) == 1 else drafts
         rows = [sequence.row for sequence in batch]
         self._note(f"append to rows {rows} {appended}, {num_lookahead} lookahead, the last {num_draft} drafts")
-        needed = model.growth_by_tenant(batch, counts, num_lookahead, None, num_draft)
+        needed = model.growth_by_tenant(batch, counts, num_lookahead, None, drafts)
         fits = model.lacks(needed) is None
         assert space.can_append(rows, counts, num_lookahead=num_lookahead, num_draft=num_draft) == fits
         flat = [token for new in appended for token in new]
@@ -219,7 +223,7 @@ class SpaceOperations(RuleBasedStateMachine):
         if isinstance(answer, Shortage):
             model.require_shortage(answer, needed)
             return
-        copied = model.appended(batch, appended, num_lookahead, num_draft)
+        copied = model.appended(batch, appended, num_lookahead, drafts)
         first = self.mix.groups[0].pool
         told = [(move.source[1], move.target[1]) for move in copied if move.target[0] == first]
         assert sorted(answer) == sorted(told)

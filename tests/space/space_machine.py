@@ -42,6 +42,7 @@ TOKENS: Final = st.lists(TOKEN, max_size=8)
 CHUNK: Final = st.lists(TOKEN, min_size=4, max_size=16)
 COUNTS: Final = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 LENGTH: Final = st.integers(0, 24)
+DRAFTS: Final = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 LOOKAHEAD: Final = st.sampled_from((0, 0, 0, 1, MOST_LOOKAHEAD))
 INTENT: Final = st.sampled_from(("", "", "", "low", "high", "lease", "superseded"))
 OTHER_KEYS: Final = st.none() | st.sampled_from(KEYS)
@@ -148,14 +149,14 @@ class SpaceMachine(SpaceOperations):
     # Growth
 
     @precondition(lambda self: self.model.running)
-    @rule(places=PLACES, counts=COUNTS, tokens=TOKENS, num_lookahead=LOOKAHEAD, num_draft=st.integers(0, 3))
+    @rule(places=PLACES, counts=COUNTS, tokens=TOKENS, num_lookahead=LOOKAHEAD, num_drafts=DRAFTS)
     def append(
-        self, places: list[int], counts: list[int], tokens: list[int], num_lookahead: int, num_draft: int
+        self, places: list[int], counts: list[int], tokens: list[int], num_lookahead: int, num_drafts: list[int]
     ) -> None:
         """Append ragged numbers of tokens, the last ones perhaps drafts, to some rows."""
         batch = self._choose(self.model.running, places)
         new = [tokens[: counts[place % len(counts)]] for place in range(len(batch))]
-        self.append_tokens(batch, new, num_lookahead, num_draft)
+        self.append_tokens(batch, new, num_lookahead, num_drafts)
 
     @precondition(lambda self: self.model.running)
     @rule(token=TOKEN)

@@ -36,10 +36,18 @@ def refused(action: Callable[[BlockSpace], object], error: type[PagedKVError], m
 def test_a_number_of_slots_that_is_none_is_refused(number: int) -> None:
     reserve, drafts = "num_lookahead must be an integer, got", "num_draft must be an integer, got"
     refused(lambda space: space.append([ROW], [1], num_lookahead=number), ConfigurationError, reserve)
-    refused(lambda space: space.append([ROW], [1], num_draft=number), ConfigurationError, drafts)
+    if not (isinstance(number, np.ndarray) and number.ndim):  # those are one a row
+        refused(lambda space: space.append([ROW], [1], num_draft=number), ConfigurationError, drafts)
     refused(lambda space: space.can_append([ROW], num_lookahead=number), ConfigurationError, reserve)
     refused(lambda space: space.allocate([1], num_lookahead=number), ConfigurationError, reserve)
     refused(lambda space: space.can_allocate([1], num_lookahead=number), ConfigurationError, reserve)
+
+
+@pytest.mark.parametrize(
+    "numbers", [[0, 1], [[0]], ["0"], [None], [0.0], [True], [[0], [0, 1]], np.ma.array([0])], ids=repr
+)
+def test_numbers_of_guesses_that_are_not_one_a_row_are_refused(numbers: list[int]) -> None:
+    refused(lambda space: space.append([ROW], [1], num_draft=numbers), TokenError, "num_draft")
 
 
 def test_numbers_of_slots_may_be_numpys() -> None:

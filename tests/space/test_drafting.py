@@ -127,3 +127,86 @@ def test_tokens_for_a_batch_are_one_each_also_if_it_has_one_row() -> None:
             space.append(batch, [1, 2])
     with unchanged(space), pytest.raises(TokenError, match="the counts add up to 2, but 3 token ids were given"):
         space.append(rows, [1, 2, 3])
+
+
+# Numbers of guesses of each row
+
+
+def rows_of(space: BlockSpace, lengths: list[int]) -> list[int]:
+    """Admit prompts that have nothing in common, and compute them."""
+    rows = [prefill(space, tokens(length, 100 * place)) for place, length in enumerate(lengths)]
+    space.check()
+    return rows
+
+
+@pytest.mark.parametrize(
+    "groups", [(FullAttention(4),), (FullAttention(4), SlidingWindow(6, 4))], ids=["full", "hybrid"]
+)
+def test_each_row_may_have_its_own_number_of_guesses(groups: tuple[FullAttention | SlidingWindow, ...]) -> None:
+    space, apart = new_space(*groups), new_space(*groups)
+    counts, num_draft = [4, 0, 5, 1], [3, 0, 0, 1]
+    rows = rows_of(space, [5, 6, 7, 8])
+    assert rows_of(apart, [5, 6, 7, 8]) == rows
+    new = [tokens(count, 1000 + 10 * place) for place, count in enumerate(counts)]
+    assert space.can_append(rows, counts, num_draft=num_draft)
+    assert space.append(rows, np.concatenate(new), counts, num_draft=num_draft) is None
+    for row, mine, drafts in zip(rows, new, num_draft, strict=True):
+        assert apart.append([row], mine, [len(mine)], num_draft=drafts) is None
+    space.check()
+    assert space.lengths(rows).tolist() == apart.lengths(rows).tolist() == [9, 6, 12, 9]
+    for each in (space, apart):
+        run_step(each)
+        each.check()
+    for place, row in enumerate(rows):
+        text = np.concatenate([tokens(5 + place, 100 * place), new[place], [9999]])
+        assert hit(space, text) == hit(apart, text), f"row {row}"
+    assert hit(space, np.concatenate([tokens(7, 200), new[2], [9999]])) == 12, "none of these were guesses"
+    assert hit(space, np.concatenate([tokens(5), new[0], [9999]])) == 4, "three of these are"
+
+
+def test_rows_that_share_a_block_copy_it_once_whatever_they_guess() -> None:
+    """Two rows write into it: one takes a copy, the other what is left, in whichever order they grow."""
+    for num_draft in ([1, 0], [0, 1], [1, 1]):
+        space = new_space(num_blocks=1 + 3)
+        row = prefill(space, tokens(6))
+        rows = [row, *space.fork(row)]
+        assert space.can_append(rows, [1, 1], num_draft=num_draft)
+        copies = space.append_with_copies(rows, [7, 8], [1, 1], num_draft=num_draft)
+        assert not isinstance(copies, Shortage)
+        assert len(copies) == 1
+        space.check()
+
+
+def test_rows_grow_all_or_none_whatever_they_guess() -> None:
+    space = new_space(num_blocks=1 + 4)
+    rows = rows_of(space, [4, 4])
+    with unchanged(space):
+        assert not space.can_append(rows, [5, 4], num_draft=[4, 0])
+        assert space.append(rows, tokens(9, 50), [5, 4], num_draft=[4, 0]) == Shortage("device", 3, 2)
+    with unchanged(space), pytest.raises(TokenError, match="row 1 cannot take 1 tokens, 2 of them drafts"):
+        space.append(rows, tokens(4, 50), [3, 1], num_draft=[0, 2])
+    with unchanged(space), pytest.raises(TokenError, match="2 rows need as many integer num_draft"):
+        space.append(rows, tokens(4, 50), [3, 1], num_draft=[0, 1, 0])
+    with unchanged(space), pytest.raises(TokenError, match=r"num_draft must lie between 0 and .*, got -1 to 1"):
+        space.append(rows, tokens(4, 50), [3, 1], num_draft=[1, -1])
+
+
+def test_states_are_kept_for_each_row_s_own_guesses() -> None:
+    space = new_space(
+        RecurrentState(4, pool="device", num_draft_states=3),
+        FullAttention(4, "full"),
+        num_blocks={"device": 20, "full": 20},
+    )
+    rows = rows_of(space, [5, 6])
+    free = space.num_free_blocks("device")
+    assert space.append(rows, tokens(5, 50), [4, 1], num_draft=[3, 0]) is None
+    assert free - space.num_free_blocks("device") >= 3, "a state for each guess"
+    space.check()
+    run_step(space)
+    space.truncate(rows, [6, 7])
+    space.check()
+    with (
+        unchanged(space),
+        pytest.raises(TokenError, match="num_draft = 4, but a recurrent state cannot be rolled back"),
+    ):
+        space.append(rows, tokens(5, 50), [4, 1], num_draft=[4, 0])

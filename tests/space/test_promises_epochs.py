@@ -256,7 +256,7 @@ def test_promise_28_refused_drafts_move_what_later_weights_compute_into_other_bl
 def test_promise_28_content_from_elsewhere_has_the_epochs_that_are_told_of_it() -> None:
     space = counting(lag=2)
     space.set_weights_epoch(5)
-    load = space.load(PROMPT, 16, epochs=(4, 5))
+    load = space.load(PROMPT, 16, epochs=[4, 5])  # type: ignore[arg-type]  # a list is a pair, too
     older = space.load(tokens(9, first=500), 8, epochs=(3, 3))
     now = space.load(tokens(9, first=700), 8)
     assert isinstance(load, Load)

@@ -13,9 +13,16 @@ from pagedkv.spec import StepId
 __all__ = ["StepInputs"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StepInputs:
     """Tables, slots and ranges of one step.
+
+    A *place* is a row's rank among the rows that the step computes, which lie behind one another in the flat order::
+
+        place           0         1               2
+        rows            4         7               9             numbers of the space
+        flat order    | 12      | 0  1  2  3    | 8  9  |       positions
+                        0         1  1  1  1      2  2          places
 
     Views are made when they are asked for: they cost two microseconds each, and a graph needs none.
 
@@ -30,6 +37,41 @@ class StepInputs:
     _arrays: TableArrays
     _batch_tables: tuple[torch.Tensor, ...]
     _state_tables: Mapping[int, StateTable]
+
+    def __repr__(self) -> str:
+        """Tell its sizes: the arrays are those of all steps."""
+        sizes = f"{self.num_rows} rows, {self.num_tokens} tokens, {len(self._batch_tables)} block tables"
+        return f"StepInputs(step {self.step_id}: {sizes})"
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The space's row at each place: int32 ``[num_rows]``."""
+        return self._arrays.held_rows[0, : self.num_rows]
+
+    def places(self, group: int = 0) -> torch.Tensor:
+        """Tell whose each token is: its place, in the flat order, then -1: int64 ``[max_batched_tokens]``.
+
+        Args:
+            group: whose order; that of others differs where a window is replayed, or a group caches no prefixes.
+
+        Cost: O(max_batched_tokens x log rows), a handful of tensor operations.
+        """
+        tokens = torch.arange(self._arrays.slots.shape[1], device=self._arrays.slots.device)
+        places = torch.searchsorted(self.query_start_loc[group, 1:].long(), tokens, right=True)
+        return torch.where(places < self.num_rows, places, -1)
+
+    def positions(self, group: int = 0) -> torch.Tensor:
+        """Tell where each token stands in its sequence, in the flat order, then -1: int64 ``[max_batched_tokens]``.
+
+        This is what rotary embeddings take: the first ``num_tokens`` of it. Refused tokens are taken into account, on
+        the device. Args and cost as :meth:`places`.
+        """
+        places = self.places(group)
+        if not self.num_rows:
+            return places
+        tokens = torch.arange(len(places), device=places.device)
+        within = tokens - self.query_start_loc[group, places.clamp(min=0)]
+        return torch.where(places >= 0, self.starts[group, places.clamp(min=0)] + within, -1)
 
     @property
     def block_tables(self) -> tuple[torch.Tensor, ...]:

@@ -8,7 +8,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     layer_specs   ModelLayers: what the probe saw
     grouping      EngineGroups: groups for the block space, places of layers
     loading       a model and its tokenizer, from a folder or by name
-    self_test     the model over blocks against itself, dense
+    self_test     the model over blocks against itself, dense; diagnosing: why it answers otherwise
     config        EngineConfig: memory, limits, policies
     chat          Chat: a conversation as a prompt
     prompts, engine_request, sample, outputs   what is asked for, its answers under way, and what came of it
@@ -16,7 +16,9 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     async_llm     AsyncLLM: the same for event loops; engine_thread drives it, answer_stream is what a caller holds
     core          EngineCore: the loop
     flat_batch    a batch of the scheduler as one row of tokens
+    driving       which thread drives an engine
     runner        ModelRunner: passes of a step through the model
+    borrowing     a model among engines: one pass at a time
     forward_pass  what the model's calls are answered with
     paged_cache   what the model takes for its cache
     dense         what the model answers by itself, and how far that is certain

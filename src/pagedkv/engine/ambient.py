@@ -70,8 +70,9 @@ def _current() -> AttentionListener:
     listener = _CURRENT.get()
     if listener is None:
         raise EngineError(
-            f"the attention {IMPLEMENTATION!r} was called outside of an engine's step: give the model another "
-            "implementation (model.set_attn_implementation)"
+            f"the attention {IMPLEMENTATION!r} was called outside of an engine's step: either an engine computes with "
+            "this model in another thread, then call it between steps, or a copy of it (copy.deepcopy); or it was "
+            "given this implementation for good, then give it another one (model.set_attn_implementation)"
         )
     return listener
 

@@ -10,13 +10,14 @@ import asyncio
 import atexit
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Literal, Self, TypeAlias, final
 
 from pagedkv.arguments import as_count
 from pagedkv.engine.answer_stream import AnswerStream, Mailbox
-from pagedkv.engine.engine_thread import Close, End, EngineThread, Submit
+from pagedkv.engine.engine_thread import Call, Close, End, EngineThread, Submit
 from pagedkv.engine.llm import LLM, Prompt
 from pagedkv.engine.sampling import SamplingParams
 from pagedkv.errors import ConfigurationError, RequestError
@@ -28,7 +29,7 @@ WhenFull: TypeAlias = Literal["wait", "refuse"]
 
 @final
 class AsyncLLM:
-    """Serves callers of event loops with one engine, which nobody else may use until this is closed.
+    """Serves callers of event loops with one engine, which nobody else can use until this is closed (EngineError).
 
     Tokens, deadlines and ends are seen to between steps, so a deadline is kept to within a step. One request's fault
     is told to its caller alone; a step that fails is told to all (EngineError), and the engine must be built again.
@@ -42,6 +43,7 @@ class AsyncLLM:
 
     Raises:
         ConfigurationError: ``max_waiting`` is not at least 1, or ``when_full`` is neither.
+        EngineError: another thread drives the engine: it has an AsyncLLM already.
     """
 
     def __init__(
@@ -83,6 +85,27 @@ class AsyncLLM:
         self._thread.send(Submit(mailbox, prompt, SamplingParams() if params is None else params, deadline))
         thread = self._thread
         return AnswerStream(mailbox, lambda mailbox: thread.tell(End(mailbox)))
+
+    async def reset_prefix_cache(self) -> None:
+        """Let later requests hit nothing of what was computed before: :meth:`EngineCore.reset_prefix_cache`.
+
+        Between two steps, by the engine's thread; it has happened when this returns. Raises EngineError.
+        """
+        await self._call(LLM.reset_prefix_cache)
+
+    async def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
+        """Say that the model has other weights from the next step on: :meth:`EngineCore.set_weights_epoch`.
+
+        Between two steps, by the engine's thread; it has happened when this returns. So whoever changes weights in
+        place, while requests are under way, does it in ``change``. Raises as there, and where the engine was closed.
+        """
+        await self._call(partial(LLM.set_weights_epoch, weights_epoch=weights_epoch, change=change))
+
+    async def _call(self, work: Callable[[LLM], None]) -> None:
+        """Let the engine's thread do something between two steps, and wait for it."""
+        call = Call(work)
+        self._thread.send(call)
+        await asyncio.wrap_future(call.done)
 
     def close(self, *, drain: bool = False) -> None:
         """Let nobody in any more, end the thread, and wait for that. May be called again.

@@ -25,7 +25,7 @@ try:
         PreTrainedConfig,
         PreTrainedModel,
     )
-    from transformers.cache_utils import Cache, DynamicCache, LinearAttentionCacheLayerMixin
+    from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
     from transformers.masking_utils import AttentionMaskInterface
 except ImportError as problem:
     raise MissingExtraError("pagedkv.engine needs transformers 5.16 or newer: pip install 'pagedkv[hf]'") from problem
@@ -41,6 +41,8 @@ __all__ = [
     "dense_cache",
     "dense_generate",
     "dense_implementation",
+    "empty_layer",
+    "foreign_layers",
     "forward",
     "generate_padded",
     "has_indexer",
@@ -53,6 +55,7 @@ __all__ = [
     "position_rules",
     "register",
     "state_tensors",
+    "windows_of",
 ]
 
 Model: TypeAlias = PreTrainedModel
@@ -97,11 +100,14 @@ def attention_configs(model: Model) -> tuple[PreTrainedConfig, ...]:
 
 @contextmanager
 def implementation(configs: Iterable[PreTrainedConfig], name: str) -> Iterator[None]:
-    """Let a model call an attention function for a while; ``configs`` are those of :func:`attention_configs`."""
+    """Let a model call an attention function for a while; ``configs`` are those of :func:`attention_configs`.
+
+    What threads do to one config at once, they must keep apart: :class:`~pagedkv.engine.borrowing.BorrowedModel`.
+    """
     before = [(config, config._attn_implementation) for config in configs]  # noqa: SLF001 - transformers' name
-    for config, _ in before:
-        config._attn_implementation_internal = name  # noqa: SLF001 - no walk over modules, no warnings
     try:
+        for config, _ in before:
+            config._attn_implementation_internal = name  # noqa: SLF001 - no walk over modules, no warnings
         yield
     finally:
         for config, was in before:
@@ -170,6 +176,24 @@ def is_linear(layer: object) -> bool:
 def has_indexer(layer: object) -> bool:
     """Tell whether a layer of a cache keeps keys of an indexer, for sparse attention."""
     return hasattr(layer, "update_indexer")
+
+
+def foreign_layers(cache: Cache) -> list[str]:
+    """Name the kinds of layers in a cache that a model brings along itself."""
+    kinds = dict.fromkeys(type(layer) for layer in cache.layers)
+    return [kind.__name__ for kind in kinds if kind.__module__ != CacheLayerMixin.__module__]
+
+
+def empty_layer(like: Any) -> Any:  # noqa: ANN401 - of transformers
+    """Make a recurrent layer of a cache anew, as one is; some have a window of keys beside their state."""
+    window = getattr(like, "sliding_window", None)
+    return type(like)() if window is None else type(like)(sliding_window=window)
+
+
+def windows_of(cache: Cache) -> set[int]:
+    """Tell how many tokens the layers of a cache keep that do not keep all."""
+    layers: list[Any] = cache.layers
+    return {layer.sliding_window for layer in layers if getattr(layer, "is_sliding", False)}
 
 
 def state_tensors(layer: Any) -> State:  # noqa: ANN401 - of transformers

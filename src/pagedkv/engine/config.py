@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from pagedkv.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
 from pagedkv.device import num_blocks_that_fit
@@ -14,6 +15,8 @@ from pagedkv.scheduling.config import require_preemption
 from pagedkv.spec import EVICTION_POLICIES, SpaceConfig
 
 __all__ = ["EngineConfig"]
+
+BeyondContext: TypeAlias = Literal["refuse", "clip"]
 
 MIB = 2**20
 MOST_NBYTES = 2**60
@@ -34,11 +37,17 @@ class EngineConfig:
         max_sequences: sequences that run at once.
         max_batched_tokens: tokens of a step.
         max_tokens: tokens of the longest sequence; None: what the model's config says, 4,096 if nothing.
+        beyond_context: what becomes of a request whose ``max_tokens`` go beyond the longest sequence: "refuse" it, or
+            "clip" its answer there, as vLLM does. A prompt that leaves no room for a token is refused either way.
         preemption: what becomes of a request that must give its blocks up.
         prefix_caching: share blocks between requests, and keep them for later ones.
         min_partial_hit: fewest tokens for whose sake a block is copied.
         watermark: fraction of blocks that admissions leave free.
         eviction: name of the policy.
+        weights_epoch: the first version of the weights: text, or a number where epochs are to be counted (8 bytes a
+            block).
+        max_epoch_lag: how many epochs back the oldest weights may lie that contributed to a hit; more than 0 only where
+            epochs are counted.
         self_test: compare the model with itself, dense, before anything is answered; done whatever is said here where
             layers are recurrent, since it also finds out how their states go on.
         speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
@@ -56,11 +65,14 @@ class EngineConfig:
     max_sequences: int = 64
     max_batched_tokens: int = 2048
     max_tokens: int | None = None
+    beyond_context: BeyondContext = "refuse"
     preemption: PreemptionKind = "recompute"
     prefix_caching: bool = True
     min_partial_hit: int = 0
     watermark: float = 0.01
     eviction: str = "lru"
+    weights_epoch: str | int = ""
+    max_epoch_lag: int = 0
     self_test: bool = True
     speculation: PromptLookup | None = None
     seed: int = 0
@@ -83,6 +95,8 @@ class EngineConfig:
         require_preemption(self.preemption)
         if self.speculation is not None:
             require_instance(self.speculation, PromptLookup, "speculation")
+        if self.beyond_context not in {"refuse", "clip"}:
+            raise ConfigurationError(f"beyond_context must be 'refuse' or 'clip', got {self.beyond_context!r}")
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 
@@ -122,6 +136,8 @@ class EngineConfig:
             prefix_caching=self.prefix_caching,
             min_partial_hit=self.min_partial_hit if self.prefix_caching else 0,
             eviction=self.eviction,
+            weights_epoch=self.weights_epoch,
+            max_epoch_lag=self.max_epoch_lag,
             in_order=True,
             receipts=True,
             explain=True,

@@ -9,11 +9,12 @@
       sample     answering.take(logits, rows)      a token each, but for rows that wait or fail
       finish     scheduler.finish(batch, tokens)   who has ended
 
-One thread drives it, and a step is over when :meth:`EngineCore.step` returns. A step that fails ends the
+One thread drives it at a time, and a step is over when :meth:`EngineCore.step` returns. A step that fails ends the
 engine: what it had computed is not known.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import final
 
@@ -27,6 +28,7 @@ from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
 from pagedkv.engine.answering import Answering, Sampler, Taken
 from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.driving import Driver
 from pagedkv.engine.engine_request import EngineRequest, Wish
 from pagedkv.engine.flat_batch import flatten
 from pagedkv.engine.forking import fork_params, fork_prefix
@@ -38,7 +40,7 @@ from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.sample import Decode
 from pagedkv.engine.sampled_rows import SampledRow, with_drafts
 from pagedkv.engine.sampling import BatchSampler, SamplingParams, seed_of
-from pagedkv.errors import EngineError, RequestError, TokenError
+from pagedkv.errors import ConfigurationError, EngineError, RequestError, TokenError
 from pagedkv.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.space import BlockSpace
 
@@ -63,6 +65,7 @@ class EngineCore:
         space: the block space, to be looked at.
         executor: storage and tables, likewise.
         scheduler: the scheduler, likewise.
+        driver: which thread drives it; others are refused (EngineError).
         model_end_ids: tokens that end a sequence unless it ignores them.
 
     Raises:
@@ -82,6 +85,7 @@ class EngineCore:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.config = config
+        self.driver = Driver()
         space_config = config.space(groups, compat.longest_sequence(model))
         self.space = BlockSpace(space_config)
         storage = KVStorage(space_config, groups.shapes, model.device)
@@ -115,33 +119,36 @@ class EngineCore:
         Raises:
             RequestError: it could not be served, even alone, or names what this model does not have. Nothing is
                 changed.
-            EngineError: the engine has failed.
+            EngineError: the engine has failed, or another thread drives it.
         """
-        self._require_alive()
-        require_instance(params, SamplingParams, "params", RequestError)
-        try:
-            tokens = as_token_array(prompt_token_ids)
-        except TokenError as problem:
-            raise RequestError(f"a prompt must be token ids: {problem}") from problem
-        wish = self._complete(tokens, params)
-        request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
-        if not self.scheduler.add(request.scheduled):
-            raise self._too_large(wish)
-        self._enter(request)
-        return request
+        with self._driving():
+            require_instance(params, SamplingParams, "params", RequestError)
+            try:
+                tokens = as_token_array(prompt_token_ids)
+            except TokenError as problem:
+                raise RequestError(f"a prompt must be token ids: {problem}") from problem
+            wish = self._complete(tokens, params)
+            request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
+            if not self.scheduler.add(request.scheduled):
+                raise self._too_large(wish)
+            self._enter(request)
+            return request
 
     def fork(
         self,
         request: EngineRequest,
-        n: int = 1,
+        n: int | None = None,
         at: int | None = None,
         params: SamplingParams | None = None,
         sample: int = 0,
     ) -> EngineRequest:
         """Let another request go on from tokens of this one: see :meth:`EngineRequest.fork`."""
-        self._require_alive()
-        prefix = fork_prefix(request, sample, at)
-        wish = self._complete(prefix, fork_params(request, n, len(prefix)) if params is None else params)
+        with self._driving():
+            prefix = fork_prefix(request, sample, at)
+            wish = self._complete(prefix, fork_params(request, n, params, len(prefix)))
+            return self._branch_off(request, wish, sample)
+
+    def _branch_off(self, request: EngineRequest, wish: Wish, sample: int) -> EngineRequest:
         child = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
         answer = request.samples[sample]
         sequence = request.live.index(answer) if answer in request.live else None
@@ -171,8 +178,56 @@ class EngineCore:
         )
 
     def abort(self, request: EngineRequest, reason: FinishReason = "aborted") -> None:
-        """End a request now, wherever it is, for that reason; one that has ended stays as it is."""
-        self._end(request, reason)
+        """End a request now, wherever it is, for that reason; one that has ended stays as it is.
+
+        Raises EngineError where another thread drives the engine.
+        """
+        if not request.is_finished:
+            with self.driver.at_the_wheel():
+                self._end(request, reason)
+
+    # What is cached
+
+    def reset_prefix_cache(self) -> None:
+        """Let later requests hit nothing of what was computed before; those under way keep their own blocks.
+
+        Raises:
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(blocks + rows).
+        """
+        with self._driving():
+            self.space.reset_prefix_cache()
+
+    def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
+        """Say that the model's weights are others from the next step on: what older ones computed is not hit any more.
+
+        Requests under way go on: they keep what they have, and compute with the new weights. What they hold of the old
+        ones is nobody else's.
+
+        Args:
+            weights_epoch: text, where ``EngineConfig.weights_epoch`` is text; where that is a number, one that is not
+                below the epoch in force: then hits may rest on weights of ``EngineConfig.max_epoch_lag`` epochs back.
+            change: brings the new weights, ``lambda: model.load_state_dict(weights)`` say; called where no engine
+                computes with the model. None: they are there. What it raises is passed on, and the epoch has begun all
+                the same, since some weights may be new: try again with another one.
+
+        Raises:
+            ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
+            EngineError: the engine has failed, or another thread drives it; nothing is changed.
+
+        Cost: O(blocks + rows).
+        """
+        with self._driving():
+            if not isinstance(weights_epoch, str) and isinstance(self.config.weights_epoch, str):
+                raise ConfigurationError(
+                    f"weights_epoch must be text, got {weights_epoch!r}: epochs are counted where the first one is a "
+                    "number, EngineConfig(weights_epoch=0)"
+                )
+            self.space.set_weights_epoch(weights_epoch)
+            if change is not None:
+                with self._runner.borrowed.alone():
+                    change()
 
     @property
     def has_work(self) -> bool:
@@ -184,12 +239,15 @@ class EngineCore:
         self._require_tokens(prompt_token_ids)
         room = self.space.config.max_tokens - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else params.max_tokens
+        if self.config.beyond_context == "clip":
+            max_tokens = min(max_tokens, room)
         if max_tokens > room or max_tokens < max(1, params.min_tokens):
-            wanted = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
+            is_least = params.max_tokens is None or self.config.beyond_context == "clip"
+            wanted = max(1, params.min_tokens) if is_least else params.max_tokens
             raise RequestError(
                 f"a prompt of {len(prompt_token_ids)} tokens and {wanted} new ones are more than the "
-                f"{self.space.config.max_tokens} of the longest sequence: shorten one, or set max_tokens of the engine "
-                "if the model knows more"
+                f"{self.space.config.max_tokens} of the longest sequence: shorten one, set max_tokens of the engine if "
+                "the model knows more, or let answers end there (EngineConfig(beyond_context='clip'))"
             )
         seed = seed_of(self.config.seed, self._num_requests)
         own_ends = frozenset() if params.ignore_eos else self.model_end_ids
@@ -216,14 +274,15 @@ class EngineCore:
         """Run one step to its end.
 
         Raises:
-            EngineError: the model or the device failed in it; the engine is at its end.
+            EngineError: the model or the device failed in it, and the engine is at its end; or another thread drives
+                it, and nothing happened.
         """
-        self._require_alive()
-        try:
-            return self._step()
-        except Exception as problem:
-            self._failure = f"{type(problem).__name__}: {problem}"
-            raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
+        with self._driving():
+            try:
+                return self._step()
+            except Exception as problem:
+                self._failure = f"{type(problem).__name__}: {problem}"
+                raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
 
     def _step(self) -> StepRecord:
         num_finished = self._supply() if self._answering.num_held else 0
@@ -358,9 +417,13 @@ class EngineCore:
 
     # Checks
 
-    def _require_alive(self) -> None:
-        if self._failure is not None:
-            raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
+    @contextmanager
+    def _driving(self) -> Iterator[None]:
+        """Drive an engine that has not failed. Raises EngineError."""
+        with self.driver.at_the_wheel():
+            if self._failure is not None:
+                raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
+            yield
 
     def _require_tokens(self, prompt_token_ids: Int32Array) -> None:
         if not len(prompt_token_ids):

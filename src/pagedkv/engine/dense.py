@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pagedkv.engine import compat
+from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.llm import LLM
 
 __all__ = ["TOLERANCE", "DenseAnswer", "ask_dense"]
@@ -46,7 +47,7 @@ def ask_dense(model: compat.Model, llm: LLM, prompt_token_ids: Sequence[int], nu
         num_new: how many tokens, at least one.
     """
     has_cap = any(layer.soft_cap for layer in llm.groups.attention)
-    with compat.implementation(compat.attention_configs(model), compat.dense_implementation(model, has_cap=has_cap)):
+    with BorrowedModel(model).dense(has_cap=has_cap):
         token_ids, logits = compat.dense_generate(model, prompt_token_ids, num_new)
     top = logits.topk(2, dim=1).values
     is_close = (top[:, 0] - top[:, 1] < TOLERANCE * logits.std(dim=1)).tolist()

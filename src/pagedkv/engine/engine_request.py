@@ -26,7 +26,7 @@ class Forker(Protocol):
     """How an engine forks a request: see :meth:`EngineRequest.fork`."""
 
     def __call__(
-        self, request: "EngineRequest", n: int, at: int | None, params: SamplingParams | None, sample: int
+        self, request: "EngineRequest", n: int | None, at: int | None, params: SamplingParams | None, sample: int
     ) -> "EngineRequest":
         """Let another request go on from this one."""
 
@@ -164,7 +164,7 @@ class EngineRequest:
         return np.concatenate([self.prompt_token_ids, np.array(sample.token_ids, np.int32)])
 
     def fork(
-        self, n: int = 1, *, at: int | None = None, params: SamplingParams | None = None, sample: int = 0
+        self, n: int | None = None, *, at: int | None = None, params: SamplingParams | None = None, sample: int = 0
     ) -> "EngineRequest":
         """Let another request go on from here: n answers that begin with the tokens of one of these.
 
@@ -173,17 +173,18 @@ class EngineRequest:
         longest place where these survive, and computes the rest: ``num_missing_tokens`` of the fork tells how many.
 
         Args:
-            n: answers.
+            n: answers, the same ones where the most likely tokens are taken; None: as params say, or one.
             at: tokens of prompt and answer to begin with; None: all.
-            params: what the fork asks for, its own n counts then; None: as this request, with the tokens that are left
-                to it, and noise of its own.
+            params: what the fork asks for; None: as this request, with the tokens that are left to it, and noise of
+                its own.
             sample: which answer.
 
         Returns:
             A request like any other; its prompt are the tokens that it begins with.
 
         Raises:
-            RequestError: a place or an answer that is not there, nothing left to generate, or what
+            RequestError: a place or an answer that is not there, n that params contradict, nothing left to generate,
+                or what
                 :meth:`~pagedkv.engine.EngineCore.add` refuses.
         """
         return self.fork_by(self, n, at, params, sample)

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, final
 
@@ -24,7 +25,7 @@ from pagedkv.engine.outputs import FinishReason
 from pagedkv.engine.sampling import SamplingParams
 from pagedkv.errors import EngineError, QueueFullError
 
-__all__ = ["Close", "End", "EngineThread", "Submit"]
+__all__ = ["Call", "Close", "End", "EngineThread", "Submit"]
 
 CLOSED: Final = "the engine is closed"
 
@@ -59,7 +60,35 @@ class Close:
     drain: bool
 
 
-Command: TypeAlias = Submit | End | Close
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """Something that is to be done between two steps.
+
+    Args:
+        work: what; it gets the engine.
+        done: tells when, or what went wrong, to whoever waits.
+    """
+
+    work: Callable[[LLM], None]
+    done: Future[None] = field(default_factory=Future)
+
+    def carry_out(self, llm: LLM) -> None:
+        """Do it, unless nobody waits for it any more; what goes wrong is told there alone."""
+        if self.done.set_running_or_notify_cancel():
+            try:
+                self.work(llm)
+            except Exception as problem:  # noqa: BLE001 - the caller's: it is told there
+                self.done.set_exception(problem)
+            else:
+                self.done.set_result(None)
+
+    def refuse(self, problem: EngineError) -> None:
+        """Tell that it will not be done."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(problem)
+
+
+Command: TypeAlias = Submit | End | Close | Call
 
 
 @dataclass(slots=True, eq=False)
@@ -95,13 +124,16 @@ class _UnderWay:
 
 @final
 class EngineThread:
-    """Drives an engine, which nobody else may use.
+    """Drives an engine, which nobody else can use meanwhile.
 
     Args:
         llm: the engine.
         max_waiting: requests that wait in the engine at most.
         refuses: whether those who find the queue full are refused; else they wait at the door, in their order.
         clock: gives seconds, never backwards; deadlines are by it.
+
+    Raises:
+        EngineError: another thread drives the engine.
     """
 
     def __init__(self, llm: LLM, max_waiting: int, *, refuses: bool, clock: Callable[[], float]) -> None:
@@ -118,8 +150,10 @@ class EngineThread:
         self._lock = threading.RLock()  # reentrant: streams are collected anywhere
         self._ended: str | None = None
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="pagedkv engine", daemon=True)
+        took_over: Future[None] = Future()
+        self._thread = threading.Thread(target=self._drive, args=(took_over,), name="pagedkv engine", daemon=True)
         self._thread.start()
+        took_over.result()
 
     # Called by others
 
@@ -144,6 +178,15 @@ class EngineThread:
         self._thread.join()
 
     # The thread
+
+    def _drive(self, took_over: Future[None]) -> None:
+        """Take the engine over, and drive it to the end."""
+        try:
+            with self._llm.core.driver.at_the_wheel():
+                took_over.set_result(None)
+                self._run()
+        except EngineError as problem:  # of the wheel: nothing has begun
+            took_over.set_exception(problem)
 
     def _run(self) -> None:
         try:
@@ -179,6 +222,8 @@ class EngineThread:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Close):
             self._closing = command
+        elif isinstance(command, Call):
+            command.carry_out(self._llm)
         elif isinstance(command, End):
             if command.mailbox in self._door:
                 self._admit(command.mailbox)  # so that it has an output, as others have
@@ -276,14 +321,16 @@ class EngineThread:
 
     def _stop(self, reason: str, cause: Exception | None = None) -> None:
         """Let nobody in any more, and tell everybody who still waits why."""
+        problem = EngineError(reason)
+        problem.__cause__ = cause
         with self._lock:
             self._ended = reason
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, Submit):
                 self._door[command.mailbox] = command
-        problem = EngineError(reason)
-        problem.__cause__ = cause
+            elif isinstance(command, Call):
+                command.refuse(problem)
         self._letters += [Letter(mailbox, problem=problem) for mailbox in (*self._under_way, *self._door)]
         self._under_way.clear()
         self._door.clear()

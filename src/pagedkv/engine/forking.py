@@ -18,12 +18,24 @@ def fork_prefix(request: EngineRequest, sample: int, at: int | None) -> Int32Arr
     return tokens[: len(tokens) if at is None else as_count(at, "at", least=1, most=len(tokens), error=RequestError)]
 
 
-def fork_params(request: EngineRequest, n: int, num_tokens: int) -> SamplingParams:
-    """Say what a fork asks for if nobody does: what is left for its parent from there, with noise of its own.
+def fork_params(
+    request: EngineRequest, n: int | None, params: SamplingParams | None, num_tokens: int
+) -> SamplingParams:
+    """Say what a fork asks for that begins with so many tokens, with as many answers as are wanted.
 
     Raises:
-        RequestError: nothing is left, or n answers without a temperature, which would be the same.
+        RequestError: the number of answers is said twice, and differently; nothing is left to generate.
     """
+    wished = None if n is None else as_count(n, "n", least=1, error=RequestError)
+    if params is None:
+        return replace(_left_of(request, num_tokens), n=wished or 1)
+    if wished is not None and params.n not in {1, wished}:
+        raise RequestError(f"fork(n={n}) contradicts its params, which ask for n={params.n}: say it in one place")
+    return replace(params, n=wished or params.n)
+
+
+def _left_of(request: EngineRequest, num_tokens: int) -> SamplingParams:
+    """Say what is left for a request's forks from there, with noise of their own. Raises RequestError if nothing."""
     num_generated = max(0, num_tokens - len(request.prompt_token_ids))
     num_left = request.wish.max_tokens - num_generated
     if num_left < 1:
@@ -33,7 +45,6 @@ def fork_params(request: EngineRequest, n: int, num_tokens: int) -> SamplingPara
         )
     return replace(
         request.params,
-        n=n,
         max_tokens=num_left,
         min_tokens=max(0, request.params.min_tokens - num_generated),
         seed=None,

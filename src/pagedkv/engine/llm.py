@@ -67,7 +67,8 @@ class LLM:
     """Serves prompts with one model, in memory made of blocks.
 
     Args:
-        model: any decoder of transformers in evaluation mode, on a CPU; nobody else may use it during a step.
+        model: any decoder of transformers in evaluation mode, on a CPU. Engines in several threads may share it: each
+            waits for the others' passes. Nobody else may use it during a step.
         config: memory, limits, policies.
         tokenizer: for prompts, answers, stop texts and bad words as text; None: token ids alone.
         sampler: what draws tokens; None: as each request's parameters say.
@@ -170,6 +171,14 @@ class LLM:
     def step(self) -> StepRecord:
         """Run one step. Raises EngineError."""
         return self.core.step()
+
+    def reset_prefix_cache(self) -> None:
+        """Let later requests hit nothing of what was computed before: see :meth:`EngineCore.reset_prefix_cache`."""
+        self.core.reset_prefix_cache()
+
+    def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
+        """Say that the model has other weights from now on: see :meth:`EngineCore.set_weights_epoch`."""
+        self.core.set_weights_epoch(weights_epoch, change=change)
 
     def output(self, request: EngineRequest) -> RequestOutput:
         """Tell how far a request has come, as text too where there is a tokenizer. Changes nothing."""

@@ -19,7 +19,17 @@ FURTHER_QUERIES: Final = 12
 
 
 def rule_of_mask(mask: Callable[..., Any], num_positions: int = NUM_POSITIONS) -> Rule | None:
-    """Tell the rule of a mask function; None if it follows none. O(positions) for each query asked."""
+    """Tell the rule of a mask function; None if it follows none. O(positions) for each query asked.
+
+    A function that looks positions up among the tokens of its pass is a real mask: it knows none beyond them.
+    """
+    try:
+        return _rule(mask, num_positions)
+    except IndexError:
+        return None
+
+
+def _rule(mask: Callable[..., Any], num_positions: int) -> Rule | None:
     last = num_positions - 1
     first = _first_seen(mask, last)
     if first is None:

@@ -47,7 +47,7 @@ class PagedCache(compat.Cache):
         """
         self._pass = forward_pass
         for layer_idx in recurrent:
-            layer = type(self._pristine[layer_idx])()
+            layer = compat.empty_layer(self._pristine[layer_idx])
             compat.load_state(layer, states.get(layer_idx, {}), is_prompt=is_prompt)
             self.layers[layer_idx] = layer
 

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pagedkv.engine import compat
 from pagedkv.engine.ambient import PROBE, listening
+from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.layer_specs import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
 from pagedkv.engine.mask_rules import rule_of_mask
 from pagedkv.errors import UnsupportedModelError
@@ -21,7 +22,7 @@ from pagedkv.errors import UnsupportedModelError
 __all__ = ["probe"]
 
 NUM_TOKENS: Final = 2
-KNOWN_TENSORS: Final = frozenset({"s_aux", "position_ids", "cache_position"})
+KNOWN_TENSORS: Final = frozenset({"s_aux", "position_ids", "cache_position", "logits_to_keep"})
 """Keywords of attention calls whose tensors either are handled or change nothing."""
 SEE_TABLE: Final = "docs/engine.md lists what is supported"
 
@@ -124,6 +125,16 @@ class _Recorder:
         self.unread = None
 
     def _rule_of(self, number: int, mask: object, options: dict[str, Any]) -> Rule:
+        rule = self._named_rule(number, mask, options)
+        if rule.extent == 1:
+            raise UnsupportedModelError(
+                f"{self.model_name}: attention call {number} sees one token alone ({rule.kind} of 1), for which "
+                "transformers' own cache keeps all tokens: its dense answers are none that blocks could be held "
+                "against. Set sliding_window, or attention_chunk_size, to 2 or more"
+            )
+        return rule
+
+    def _named_rule(self, number: int, mask: object, options: dict[str, Any]) -> Rule:
         if mask is None:
             window = options.get("sliding_window")
             return Rule("window", int(window)) if window else Rule("full")
@@ -198,7 +209,7 @@ def probe(model: compat.Model) -> ModelLayers:
         )
     wanted = torch.tensor([NUM_TOKENS - 1], device=model.device)
     try:
-        with torch.inference_mode(), compat.implementation(compat.attention_configs(model), PROBE), listening(recorder):
+        with torch.inference_mode(), BorrowedModel(model).calling(PROBE), listening(recorder):
             compat.forward(model, wanted, **inputs)
     except UnsupportedModelError:
         raise

@@ -24,6 +24,7 @@ from pagedkv.attention import AttentionBackend, StepMetadata
 from pagedkv.device import PlanExecutor, StepInputs
 from pagedkv.engine import compat
 from pagedkv.engine.ambient import IMPLEMENTATION, listening
+from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.engine.grouping import EngineGroups
@@ -70,7 +71,7 @@ class ModelRunner:
     """Runs one model over the blocks of one executor.
 
     Args:
-        model: a decoder in evaluation mode, which is to be used by nobody else while it runs.
+        model: a decoder in evaluation mode; a pass waits for those of other engines that it serves.
         groups: where each of its layers lies.
         executor: storage and tables.
         backend: attention over that storage.
@@ -78,6 +79,9 @@ class ModelRunner:
             answer otherwise within a prompt.
         continues: recurrent layers continue a state over more than one token; else what follows a state goes token by
             token (Mamba).
+
+    Attributes:
+        borrowed: the model, as it is shared with other engines.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class ModelRunner:
         self._executor = executor
         self._backend = backend
         self._cache = PagedCache(model)
-        self._configs = compat.attention_configs(model)
+        self.borrowed = BorrowedModel(model)
         self._device = executor.storage.device
         self._decodes_together = not groups.latents
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
@@ -122,7 +126,7 @@ class ModelRunner:
         positions = plan.compute.positions().astype(np.int64)
         step = StepMetadata.of(inputs)
         token_ids, wanted = batch.token_ids, batch.wanted
-        with torch.inference_mode(), compat.implementation(self._configs, IMPLEMENTATION):
+        with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
             if not self._groups.states:
                 piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
                 return self._run(piece, step, {}, token_ids, positions, wanted, scorings)

@@ -16,6 +16,8 @@ from pagedkv.arrays import Int32Array
 from pagedkv.attention import CPUBackend
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
+from pagedkv.engine.borrowing import BorrowedModel
+from pagedkv.engine.diagnosing import cause_of_difference
 from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.runner import ModelRunner
@@ -81,8 +83,7 @@ def self_test(model: compat.Model, groups: EngineGroups) -> SelfTest:
     if not difference <= tolerance:
         raise UnsupportedModelError(
             f"{type(model).__name__} answers otherwise over blocks than dense: its logits differ by {difference:.3g} "
-            f"of their spread, where {tolerance:g} is rounding. Some layer sees more, or less, than the probe found "
-            "out; docs/engine.md lists what is supported"
+            f"of their spread, where {tolerance:g} is rounding. " + cause_of_difference(model, groups)
         )
     step_difference = _step_difference(model, groups, sequences[0], dense[0])
     return SelfTest(difference, step_difference, tolerance, continues=continues)
@@ -109,12 +110,11 @@ def _dense(model: compat.Model, groups: EngineGroups, tokens: Int32Array, num_de
     cache = compat.dense_cache(model)
     answers = []
     num_prompt = len(tokens) - num_decoded
-    configs = compat.attention_configs(model)
-    dense = compat.dense_implementation(model, has_cap=any(layer.soft_cap for layer in groups.attention))
+    borrowed, has_cap = BorrowedModel(model), any(layer.soft_cap for layer in groups.attention)
     for start, stop in ((0, num_prompt), *((at, at + 1) for at in range(num_prompt, len(tokens)))):
         where = torch.arange(start, stop, device=model.device)
         inputs = {"input_ids": ids[:, start:stop], "position_ids": where[None], "past_key_values": cache}
-        with torch.inference_mode(), compat.implementation(configs, dense):
+        with torch.inference_mode(), borrowed.dense(has_cap=has_cap):
             answers.append(compat.forward(model, where - start, **inputs))
     return torch.cat(answers)
 

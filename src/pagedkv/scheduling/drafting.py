@@ -7,8 +7,6 @@ back when the batch is finished; the space keeps a row's drafts from being found
 Only requests of one sequence have drafts: samples and beams of one prompt go on in step.
 """
 
-from collections import defaultdict
-
 import numpy as np
 import numpy.typing as npt
 
@@ -91,17 +89,15 @@ def _proposed(decoding: Decoding, most_drafts: int, budget: int) -> dict[int, In
 
 
 def _append(state: SchedulerState, decoding: Decoding, proposed: dict[int, Int32Array]) -> list[int]:
-    """Append guesses, those of equal number together; return the places whose guesses found room, ascending."""
-    places_by_count: defaultdict[int, list[int]] = defaultdict(list)
-    for place, token_ids in proposed.items():
-        places_by_count[len(token_ids)].append(place)
+    """Append guesses together, or where blocks are short one by one; return the places whose guesses found room."""
+    places = list(proposed)
     appended: list[int] = []
-    for count, places in places_by_count.items():
-        for some in (places, *([place] for place in places if len(places) > 1)):
-            token_ids = np.concatenate([proposed[place] for place in some])
-            shortage = state.space.append(decoding.rows[some], token_ids, [count] * len(some), num_draft=count)
-            if shortage is None:
-                appended += some
-            if shortage is None and some is places:
-                break  # else one by one, as long as blocks last
-    return sorted(appended)
+    for some in (places, *([place] for place in places if len(places) > 1)):
+        token_ids = np.concatenate([proposed[place] for place in some])
+        counts = [len(proposed[place]) for place in some]
+        shortage = state.space.append(decoding.rows[some], token_ids, counts, num_draft=counts)
+        if shortage is None:
+            appended += some
+        if shortage is None and some is places:
+            break
+    return appended

@@ -84,7 +84,7 @@ class WatchedSpace(BlockSpace):
         counts: npt.ArrayLike | None = None,
         *,
         num_lookahead: int = 0,
-        num_draft: int = 0,
+        num_draft: int | npt.ArrayLike = 0,
     ) -> Shortage | None:
         """Append, and note what the new blocks evicted."""
         shortage = super().append(rows, token_ids, counts, num_lookahead=num_lookahead, num_draft=num_draft)

@@ -199,7 +199,7 @@ class BlockSpace(ContentSpace):
         counts: npt.ArrayLike | None = None,
         *,
         num_lookahead: int = 0,
-        num_draft: int = 0,
+        num_draft: int | npt.ArrayLike = 0,
         unknown: bool = False,
     ) -> bool:
         """Tell exactly whether :meth:`append` would find enough blocks. Changes nothing.
@@ -221,7 +221,7 @@ class BlockSpace(ContentSpace):
         counts: npt.ArrayLike | None = None,
         *,
         num_lookahead: int = 0,
-        num_draft: int = 0,
+        num_draft: int | npt.ArrayLike = 0,
     ) -> Shortage | None:
         """Append tokens to a batch of rows: the decode step of 1,024 sequences is one call.
 
@@ -232,16 +232,17 @@ class BlockSpace(ContentSpace):
             counts: int32 ``[len(rows)]``, tokens of each row. None: one each of several rows, and all of them where
                 ``rows`` is one row's number.
             num_lookahead: slots to be reserved beyond the tokens of every row.
-            num_draft: trailing tokens of every row that are guesses: not published before they are
-                accepted, by :meth:`truncate` or by the next append of tokens.
+            num_draft: trailing tokens of every row, or int32 ``[len(rows)]``: of each row, that are guesses: not
+                published before they are accepted, by :meth:`truncate` or by the next append of tokens.
 
         Returns None, or the shortage with nothing changed. Copies on write go into the plan: a row that appends to, or
         reserves slots in, a partly filled block which others hold gets its own.
 
         Raises:
-            TokenError: ids outside int32, counts that do not add up, a row beyond ``max_tokens``.
+            TokenError: ids outside int32, counts that do not add up, more drafts than tokens, a row beyond
+                ``max_tokens``.
 
-        Cost: O(rows + tokens), about 5 ns a row.
+        Cost: O(rows + tokens), about 5 ns a row; rows with different numbers of drafts as one call for each number.
         """
         copies = self.append_with_copies(rows, token_ids, counts, num_lookahead=num_lookahead, num_draft=num_draft)
         return copies if isinstance(copies, Shortage) else None
@@ -253,7 +254,7 @@ class BlockSpace(ContentSpace):
         counts: npt.ArrayLike | None = None,
         *,
         num_lookahead: int = 0,
-        num_draft: int = 0,
+        num_draft: int | npt.ArrayLike = 0,
     ) -> list[tuple[int, int]] | Shortage:
         """Append like :meth:`append`, and return the copies on write in the first group's pool."""
         if token_ids is None:

@@ -165,7 +165,7 @@ def as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, i
     current = _current(state)
     if epochs is None:
         return current, current
-    if not isinstance(epochs, tuple) or len(epochs) != 2:  # noqa: PLR2004 - oldest and newest
+    if not isinstance(epochs, tuple | list) or len(epochs) != 2:  # noqa: PLR2004 - oldest and newest
         raise ConfigurationError(f"epochs must be a pair, the oldest and the newest, got {epochs!r}")
     oldest, newest = map(as_epoch, epochs)
     bound = current - state.config.max_epoch_lag

@@ -1,5 +1,10 @@
-"""Growing: tokens appended to, and slots reserved for, whole batches of rows, all of them or none."""
+"""Growing: tokens appended to, and slots reserved for, whole batches of rows, all of them or none.
 
+Loops know one number of drafts for all rows they are given. Where rows have different numbers, the batch is checked and
+its blocks are counted as a whole, and then its parts grow one after the other.
+"""
+
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +40,9 @@ class Growth(NamedTuple):
         counts: int32 ``[n]``, tokens that each row gets.
         num_tokens: their sum; most: the largest of them.
         num_lookahead: slots reserved beyond the tokens of every row.
-        num_draft: trailing tokens of every row that are guesses.
+        num_draft: trailing tokens of every row that are guesses; where rows differ, the most.
         is_unknown: nobody knows any of the tokens yet.
+        drafts: int32 ``[n]``, trailing tokens of each row that are guesses, where rows differ.
     """
 
     batch: Int32Array
@@ -47,33 +53,69 @@ class Growth(NamedTuple):
     num_lookahead: int
     num_draft: int
     is_unknown: bool = False
+    drafts: Int32Array | None = None
+
+    def at(self, places: npt.NDArray[np.integer]) -> "Growth":
+        """Give the same of some rows."""
+        drafts = None if self.drafts is None else self.drafts[places]
+        return self._replace(batch=self.batch[places], counts=self.counts[places], drafts=drafts)
+
+    def parts(self) -> Iterator[tuple["Growth", npt.NDArray[np.integer]]]:
+        """Split it into rows of equally many drafts, with their places. O(rows x different numbers of drafts)."""
+        assert self.drafts is not None, "rows have equally many drafts"
+        for num_draft in np.unique(self.drafts).tolist():
+            places = np.flatnonzero(self.drafts == num_draft)
+            part = self.at(places)
+            yield part._replace(starts=self.starts[places], num_draft=num_draft, drafts=None), places
 
 
 def as_growth(
-    state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | None, num_lookahead: int, num_draft: int
+    state: SpaceState,
+    batch: Int32Array,
+    counts: npt.ArrayLike | None,
+    num_lookahead: int,
+    num_draft: int | npt.ArrayLike,
 ) -> Growth:
     """Check the counts of a growth; None means one token each.
 
     Raises:
-        TokenError: counts that are not integers, not one for each row, or negative.
-        ConfigurationError: ``num_lookahead`` or ``num_draft`` is negative or no integer.
+        TokenError: counts, or numbers of drafts, that are not integers, not one for each row, or negative.
+        ConfigurationError: ``num_lookahead``, or ``num_draft`` as one number, is negative or no integer.
     """
     if type(num_lookahead) is not int or num_lookahead:  # a decode step's plain 0 is not asked about
         num_lookahead = as_count(num_lookahead, "num_lookahead")
+    drafts: Int32Array | None = None
     if type(num_draft) is not int or num_draft:
-        num_draft = as_count(num_draft, "num_draft")
+        num_draft, drafts = _as_drafts(num_draft, len(batch), state.config.max_tokens)
+    assert isinstance(num_draft, int)
     if num_draft:
         require_drafts(state, num_draft)
     starts = state.start_scratch[: len(batch)]
     if counts is None:
-        return Growth(batch, starts, state.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
+        growth = Growth(batch, starts, state.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
+        return growth if drafts is None else growth._replace(drafts=drafts)
     growing = as_counts(counts, len(batch), "counts")
     most = int(growing.max(initial=0))
     if growing.min(initial=0) < 0 or most > state.config.max_tokens:
         raise TokenError(
             f"counts must lie between 0 and max_tokens = {state.config.max_tokens}, got {growing.min()} to {most}"
         )
-    return Growth(batch, starts, growing.astype(np.int32), int(growing.sum()), most, num_lookahead, num_draft)
+    each, total = growing.astype(np.int32), int(growing.sum())
+    growth = Growth(batch, starts, each, total, most, num_lookahead, num_draft)
+    return growth if drafts is None else growth._replace(drafts=drafts)
+
+
+def _as_drafts(num_draft: int | npt.ArrayLike, num_rows: int, max_tokens: int) -> tuple[int, Int32Array | None]:
+    """Check one number of drafts, or one a row: the most, and each row's where they differ."""
+    if not isinstance(num_draft, list | tuple | np.ndarray) or (
+        isinstance(num_draft, np.ndarray) and not num_draft.ndim
+    ):
+        return as_count(num_draft, "num_draft"), None
+    drafts = as_counts(num_draft, num_rows, "num_draft")
+    least, most = int(drafts.min(initial=0)), int(drafts.max(initial=0))
+    if least < 0 or most > max_tokens:
+        raise TokenError(f"num_draft must lie between 0 and max_tokens = {max_tokens}, got {least} to {most}")
+    return most, drafts.astype(np.int32) if len(drafts) and drafts.min() < most else None
 
 
 def require_growth(state: SpaceState, growth: Growth) -> None:
@@ -85,14 +127,18 @@ def require_growth(state: SpaceState, growth: Growth) -> None:
     """
     most_tokens = state.config.max_tokens - growth.num_lookahead
     batch, counts = growth.batch, growth.counts
+    num_draft = growth.num_draft if growth.drafts is None else 0
     place = state.loops.first_unfit_growth(
-        state.rows, batch, counts, growth.num_draft, most_tokens, state.next_mark(), growth.starts
+        state.rows, batch, counts, num_draft, most_tokens, state.next_mark(), growth.starts
     )
+    if place < 0 and growth.drafts is not None and (counts < growth.drafts).any():
+        place = int((counts < growth.drafts).argmax())
     if place >= 0:
         require_status(state, batch, RUNNING)
         row = int(batch[place])
+        num_draft = growth.num_draft if growth.drafts is None else int(growth.drafts[place])
         raise TokenError(
-            f"row {row} cannot take {counts[place]} tokens, {growth.num_draft} of them drafts, and "
+            f"row {row} cannot take {counts[place]} tokens, {num_draft} of them drafts, and "
             f"{growth.num_lookahead} lookahead slots: it has {state.rows[row, NUM_TOKENS]} tokens, and "
             f"max_tokens = {state.config.max_tokens}"
         )
@@ -126,7 +172,7 @@ def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
         needed, keeping = _needed_blocks_of_one(state, growth)
         return {NOBODY: needed}, {NOBODY: keeping}
     counted = {
-        tenant: _needed_blocks_of_one(state, growth._replace(batch=growth.batch[places], counts=growth.counts[places]))
+        tenant: _needed_blocks_of_one(state, growth.at(places))
         for tenant, places in batches_by_tenant(state, growth.batch)
     }
     return (
@@ -156,11 +202,12 @@ def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, 
         needed[group.pool.name] += num_new + num_copies
         keeping[group.pool.name] += num_new + num_copies + num_kept
     if state.draft_tables:
-        for pool, count in count_draft_blocks(
-            state, growth.batch, growth.counts, growth.num_draft, is_unknown=growth.is_unknown
-        ).items():
-            needed[pool] += count
-            keeping[pool] += count
+        for part in [growth] if growth.drafts is None else [part for part, _ in growth.parts()]:
+            for pool, count in count_draft_blocks(
+                state, part.batch, part.counts, part.num_draft, is_unknown=growth.is_unknown
+            ).items():
+                needed[pool] += count
+                keeping[pool] += count
     return needed, keeping
 
 
@@ -219,6 +266,35 @@ def grow(
             give_way(state, growth.batch[growth.counts > 0])
     if ledger.shares_pending:
         leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
+    if growth.drafts is None:
+        copies, any_full = _grow_evenly(state, ledger, growth, tokens)
+    else:
+        copies, any_full = _grow_by_parts(state, ledger, growth, tokens)
+    if state.media_keys:
+        _tag_media(state, growth)
+    return copies, any_full
+
+
+def _grow_by_parts(
+    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
+) -> tuple[list[tuple[int, int]], int]:
+    """Grow rows of different numbers of drafts, those of equal numbers together."""
+    ends = np.cumsum(growth.counts)
+    copies: list[tuple[int, int]] = []
+    any_full = 0
+    starts = growth.starts.copy()  # the loops' own scratch
+    for part, places in growth._replace(starts=starts).parts():
+        mine = np.concatenate([tokens[ends[place] - growth.counts[place] : ends[place]] for place in places.tolist()])
+        added, fills = _grow_evenly(state, ledger, part, mine)
+        copies += added
+        any_full |= fills
+    return copies, any_full
+
+
+def _grow_evenly(
+    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
+) -> tuple[list[tuple[int, int]], int]:
+    """Grow rows that all have as many drafts."""
     if state.draft_tables:
         take_states(state, growth.batch, growth.counts, growth.num_draft, is_unknown=growth.is_unknown)
     scratch = state.copy_scratch
@@ -241,8 +317,6 @@ def grow(
             added = ledger.add_copies(pool.name, scratch[:num_copies])
             if pool is state.groups[0].pool:
                 first_copies += added
-    if state.media_keys:
-        _tag_media(state, growth)
     return first_copies, any_full
 
 

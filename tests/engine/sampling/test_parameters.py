@@ -19,12 +19,16 @@ def test_by_default_the_most_likely_token_is_taken() -> None:
     assert not SamplingParams(temperature=1.0, top_p=0.9).is_greedy
 
 
+def test_greedy_samples_may_be_several() -> None:
+    assert SamplingParams(n=2).is_greedy
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"n": 0}, "n must be at least 1, got 0"),
         ({"n": True}, "n must be an integer"),
-        ({"n": 2, "temperature": 0}, "would all be the same"),
+        ({"n": 2.0, "temperature": 0}, "n must be an integer"),
         ({"top_p": 0.9}, "top_p=0.9 with temperature=0 would change nothing: set a temperature above 0"),
         ({"top_k": 5}, "top_k=5 with temperature=0"),
         ({"min_p": 0.1}, "min_p=0.1 with temperature=0"),

@@ -31,7 +31,7 @@ class SamplingParams:
     """How tokens of one request are chosen, and when it ends.
 
     Args:
-        n: samples of one prompt.
+        n: samples of one prompt; with temperature 0 they are all the same.
         temperature: what logits are divided by; 0 takes the greatest logit (greedy), as ``generate`` of transformers
             does unless it is told to sample.
         top_k: keep the k greatest logits, and what equals the least of them; 0 or -1 keeps all.
@@ -155,10 +155,6 @@ class SamplingParams:
                     f"{name}={getattr(self, name):g} with temperature=0 would change nothing: set a temperature above "
                     f"0, or leave {name} out"
                 )
-        if self.is_greedy and self.n > 1 and self.num_beams == 1:
-            raise RequestError(
-                f"n={self.n} samples with temperature=0 would all be the same: set a temperature above 0, or n=1"
-            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
 
