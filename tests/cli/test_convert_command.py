@@ -185,7 +185,7 @@ def test_block_ids_are_made_of_tokens_only(tmp_path: Path) -> None:
     output = tmp_path / "out"
     message = refused(trace_of(tmp_path, HASH_IDS), "-o", output, "--block-size", 16)
     assert message.endswith(
-        "request 1 has no tokens to make block ids of. Give --block-size only for a trace with token_ids"
+        "request 1 has no tokens to make block ids of. Give --block-size only for a log with texts or a trace with token_ids"
     )
     assert "--block-size must be at least 1" in refused(trace_of(tmp_path, TOKENS), "-o", output, "--block-size", 0)
 
@@ -285,7 +285,9 @@ def test_a_log_becomes_a_trace_without_its_texts(tmp_path: Path) -> None:
     result = run("convert", SAMPLES / "openai.jsonl", "--anonymize", "--salt", "s", "--block-size", 4, "-o", output)
     assert (result.exit_code, result.stdout) == (0, "")
     assert "2 requests written" in result.stderr
-    assert "read as an OpenAI style request log, times in ISO 8601, 4 characters a token" in result.stderr
+    assert "read as an OpenAI style request log, times in ISO 8601, lengths of its usage, content of its texts" in (
+        result.stderr
+    )
     header, first, second = map(json.loads, output.read_text().splitlines())
     assert header["block_size"] == 4
     assert [row["arrival_s"] for row in (first, second)] == [0.0, 20.5]  # on a clock that begins with the trace

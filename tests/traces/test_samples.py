@@ -45,24 +45,38 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
         [(1772355600.123, 120, 40, 1, None), (1772355601.623, 90, 0, 1, None)],
     ),
     "openai.jsonl": (
-        "an OpenAI style request log, times in ISO 8601, 4 characters a token (its usage says 1.00 times as many)",
-        [(1772355600.0, 28, 12, 1, "u1"), (1772355620.5, 50, 5, 2, "u1")],
+        "an OpenAI style request log, times in ISO 8601, lengths of its usage, content of its texts",
+        [(1772355600.0, 30, 10, 1, "u1"), (1772355620.5, 48, 5, 2, "u1")],
     ),
     "anthropic.jsonl": (
-        "an Anthropic style request log, times in s, 4 characters a token (its usage says 0.46 times as many)",
-        [(1772355600.0, 18, 3, 1, None), (1772355605.25, 30, 3, 1, None)],
+        "an Anthropic style request log, times in s, lengths of its usage, content of its texts",
+        [(1772355600.0, 12, 3, 1, None), (1772355605.25, 22, 3, 1, None)],
     ),
     "vllm.log": (
-        "vLLM's request log, 4 characters a token, 1 without an answer in it",
-        [(978307199.0, 6, 3, 1, None), (978307201.0, 7, 2, 2, None), (978307204.0, 2, 7, 1, None)],
+        (
+            "vLLM's request log, times in s, tokens of the log, of 1 of 2 prompts: 4 characters a token, left out as "
+            "failed: 1 (no answer: 1)"
+        ),
+        [(978307199.0, 6, 3, 1, None), (978307201.0, 7, 2, 2, None)],
+    ),
+    "vllm-debug.log": (
+        "vLLM's request log, times in s, tokens of the log, left out as failed: 1 (aborted: 1)",
+        [(957184201.0, 24, 12, 1, None), (957184204.0, 44, 3, 1, None)],
     ),
     "sglang.log": (
-        "SGLang's request log, 4 characters a token",
-        [(1772355601.0, 4, 3, 1, None), (1772355602.0, 4, 2, 1, None)],
+        "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts",
+        [(1772355601.0, 4, 2, 1, None), (1772355602.0, 4, 2, 1, None)],
     ),
     "sglang.jsonl": (
-        "SGLang's request log, 4 characters a token",
-        [(1772355601.25, 4, 3, 1, None), (1772355602.25, 40, 2, 1, None)],
+        "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts",
+        [(1772355601.25, 4, 2, 1, None), (1772355602.25, 40, 2, 1, None)],
+    ),
+    "sglang-level2.jsonl": (
+        (
+            "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts, prompts not "
+            "whole in it: 1 (what they share is unknown), left out as failed: 1 (503: 1)"
+        ),
+        [(1772355601.25, 806, 4, 1, "s7"), (1772355602.0, 5, 3, 1, None)],
     ),
     "sharegpt.json": (
         "ShareGPT conversations without times (a turn every 30 s is made up), 4 characters a token",
@@ -80,7 +94,7 @@ def read(name: str, **options: Any) -> tuple[str, list[Request]]:  # noqa: ANN40
 
 
 def test_every_sample_is_expected() -> None:
-    assert {path.name for path in SAMPLES.iterdir()} == set(EXPECTED)
+    assert {path.name for path in SAMPLES.iterdir()} - {"SOURCES.md"} == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -91,7 +105,7 @@ def test_a_sample_is_recognised_and_read(name: str) -> None:
         for request in requests
     ]
     expected_name, expected = EXPECTED[name]
-    if name == "vllm.log":  # which tells no year: only the distances mean something
+    if name.startswith("vllm"):  # which tells no year: only the distances mean something
         expected = [(arrival_s - expected[0][0] + found[0][0], *rest) for arrival_s, *rest in expected]  # type: ignore[misc]
     assert (recognised, found) == (expected_name, [pytest.approx(row) if row[-1] is None else row for row in expected])
     for request in requests:
@@ -112,7 +126,9 @@ def test_a_conversation_that_goes_on_begins_with_all_that_was_said(name: str) ->
 
 
 def test_token_ids_of_a_log_are_taken_as_they_are() -> None:
-    _, requests = read("vllm.log")
+    recognised, requests = read("vllm.log", keep_failed=True)
+    assert "failed and kept: 1 (no answer: 1)" in recognised
+    assert (requests[2].arrival_s - requests[0].arrival_s, requests[2].output_length) == (5.0, 7)
     prompts = [None if each.prompt_token_ids is None else each.prompt_token_ids.tolist() for each in requests]
     assert (prompts[0], prompts[2]) == ([5, 6, 7, 8, 9, 10], [5, 6])
     assert requests[0].output_token_ids is not None
@@ -120,9 +136,9 @@ def test_token_ids_of_a_log_are_taken_as_they_are() -> None:
 
 
 def test_more_characters_a_token_make_fewer_tokens() -> None:
-    recognised, requests = read("sglang.log", texts=CharacterTokens(16))
+    recognised, requests = read("vllm.log", texts=CharacterTokens(16))
     assert "16 characters a token" in recognised
-    assert requests[0].input_length == 1
+    assert requests[1].input_length == 2
 
 
 def test_texts_that_begin_alike_have_tokens_that_do() -> None:
@@ -170,12 +186,16 @@ BROKEN = {
     ),
     "no date": (b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", 2, "'yesterday' is no time"),
     "no time": (b'{"messages": [], "model": "m"}\n', 1, "has no time among messages, model"),
-    "no length": (b'{"ts": 1, "request": {}, "model": "m"}\n', 1, "has neither messages nor a prompt nor usage"),
+    "no length": (
+        b'{"ts": 1, "request": {}, "model": "m"}\n',
+        1,
+        "neither the prompt of this request nor its length is in the log",
+    ),
     "usage of text": (b'{"ts": 1, "usage": {"prompt_tokens": "9"}}\n', 1, "usage.prompt_tokens is '9', no number"),
     "prompts not logged": (
         b"INFO 01-01 00:00:04 [logger.py:43] Received request a: params: SamplingParams(n=1), lora_request: None.\n",
         1,
-        "neither the prompt of this request nor its length is in the log. Let the engine log prompts",
+        "neither the prompt of this request nor its length is in the log. Let the engine log prompts (vLLM",
     ),
     "no request": (b"INFO 01-01 00:00:04 [x.py:1] Starting\n", 1, "no request follows"),
     "a turn of nobody": (b'{"conversations": [{"value": "x"}]}\n', 1, "a turn has no from and value that are texts"),
@@ -225,7 +245,7 @@ def test_a_tokenizers_file_makes_the_tokens(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     recognised, (first, _) = read("sglang.log", texts=FileTokens(str(tmp_path / "tokenizer.json")))
-    assert recognised == "SGLang's request log, tokens of tokenizer.json"
+    assert recognised.endswith("lengths of its meta data, content of its texts (tokens of tokenizer.json)")
     assert first.prompt_token_ids is not None
     assert first.prompt_token_ids.tolist() == [1, 2, 3, 4]
     (tmp_path / "broken.json").write_text("{}")

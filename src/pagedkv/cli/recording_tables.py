@@ -100,8 +100,8 @@ def _of_events(recorder: Recorder, ending: Ending | None) -> Iterator[str]:
         )
     if recorder.contents.num_with_lookahead:
         yield (
-            f"{recorder.contents.num_with_lookahead:,} blocks are told apart by the tokens behind them, too: a prompt may "
-            "hit a block less than equal tokens say"
+            f"{recorder.contents.num_with_lookahead:,} blocks are told apart by the tokens behind them, too: a prompt "
+            "may hit a block less than equal tokens say"
         )
 
 

@@ -1,8 +1,9 @@
 """Which blocks are where, followed event by event: how many there are, and how long they stay.
 
-Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for the device's
-own medium, a cache that was cleared: that leaves host and storage as they are. After a gap, or where the recording began in the middle, blocks that nobody saw stored may be there, and those
-that were seen may be gone: counting begins anew, with what is seen stored from then on, and is not called exact.
+Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for the device's own
+medium, a cache that was cleared: that leaves host and storage as they are. After a gap, or where the recording began in
+the middle, blocks that nobody saw stored may be there, and those that were seen may be gone: counting begins anew, with
+what is seen stored from then on, and is not called exact.
 """
 
 from bisect import bisect_left

@@ -225,7 +225,7 @@ def _stored(stored: _Stored) -> BlocksStored:
         _medium(stored),
         stored.group_idx or 0,
         has_keys=keys or any(key is not None for key in (stored.lora_id, stored.lora_name, stored.cache_salt)),
-        has_lookahead=bool(stored.lookahead_token_ids) and any(stored.lookahead_token_ids),
+        has_lookahead=any(stored.lookahead_token_ids or ()),
     )
 
 

@@ -59,8 +59,12 @@ class _Columns(NamedTuple):
     places: Mapping[str, int]
 
 
-def parse_columns(text: str) -> dict[str, str]:
+def parse_columns(text: str, option: str = "--columns") -> dict[str, str]:
     """Read what columns hold, as users type it.
+
+    Args:
+        text: what=column, divided by commas.
+        option: what it is typed for, for messages.
 
     Raises:
         ConfigurationError: a part is not of the form what=column, or the columns do not suffice.
@@ -73,13 +77,13 @@ def parse_columns(text: str) -> dict[str, str]:
     for pair in pairs:
         if len(pair) != len(("what", "column")) or pair[0] not in CSV_ROLES or not pair[1]:
             told = "=".join(pair)
-            raise ConfigurationError(f"--columns wants what=column, of {known}; got {told!r:.60}")
+            raise ConfigurationError(f"{option} wants what=column, of {known}; got {told!r:.60}")
     columns = {pair[0]: pair[1] for pair in pairs}
     if len(columns) < len(pairs):
-        raise ConfigurationError(f"--columns names something twice: {text!r:.100}")
+        raise ConfigurationError(f"{option} names something twice: {text!r:.100}")
     for either in (("arrival",), ("input", "prompt"), ("output", "answer")):
         if not columns.keys() & set(either):
-            raise ConfigurationError(f"--columns must name the column of {' or '.join(either)}; got {text!r:.100}")
+            raise ConfigurationError(f"{option} must name the column of {' or '.join(either)}; got {text!r:.100}")
     return columns
 
 

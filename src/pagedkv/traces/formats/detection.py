@@ -5,12 +5,13 @@ from typing import Any, Final
 
 import msgspec
 
-from pagedkv.traces.formats.chat_logs import ChatLogRows, is_chat_log
+from pagedkv.traces.formats.chat_logs import ChatLayout, is_chat_log
 from pagedkv.traces.formats.conversations import CONVERSATION_KEYS, ConversationRows
 from pagedkv.traces.formats.csv_rows import LENGTH_COLUMNS, csv_rows, unknown_header
 from pagedkv.traces.formats.engine_logs import EngineLogRows, is_engine_log
 from pagedkv.traces.formats.hash_ids import BailianRows, HashIdRows
 from pagedkv.traces.formats.hash_runs import HashRunRows
+from pagedkv.traces.formats.object_logs import ObjectLogRows
 from pagedkv.traces.formats.pagedkv_trace import FORMAT_NAME, PagedkvRows
 from pagedkv.traces.formats.parsing import decoded
 from pagedkv.traces.formats.row_format import Reading, RowFormat
@@ -68,7 +69,7 @@ def _of_objects(first: Line, keys: dict[str, Any], reading: Reading) -> RowForma
         return EngineLogRows(reading)
     if keys.keys() & set(CONVERSATION_KEYS):
         return ConversationRows(reading)
-    return ChatLogRows(reading) if is_chat_log(keys) else None
+    return ObjectLogRows(ChatLayout, reading) if is_chat_log(keys) else None
 
 
 def _of_ids(keys: dict[str, Any], reading: Reading) -> RowFormat:

@@ -21,6 +21,9 @@ class Reading:
         time_unit: of the arrivals, or None to go by the file.
         columns: of a CSV file, by what they hold; None to go by the header.
         texts: how texts become tokens.
+        fields: of JSON lines, by what they hold; None to go by the first line.
+        keep_failed: take requests that failed, too.
+        has_made_up_arrivals: whether the times of the file are not wanted: others are put in their place.
     """
 
     block_size: int | None = None
@@ -28,6 +31,9 @@ class Reading:
     time_unit: str | None = None
     columns: Mapping[str, str] | None = None
     texts: TextTokens = field(default_factory=CharacterTokens)
+    fields: Mapping[str, str] | None = None
+    keep_failed: bool = False
+    has_made_up_arrivals: bool = False
 
 
 class RowFormat(Protocol):
@@ -43,6 +49,11 @@ class RowFormat(Protocol):
     def recognised(self) -> str:
         """Say what the file was taken for, for humans: its format, the unit of its times, what became of texts."""
         ...
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known before figures are believed, each in a sentence; complete when all is read."""
+        return []
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Read one line now, and make its requests as they are asked for.
