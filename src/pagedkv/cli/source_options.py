@@ -35,7 +35,7 @@ class SourceOptions:
         str | None,
         typer.Option(
             metavar="WHAT=COLUMN,...",
-            help=f"Of a CSV file, by name or number: {', '.join(CSV_ROLES)}.",
+            help=f"Of CSV or Parquet, by name or number: {', '.join(CSV_ROLES)}.",
             rich_help_panel=opt.TRACE,
         ),
     ] = None
@@ -86,9 +86,8 @@ class SourceOptions:
         """Refuse what cannot be used, whatever the file."""
         require_time_unit(self.time_unit)
         if self.columns is not None and self.fields is not None:
-            raise ConfigurationError("--columns is for CSV, --fields for JSON lines: give one of them")
+            raise ConfigurationError("--columns and --fields both say where a row has what: give one of them")
         self._columns()
-        self._fields()
         self._texts()
         self._arrivals()
         self.in_time(())
@@ -103,7 +102,6 @@ class SourceOptions:
             time_unit=self.time_unit,
             columns=self._columns(),
             texts=self._texts(),
-            fields=self._fields(),
             keep_failed=self.keep_failed,
             arrivals=self._arrivals(),
             skip_bad=self.skip_bad,
@@ -114,10 +112,9 @@ class SourceOptions:
         return requests if self.spread_s is None else spread_stamps(requests, self.spread_s)
 
     def _columns(self) -> Mapping[str, str] | None:
-        return None if self.columns is None else parse_columns(self.columns)
-
-    def _fields(self) -> Mapping[str, str] | None:
-        return None if self.fields is None else parse_columns(self.fields, "--fields")
+        if self.fields is not None:
+            return parse_columns(self.fields, "--fields", needs_arrival=self.arrivals is None)
+        return None if self.columns is None else parse_columns(self.columns, needs_arrival=self.arrivals is None)
 
     def _arrivals(self) -> MadeUpArrivals | None:
         return None if self.arrivals is None else parse_arrivals(self.arrivals)

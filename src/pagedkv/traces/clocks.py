@@ -36,6 +36,7 @@ EQUAL_SHARE: Final = 4
 """A quarter of them equal to the one before makes bursts."""
 REMEDY: Final = "Say in which unit the times are (--time-unit s, ms, us or ns), or repair the row"
 PLACES: Final = 9
+MOST_DIGITS: Final = 30  # of a whole number, which is exact where a float of nanoseconds is not
 
 
 class ArrivalClock:
@@ -114,7 +115,7 @@ def _number(value: float | str) -> float | None:
     if not isinstance(value, str):
         return value
     try:
-        return float(value)
+        return int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else float(value)
     except ValueError:
         return None
 

@@ -18,6 +18,7 @@ from pagedkv.traces.clocks import require_time_unit
 from pagedkv.traces.formats import Reading, RowFormat, detect_format
 from pagedkv.traces.json_array import array_elements
 from pagedkv.traces.lines import Line, LineReader
+from pagedkv.traces.parquet_rows import parquet_rows
 from pagedkv.traces.request import Request
 from pagedkv.traces.stamps import MadeUpArrivals
 from pagedkv.traces.texts import CharacterTokens, TextTokens
@@ -29,12 +30,12 @@ class TraceReader:
     """Reads one trace, in any known format; iterate over it once, inside a ``with`` block.
 
     Args:
-        path: the file, plain or gzip; both the compression and the format are told by its content.
+        path: the file, plain, gzip, zst or Parquet; its content tells which, and the format.
         block_size: tokens an id stands for, when the trace's own (or the inferred) value must not be used.
         time_unit: of the arrivals, where the format's own, or what its numbers tell, must not be used.
-        columns: of a CSV file, by what they hold: arrival, input, output, session, user, prompt, answer.
+        columns: of a CSV or Parquet file, or fields of JSON lines, by what they hold: arrival, input, output, session,
+            user, prompt, answer, status; dots lead into objects.
         texts: how texts become tokens; 4 characters a token unless told.
-        fields: of JSON lines, by what they hold; dots lead into objects.
         keep_failed: take requests that failed, too; by default they are left out and counted.
         arrivals: times in the place of the file's, which may have none.
         skip_bad: lines that may be bad, which are passed over and counted.
@@ -55,7 +56,6 @@ class TraceReader:
         time_unit: str | None = None,
         columns: Mapping[str, str] | None = None,
         texts: TextTokens | None = None,
-        fields: Mapping[str, str] | None = None,
         keep_failed: bool = False,
         arrivals: MadeUpArrivals | None = None,
         skip_bad: int = 0,
@@ -72,7 +72,6 @@ class TraceReader:
             time_unit,
             columns,
             texts or CharacterTokens(),
-            fields,
             keep_failed,
             has_made_up_arrivals=arrivals is not None,
         )
@@ -191,4 +190,6 @@ class TraceReader:
 
     @cached_property
     def _remaining(self) -> Iterator[Line]:
+        if self._lines.is_parquet:
+            return parquet_rows(self._lines.path)
         return array_elements(self._lines.pieces()) if self._lines.is_array else iter(self._lines)

@@ -19,6 +19,7 @@ from pagedkv.traces.texts import TextTokens
 __all__ = [
     "JsonObject",
     "Usage",
+    "as_list",
     "as_object",
     "failure_of",
     "first_named",
@@ -124,6 +125,16 @@ def as_object(value: object) -> JsonObject:
         except (msgspec.DecodeError, RecursionError):
             return {}
     return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> object:
+    """Give a value; one of several parts that is written as a text, as the parts."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return value
+    return value
 
 
 def _code(error: object) -> str | None:

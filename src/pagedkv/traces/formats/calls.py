@@ -20,10 +20,11 @@ from pagedkv.traces.formats.row_format import Reading
 from pagedkv.traces.lines import Line
 from pagedkv.traces.request import Request
 
-__all__ = ["ABANDONED", "NO_ANSWER", "Call", "Calls"]
+__all__ = ["ABANDONED", "NO_ANSWER", "OTHER_CACHE", "Call", "Calls"]
 
 NO_ANSWER: Final = "no answer"
 ABANDONED: Final = "aborted"
+OTHER_CACHE: Final = "answered from a cache of answers"
 MOST_HELD: Final = 256
 """Calls without an answer that wait for one that has one: a log without any answers tells of no failures."""
 FEWEST_PILED: Final = 5
@@ -139,18 +140,24 @@ class Calls:
     @property
     def told(self) -> str:
         """Say where times, lengths and contents come from, and what was left out."""
-        times = "" if self._reading.has_made_up_arrivals else self.clock.told
-        return ", ".join(filter(None, [times, self._lengths_told(), *self._details()]))
+        return ", ".join(filter(None, [self.times_told, self._lengths_told(), *self._details()]))
+
+    @property
+    def times_told(self) -> str:
+        """Say how times were read; nothing where others are put in their place."""
+        return "" if self._reading.has_made_up_arrivals else self.clock.told
 
     @property
     def notes(self) -> list[str]:
         """Say what must be known before figures of these requests are believed."""
         return [*self.clock.notes, *self._pile.notes()]
 
-    def arrival_s(self, line: Line, value: float | str) -> float:
+    def arrival_s(self, line: Line, value: object) -> float:
         """Read a time. Raises TraceError."""
         if self._reading.has_made_up_arrivals:
             return 0.0
+        if not isinstance(value, int | float | str) or isinstance(value, bool):
+            raise line.fault(f"the time is {value!r:.60}", "Give a number, or a date as in 2024-05-01T12:30:00.250Z")
         return self.clock.seconds(line, value, any_order=self._reading.any_order)
 
     def requests(self, call: Call) -> Iterator[Request]:
@@ -276,7 +283,7 @@ class Calls:
         if self._num_without_output:
             yield f"without an answer: {self._num_without_output:,}"
         if self._failures:
-            kept = "failed and kept" if self._reading.keep_failed else "left out as failed"
+            kept = "kept though failed" if self._reading.keep_failed else "left out"
             yield f"{kept}: {self._failures.total():,} ({self._failed()})"
 
     def _failed(self) -> str:

@@ -44,6 +44,7 @@ REQUESTS: Final = ("request", "body", "input", "params", "kwargs")
 ANSWERS: Final = ("response", "output", "result", "completion")
 SESSIONS: Final = ("session_id", "conversation_id", "thread_id", "session", "prompt_cache_key", "user_id", "user")
 BODY: Final = frozenset({"messages", "prompt", "input"})
+MOST: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 SHOWN: Final = 8
 MOST_REMEMBERED: Final = 2**12
 """Responses that a later one may go on from."""
@@ -52,7 +53,7 @@ MOST_REMEMBERED: Final = 2**12
 def is_chat_log(keys: Mapping[str, object]) -> bool:
     """Tell by the keys of the first line whether it may be such a log."""
     has_body = bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS})
-    return has_body and bool(keys.keys() & {*TIMES, "messages", "custom_id", *REQUESTS, *ANSWERS})
+    return "custom_id" in keys or (has_body and bool(keys.keys() & {*TIMES, "messages", *REQUESTS, *ANSWERS}))
 
 
 class ChatLayout:
@@ -89,17 +90,19 @@ class ChatLayout:
         self._remember(answer, prompt, said)
         outer = row.get("response")
         metadata = as_object(body.get("metadata") or row.get("metadata"))
+        failure = failure_of(row, *([outer] if isinstance(outer, dict) else []), answer)
         yield Call(
             line,
-            self._arrival_s(line, row, body, answer),
+            self._arrival_s(line, row, body, answer, is_needed=failure is None or self._reading.keep_failed),
             prompt,
             said,
             stated.num_prompt,
             stated.num_answer,
             stated.num_thoughts,
+            next((body[key] for key in MOST if type(body.get(key)) is int), None),
             session=first_named(SESSIONS, row, body, metadata),
             num_samples=num_samples_of(line, body),
-            failure=failure_of(row, *([outer] if isinstance(outer, dict) else []), answer),
+            failure=failure,
             is_answered=said is not None or stated.num_answer is not None,
             is_cut=goes_on is not None and prompt is None,
         )
@@ -114,7 +117,7 @@ class ChatLayout:
         elif "instructions" in body:
             self._style = "a log of OpenAI's Responses API"
 
-    def _arrival_s(self, line: Line, *objects: JsonObject) -> float:
+    def _arrival_s(self, line: Line, *objects: JsonObject, is_needed: bool) -> float:
         if self._reading.has_made_up_arrivals:
             return 0.0
         for each in objects:  # an answer's own time comes last: it is when the answer was begun
@@ -122,6 +125,8 @@ class ChatLayout:
                 value = each.get(key)
                 if isinstance(value, int | float | str) and not isinstance(value, bool):
                     return self._calls.arrival_s(line, value)
+        if not is_needed:
+            return 0.0
         names = ", ".join(sorted(objects[0])[:SHOWN])
         raise line.fault(
             f"has no time among {names}",

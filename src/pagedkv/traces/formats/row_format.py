@@ -19,9 +19,8 @@ class Reading:
         block_size: tokens an id stands for, or None to go by the file.
         any_order: take requests as they come; those of a session's line are put in order of arrival.
         time_unit: of the arrivals, or None to go by the file.
-        columns: of a CSV file, by what they hold; None to go by the header.
+        columns: of a CSV file, or fields of JSON lines, by what they hold; None to go by the first line.
         texts: how texts become tokens.
-        fields: of JSON lines, by what they hold; None to go by the first line.
         keep_failed: take requests that failed, too.
         has_made_up_arrivals: whether the times of the file are not wanted: others are put in their place.
     """
@@ -31,7 +30,6 @@ class Reading:
     time_unit: str | None = None
     columns: Mapping[str, str] | None = None
     texts: TextTokens = field(default_factory=CharacterTokens)
-    fields: Mapping[str, str] | None = None
     keep_failed: bool = False
     has_made_up_arrivals: bool = False
 
