@@ -103,7 +103,7 @@ def without_thousands(number: str) -> str:
     >>> [without_thousands(number) for number in ("1,234,567", "1,2", "12")]
     ['1234567', '1,2', '12']
     """
-    return number.replace(",", "") if THOUSANDS.fullmatch(number) else number
+    return number.replace(",", "") if "," in number and THOUSANDS.fullmatch(number) else number
 
 
 def check_row(line: Line, row: Lengths, arrival_s: float, where: str = "") -> None:
