@@ -133,6 +133,10 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
         "an OpenAI batch file, times in s, lengths from its usage, left out: 1 (batch_expired: 1)",
         [(1772355600.0, 24, 9, 1, None), (1772355605.0, 21, 5, 1, None)],
     ),
+    "bench.json": (
+        "a result of vllm bench serve, times in s, lengths from its usage, left out: 1 (error: 1)",
+        [(0.0, 128, 3, 1, None), (0.5, 64, 2, 1, None)],
+    ),
     "wildchat.jsonl": (
         (
             "WildChat's conversations by the time of the last turn (for 1 of 4 turns 30 s between two are made up), "

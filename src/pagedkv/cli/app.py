@@ -16,11 +16,12 @@ from pagedkv.cli.commands.presets import presets
 from pagedkv.cli.commands.record import record
 from pagedkv.cli.commands.replay import replay
 from pagedkv.cli.commands.report import report
+from pagedkv.cli.commands.validate import validate
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for each in (generate, replay, curve, plan, report, convert, record, calibrate, presets, demo, demo_replay):
+for each in (generate, replay, curve, plan, report, convert, record, calibrate, validate, presets, demo, demo_replay):
     app.command()(each)
 
 

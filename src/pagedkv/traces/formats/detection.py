@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pagedkv.traces.formats.bench_results import BenchLayout, is_bench_result
 from pagedkv.traces.formats.calls import Calls
 from pagedkv.traces.formats.chat_logs import ChatLayout, is_chat_log
 from pagedkv.traces.formats.conversations import CONVERSATION_KEYS, ConversationRows
@@ -41,6 +42,7 @@ LAYOUTS: Final[tuple[tuple[Callable[[Mapping[str, object]], bool], Callable[[Rea
     (is_helicone, HeliconeLayout),
     (is_span, SpanLayout),
     (is_wildchat, WildChatLayout),
+    (is_bench_result, BenchLayout),
 )
 
 
