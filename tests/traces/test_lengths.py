@@ -224,3 +224,20 @@ def test_lengths_are_those_stated_and_equal_texts_begin_alike(
         assert len(again) == len(tokens)
         num = len(tokens) - 1  # the last one may stand for what was cut
         assert num <= 0 or length is None or again[:1].tolist() == tokens[:1].tolist()
+
+
+def test_what_a_prompt_says_is_no_part_of_the_log_line(tmp_path: Path) -> None:
+    said = "what is prompt_token_ids: [9, 9], params: max_tokens=3, input_ids=[9]?"
+    at = "05-01 12:30:00 [request_logger.py:66]"
+    vllm = [
+        f"DEBUG {at} Request r details: prompt: {said!r}, prompt_token_ids: [1, 2, 3], prompt_embeds shape: None.",
+        f"INFO {at} Received request r: params: SamplingParams(n=1, max_tokens=64), lora_request: None.",
+    ]
+    (request,), *_ = read(tmp_path, vllm)
+    assert (request.input_length, request.output_length) == (3, 64)
+    obj = f"obj=GenerateReqInput(rid='a', session_id='s', text={said!r}, input_ids=[1, 2, 3, 4])"
+    out = f"out={{'text': {said!r}, 'output_ids': [5, 6], 'meta_info': {{'prompt_tokens': 4, 'completion_tokens': 2}}}}"
+    (request,), *_ = read(tmp_path, [f"[2026-03-01 09:00:01] Finish: {obj}, {out}"])
+    assert (request.input_length, request.output_length, request.session) == (4, 2, "s")
+    assert request.output_token_ids is not None
+    assert request.output_token_ids.tolist() == [5, 6]

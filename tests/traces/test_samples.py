@@ -72,7 +72,7 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
         "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts",
         [(1772355601.25, 4, 2, 1, None), (1772355602.25, 40, 2, 1, None)],
     ),
-    "sglang-level2.jsonl": (
+    "sglang-level2.log": (
         (
             "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts, prompts not "
             "whole in it: 1 (what they share is unknown), left out: 1 (503: 1)"

@@ -23,8 +23,8 @@ from pagedkv.traces.texts import marked_tokens, stretched_tokens
 
 __all__ = ["KnownLengths"]
 
-MOST_REMEMBERED: Final = 2**18
-"""Parts whose length is remembered, some 50 MiB: a turn comes soon after the one before."""
+MOST_REMEMBERED: Final = 2**17
+"""Parts whose length is remembered, some 60 MiB: a turn comes soon after the one before."""
 HEAD_PIECES: Final = 16
 """Pieces by which a text is taken to begin like another one."""
 

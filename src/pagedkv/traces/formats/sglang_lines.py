@@ -4,7 +4,7 @@
 line                                                   what is taken from it
 =====================================================  ================================================================
 ``Receive: obj=...(rid=...``, ``Finish: obj=...``      arrival; prompt, answer and counts
-``{"event": "request.received", ...}``, ``finished``   the same
+``{"event": "request.received", ...}``, ``finished``   the same; a time in brackets may stand before it
 =====================================================  ================================================================
 
 At level 2 texts and lists of tokens are cut in the middle, beyond 2,048 of each: such a prompt's content is unknown.
@@ -30,8 +30,10 @@ from pagedkv.traces.texts import TextTokens
 __all__ = ["EVENT_KEYS", "SglangLines", "is_sglang_line"]
 
 LOG_LINE: Final = re.compile(r"^\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)[^\]]*\]")
+JSON_LINE: Final = re.compile(r"^(?:\[\d{4}-[^\]]*\] )?(?P<row>\{.*\})$")
 EVENT: Final = re.compile(r"\] (?P<event>Receive|Finish): obj=\w+\(rid='(?P<id>[^']*)'")
 ABORT: Final = re.compile(r"'finish_reason': \{'type': 'abort'(?:.*?'status_code': (?P<code>\d+))?")
+SESSION: Final = re.compile(r"\bsession_id='(?P<id>[^']+)'")
 EVENT_KEYS: Final = frozenset({"event", "timestamp"})
 RECEIVED: Final = "request.received"
 FINISHED: Final = "request.finished"
@@ -62,8 +64,9 @@ class SglangLines:
 
     def take(self, line: Line) -> bool:
         """Take a line, if it is about a request. Raises TraceError."""
-        if line.text.startswith("{"):
-            return self._take_json(line)
+        written = JSON_LINE.match(line.text)
+        if written is not None:
+            return self._take_json(line, written["row"])
         event = EVENT.search(line.text)
         if event is None:
             return False
@@ -84,6 +87,8 @@ class SglangLines:
         self._set_prompt(call, *self._part(line, obj, "=", ("input_ids", "text")))
         most = re.search(r"'max_new_tokens': (\d+)", obj)
         call.num_most = call.num_most if most is None else int(most[1])
+        session = SESSION.search(obj)
+        call.session = call.session if session is None else session["id"][:MAX_SESSION_CHARACTERS]
         if event["event"] == "Finish":
             part, _ = self._part(line, out, "': ", ("output_ids", "text"))
             counts = {
@@ -96,19 +101,20 @@ class SglangLines:
 
     def _part(self, line: Line, text: str, between: str, keys: tuple[str, str]) -> tuple[Part | None, bool]:
         """Take the ids that a line has, else its text; and whether it had one that is not whole."""
-        ids = re.search(rf"\b{keys[0]}{between}(?P<ids>{IDS})(?P<cut> \.\.\. )?", text)
+        told = re.search(rf"\b{keys[1]}{between}(?P<text>{TEXT})(?P<cut> \.\.\. )?", text)
+        behind = text if told is None else text[told.end() :]  # for a text may hold anything
+        ids = re.search(rf"\b{keys[0]}{between}(?P<ids>{IDS})(?P<cut> \.\.\. )?", behind)
         if ids is not None and not ids["cut"] and any(mark.isdigit() for mark in ids["ids"]):
             return ids_part(checked_tokens(line, written_ids(line, ids["ids"]))), False
-        told = re.search(rf"\b{keys[1]}{between}(?P<text>{TEXT})(?P<cut> \.\.\. )?", text)
         if told is None or told["cut"]:  # what is cut in the middle tells no content
             return None, told is not None or (ids is not None and bool(ids["cut"]))
         return text_part(written_text(line, told["text"]), self.texts), False
 
     # As JSON
 
-    def _take_json(self, line: Line) -> bool:
+    def _take_json(self, line: Line, written: str) -> bool:
         try:
-            row = msgspec.json.decode(line.text, type=dict[str, Any])
+            row = msgspec.json.decode(written, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
             raise line.fault(f"not a whole JSON object: {error}", FIX_THE_ROW) from error
         if row.get("event") not in {RECEIVED, FINISHED}:

@@ -98,8 +98,9 @@ class VllmLines:
         rest = event["rest"]
         prompt = self._part(line, rest, "prompt", "prompt_token_ids")
         call.prompt = call.prompt if prompt is None else [prompt]
-        for name in ("max_tokens", "n"):
-            found = re.search(rf"\b{name}=(\d+)", rest)
+        _, is_there, parameters = rest.rpartition("params: ")
+        for name in ("max_tokens", "n") if is_there else ():
+            found = re.search(rf"\b{name}=(\d+)", parameters)
             if found is not None and name == "n":
                 call.num_samples = max(1, int(found[1]))
             elif found is not None:
@@ -140,10 +141,11 @@ class VllmLines:
 
     def _part(self, line: Line, text: str, text_key: str, ids_key: str) -> Part | None:
         """Take the ids that the log has, else its text; None if it has neither."""
-        ids = re.search(rf"\b{ids_key}: (?P<ids>{IDS})", text)
+        told = re.search(rf"\b{text_key}: (?P<text>{TEXT})", text)
+        behind = text if told is None else text[told.end() :]  # for a text may hold anything
+        ids = re.search(rf"\b{ids_key}: (?P<ids>{IDS})", behind)
         if ids is not None and any(mark.isdigit() for mark in ids["ids"]):
             return ids_part(checked_tokens(line, written_ids(line, ids["ids"])))
-        told = re.search(rf"\b{text_key}: (?P<text>{TEXT})", text)
         return None if told is None else text_part(written_text(line, told["text"]), self.texts)
 
     def _time_s(self, line: Line) -> float:
