@@ -173,9 +173,11 @@ def stretched_tokens(pieces: Int32Array, rate: tuple[int, int], num_tokens: int,
         numbers = _mixed(pieces[:end].astype(np.uint64) << np.uint64(20) | inside.astype(np.uint64))
         hashes = np.bitwise_xor.reduceat(numbers, places) if end else numbers
         tokens = (_mixed(hashes) >> np.uint64(33)).astype(np.int32)
+    if num_made == num_tokens:
+        return tokens
     if num_made > num_tokens > 0:
         tokens = np.concatenate([tokens[:-1], marked_tokens(digest, 1)])
-    return np.concatenate([tokens, marked_tokens(digest, num_tokens - len(tokens))]).astype(np.int32)
+    return np.concatenate([tokens, marked_tokens(digest, num_tokens - len(tokens))])
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
