@@ -27,6 +27,7 @@ GOLDEN = """\
 {
   "trace": "TRACE",
   "read_as": "Mooncake's hash_ids of 512 tokens, times in ms",
+  "warnings": [],
   "block_size": 512,
   "num_requests": 5,
   "num_block_refs": 11,

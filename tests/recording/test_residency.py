@@ -80,3 +80,22 @@ def test_a_long_timeline_is_thinned() -> None:
     assert MOST_POINTS / 4 < len(times) <= MOST_POINTS
     assert times == sorted(times)
     assert all(num_blocks == pytest.approx(time_s + 1) for time_s, num_blocks in gpu.timeline[1:])
+
+
+def test_a_cleared_cache_is_that_of_the_device_alone() -> None:
+    residency = Residency()
+    residency.advance(0.0)
+    residency.begin_empty()
+    residency.store(store(1, 2))
+    residency.store(store(1, 2, 3, medium="CPU"))
+    residency.advance(2.0)
+    residency.clear()
+    residency.advance(4.0)
+    gpu, cpu = residency.media["GPU"], residency.media["CPU"]
+    assert (gpu.num_blocks, gpu.num_removed, gpu.mean) == (0, 2, 2 * 2 / 4)
+    assert (cpu.num_blocks, cpu.num_removed, cpu.mean) == (3, 0, 3.0)
+    residency.lose_track()
+    residency.clear()  # which tells nothing of what the host holds
+    residency.store(store(5, medium="CPU"))
+    residency.advance(10.0)
+    assert (gpu.seconds, cpu.seconds, residency.is_exact) == (10.0, 4.0, True)

@@ -108,3 +108,21 @@ def test_what_is_no_batch_is_refused_with_its_source(payload: bytes, reason: str
     with pytest.raises(RecordingError, match="tcp://here:1, message 4: ") as caught:
         decode_batch(payload, "tcp://here:1, message 4")
     assert reason in str(caught.value)
+
+
+def test_tiers_that_are_owned_or_remote_are_media_of_their_own_and_lookahead_is_told() -> None:
+    told = stored([1], [5, 6]) | {"medium": "STORAGE", "ownership": "fs", "locality": "REMOTE"}
+    ahead = stored([2], [5, 6]) | {"locality": "LOCAL", "lookahead_token_ids": [[7]], "session_id": "s"}
+    gone = removed([1]) | {"medium": "STORAGE", "ownership": "fs", "locality": "REMOTE"}
+    first, second, third = decode_batch(as_maps(1.0, told, ahead, gone), "here").events
+    assert isinstance(first, BlocksStored)
+    assert isinstance(second, BlocksStored)
+    assert isinstance(third, BlocksRemoved)
+    assert [first.medium, second.medium, third.medium] == ["STORAGE (fs, remote)", "GPU", "STORAGE (fs, remote)"]
+    assert [first.has_lookahead, second.has_lookahead] == [False, True]
+
+
+def test_a_salt_tells_blocks_apart() -> None:
+    (event,) = decode_batch(as_maps(1.0, stored([1], [5, 6]) | {"cache_salt": "tenant"}), "here").events
+    assert isinstance(event, BlocksStored)
+    assert event.has_keys

@@ -13,6 +13,7 @@ from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.traces.formats.csv_rows import parse_columns
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
+from pagedkv.traces.stamps import MadeUpArrivals
 from pagedkv.traces.texts import CharacterTokens, FileTokens
 
 SAMPLES = Path(__file__).with_name("samples")
@@ -45,24 +46,109 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
         [(1772355600.123, 120, 40, 1, None), (1772355601.623, 90, 0, 1, None)],
     ),
     "openai.jsonl": (
-        "an OpenAI style request log, times in ISO 8601, 4 characters a token (its usage says 1.00 times as many)",
-        [(1772355600.0, 28, 12, 1, "u1"), (1772355620.5, 50, 5, 2, "u1")],
+        "an OpenAI style request log, times in ISO 8601, lengths of its usage, content of its texts",
+        [(1772355600.0, 30, 10, 1, "u1"), (1772355620.5, 48, 5, 2, "u1")],
     ),
     "anthropic.jsonl": (
-        "an Anthropic style request log, times in s, 4 characters a token (its usage says 0.46 times as many)",
-        [(1772355600.0, 18, 3, 1, None), (1772355605.25, 30, 3, 1, None)],
+        "an Anthropic style request log, times in s, lengths of its usage, content of its texts",
+        [(1772355600.0, 12, 3, 1, None), (1772355605.25, 22, 3, 1, None)],
     ),
     "vllm.log": (
-        "vLLM's request log, 4 characters a token, 1 without an answer in it",
-        [(978307199.0, 6, 3, 1, None), (978307201.0, 7, 2, 2, None), (978307204.0, 2, 7, 1, None)],
+        (
+            "vLLM's request log, times in s, tokens of the log, of 1 of 2 prompts: 4 characters a token, left out: "
+            "1 (no answer: 1)"
+        ),
+        [(978307199.0, 6, 3, 1, None), (978307201.0, 7, 2, 2, None)],
+    ),
+    "vllm-debug.log": (
+        "vLLM's request log, times in s, tokens of the log, left out: 1 (aborted: 1)",
+        [(957184201.0, 24, 12, 1, None), (957184204.0, 44, 3, 1, None)],
     ),
     "sglang.log": (
-        "SGLang's request log, 4 characters a token",
-        [(1772355601.0, 4, 3, 1, None), (1772355602.0, 4, 2, 1, None)],
+        "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts",
+        [(1772355601.0, 4, 2, 1, None), (1772355602.0, 4, 2, 1, None)],
     ),
     "sglang.jsonl": (
-        "SGLang's request log, 4 characters a token",
-        [(1772355601.25, 4, 3, 1, None), (1772355602.25, 40, 2, 1, None)],
+        "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts",
+        [(1772355601.25, 4, 2, 1, None), (1772355602.25, 40, 2, 1, None)],
+    ),
+    "sglang-level2.log": (
+        (
+            "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts, prompts not "
+            "whole in it: 1 (what they share is unknown), left out: 1 (503: 1)"
+        ),
+        [(1772355601.25, 806, 4, 1, "s7"), (1772355602.0, 5, 3, 1, None)],
+    ),
+    "litellm.jsonl": (
+        (
+            "LiteLLM's log of calls (passed over as no generation: 1), times in s, lengths of its usage, content of "
+            "its texts, left out: 2 (429: 1, answered from a cache of answers: 1)"
+        ),
+        [(1772355600.5, 24, 9, 1, "s1"), (1772355605.0, 40, 4, 1, "s1")],
+    ),
+    "litellm.csv": (
+        "LiteLLM's table of spend, times in ISO 8601, lengths from its columns, left out: 1 (failure: 1)",
+        [(1772355600.5, 1024, 9, 1, "s1"), (1772355605.0, 1080, 4, 1, "bob")],
+    ),
+    "langfuse.jsonl": (
+        (
+            "Langfuse's generations (other observations passed over: 1), times in ISO 8601, lengths of its usage, "
+            "content of its texts, left out: 1 (Rate limit: 1)"
+        ),
+        [(1772355600.5, 24, 9, 1, "s1"), (1772355605.25, 40, 54, 1, "s1")],
+    ),
+    "langfuse.json": (
+        "Langfuse's generations, times in ISO 8601, lengths of its usage, content of its texts",
+        [(1772355600.5, 24, 9, 1, "t1"), (1772355605.25, 40, 4, 1, "t1")],
+    ),
+    "helicone.jsonl": (
+        (
+            "Helicone's requests, times in ISO 8601, lengths of its usage, content of its texts, left out: 2 (429: 1, "
+            "no answer: 1)"
+        ),
+        [(1772355600.5, 24, 9, 1, "s1"), (1772355605.25, 40, 4, 1, "ann")],
+    ),
+    "otel.jsonl": (
+        (
+            "OpenTelemetry's spans of generative AI (other spans passed over: 1), times in ns, lengths of its usage, "
+            "content of its texts, left out: 1 (429: 1)"
+        ),
+        [(1772355600.5, 24, 9, 1, "s1"), (1772355605.25, 40, 4, 1, "s1"), (1772355606.5, 11, 5, 1, None)],
+    ),
+    "responses.jsonl": (
+        (
+            "a log of OpenAI's Responses API, times in ISO 8601, lengths of its usage, content of its texts, prompts "
+            "not whole in it: 1 (what they share is unknown), left out: 1 (server_error: 1)"
+        ),
+        [(1772355600.5, 24, 9, 1, "ann"), (1772355605.25, 40, 54, 1, "ann"), (1772355607.0, 30, 3, 1, "bob")],
+    ),
+    "batch-input.jsonl": (
+        (
+            "an OpenAI batch file, 4 characters a token, answers not in it: 2 (counted as the most tokens that were "
+            "allowed), arrivals made up: at random, 1 a second"
+        ),
+        [(0.0, 24, 100, 1, None), (0.679932, 22, 100, 1, None)],
+    ),
+    "batch-output.jsonl": (
+        "an OpenAI batch file, times in s, lengths from its usage, left out: 1 (batch_expired: 1)",
+        [(1772355600.0, 24, 9, 1, None), (1772355605.0, 21, 5, 1, None)],
+    ),
+    "bench.json": (
+        "a result of vllm bench serve, times in s, lengths from its usage, left out: 1 (error: 1)",
+        [(0.0, 128, 3, 1, None), (0.5, 64, 2, 1, None)],
+    ),
+    "wildchat.jsonl": (
+        (
+            "WildChat's conversations by the time of the last turn (for 1 of 4 turns 30 s between two are made up), "
+            "times in ISO 8601, lengths of its usage, content of its texts, without it 3 of 4 prompts and 3 of 4 "
+            "answers: 4 characters a token"
+        ),
+        [
+            (1772355601.5, 12, 9, 1, "c1"),
+            (1772355621.0, 31, 1, 1, "c1"),
+            (1772355631.0, 8, 3, 1, "c2"),
+            (1772355640.0, 19, 4, 1, "c2"),
+        ],
     ),
     "sharegpt.json": (
         "ShareGPT conversations without times (a turn every 30 s is made up), 4 characters a token",
@@ -73,14 +159,17 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
 
 def read(name: str, **options: Any) -> tuple[str, list[Request]]:  # noqa: ANN401 - what TraceReader takes
     """Read a sample: what it is taken for, and its requests."""
-    columns = parse_columns(COLUMNS) if name == "columns.csv" else None
-    with TraceReader(SAMPLES / name, columns=columns, **options) as trace:
+    if name == "columns.csv":
+        options["columns"] = parse_columns(COLUMNS)
+    if name == "batch-input.jsonl":
+        options["arrivals"] = MadeUpArrivals(1)
+    with TraceReader(SAMPLES / name, **options) as trace:
         requests = list(trace)
         return trace.recognised, requests
 
 
 def test_every_sample_is_expected() -> None:
-    assert {path.name for path in SAMPLES.iterdir()} == set(EXPECTED)
+    assert {path.name for path in SAMPLES.iterdir()} - {"SOURCES.md"} == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -91,7 +180,7 @@ def test_a_sample_is_recognised_and_read(name: str) -> None:
         for request in requests
     ]
     expected_name, expected = EXPECTED[name]
-    if name == "vllm.log":  # which tells no year: only the distances mean something
+    if name.startswith("vllm"):  # which tells no year: only the distances mean something
         expected = [(arrival_s - expected[0][0] + found[0][0], *rest) for arrival_s, *rest in expected]  # type: ignore[misc]
     assert (recognised, found) == (expected_name, [pytest.approx(row) if row[-1] is None else row for row in expected])
     for request in requests:
@@ -101,7 +190,21 @@ def test_a_sample_is_recognised_and_read(name: str) -> None:
             assert len(request.output_token_ids) == request.output_length
 
 
-@pytest.mark.parametrize("name", ["openai.jsonl", "anthropic.jsonl", "sharegpt.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openai.jsonl",
+        "anthropic.jsonl",
+        "sharegpt.json",
+        "vllm-debug.log",
+        "litellm.jsonl",
+        "langfuse.jsonl",
+        "langfuse.json",
+        "otel.jsonl",
+        "responses.jsonl",
+        "wildchat.jsonl",
+    ],
+)
 def test_a_conversation_that_goes_on_begins_with_all_that_was_said(name: str) -> None:
     _, (first, second, *_) = read(name)
     assert first.prompt_token_ids is not None
@@ -112,7 +215,9 @@ def test_a_conversation_that_goes_on_begins_with_all_that_was_said(name: str) ->
 
 
 def test_token_ids_of_a_log_are_taken_as_they_are() -> None:
-    _, requests = read("vllm.log")
+    recognised, requests = read("vllm.log", keep_failed=True)
+    assert "kept though failed: 1 (no answer: 1)" in recognised
+    assert (requests[2].arrival_s - requests[0].arrival_s, requests[2].output_length) == (5.0, 7)
     prompts = [None if each.prompt_token_ids is None else each.prompt_token_ids.tolist() for each in requests]
     assert (prompts[0], prompts[2]) == ([5, 6, 7, 8, 9, 10], [5, 6])
     assert requests[0].output_token_ids is not None
@@ -120,9 +225,9 @@ def test_token_ids_of_a_log_are_taken_as_they_are() -> None:
 
 
 def test_more_characters_a_token_make_fewer_tokens() -> None:
-    recognised, requests = read("sglang.log", texts=CharacterTokens(16))
+    recognised, requests = read("vllm.log", texts=CharacterTokens(16))
     assert "16 characters a token" in recognised
-    assert requests[0].input_length == 1
+    assert requests[1].input_length == 2
 
 
 def test_texts_that_begin_alike_have_tokens_that_do() -> None:
@@ -170,12 +275,16 @@ BROKEN = {
     ),
     "no date": (b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", 2, "'yesterday' is no time"),
     "no time": (b'{"messages": [], "model": "m"}\n', 1, "has no time among messages, model"),
-    "no length": (b'{"ts": 1, "request": {}, "model": "m"}\n', 1, "has neither messages nor a prompt nor usage"),
+    "no length": (
+        b'{"ts": 1, "request": {}, "model": "m"}\n',
+        1,
+        "neither the prompt of this request nor its length is in the log",
+    ),
     "usage of text": (b'{"ts": 1, "usage": {"prompt_tokens": "9"}}\n', 1, "usage.prompt_tokens is '9', no number"),
     "prompts not logged": (
         b"INFO 01-01 00:00:04 [logger.py:43] Received request a: params: SamplingParams(n=1), lora_request: None.\n",
         1,
-        "neither the prompt of this request nor its length is in the log. Let the engine log prompts",
+        "neither the prompt of this request nor its length is in the log. Let the engine log prompts (vLLM",
     ),
     "no request": (b"INFO 01-01 00:00:04 [x.py:1] Starting\n", 1, "no request follows"),
     "a turn of nobody": (b'{"conversations": [{"value": "x"}]}\n', 1, "a turn has no from and value that are texts"),
@@ -225,7 +334,7 @@ def test_a_tokenizers_file_makes_the_tokens(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     recognised, (first, _) = read("sglang.log", texts=FileTokens(str(tmp_path / "tokenizer.json")))
-    assert recognised == "SGLang's request log, tokens of tokenizer.json"
+    assert recognised.endswith("lengths of its meta data, content of its texts (tokens of tokenizer.json)")
     assert first.prompt_token_ids is not None
     assert first.prompt_token_ids.tolist() == [1, 2, 3, 4]
     (tmp_path / "broken.json").write_text("{}")

@@ -31,10 +31,20 @@ def test_an_id_names_a_whole_prefix(prompts: list[list[int]], block_size: int) -
 
 
 def test_a_request_without_tokens_is_refused() -> None:
-    requests = with_block_ids("trace", [request_of([1]), Request(0.0, 1, 1)], 4)
+    others = Request(0.0, 1, 1, block_ids=np.array([3]), block_size=16)
+    requests = with_block_ids("trace", [request_of([1]), others], 4)
     assert next(requests).input_length == 1
     with pytest.raises(TraceError, match=r"trace: request 2 has no tokens to make block ids of. Give --block-size"):
         next(requests)
+    with pytest.raises(TraceError, match=r"trace: no request has tokens to make block ids of. Give --block-size"):
+        list(with_block_ids("trace", [Request(0.0, 1, 1)], 4))
+
+
+def test_a_request_of_unknown_content_among_others_keeps_its_lengths() -> None:
+    unknown, known = with_block_ids("trace", [Request(0.0, 9, 1), request_of([1] * 9)], 4)
+    assert (unknown.input_length, unknown.block_ids, unknown.block_size) == (9, None, 4)
+    assert known.block_ids is not None
+    assert known.block_ids.tolist() == [0, 1]
 
 
 def test_a_block_has_tokens() -> None:

@@ -117,7 +117,8 @@ class ReferenceCollector:
             )
         if request.block_ids is None:
             raise self._fault(
-                "has no block ids", "Name a trace with block_runs, block_ids, hash_ids, hash_runs or requests"
+                "has no block ids",
+                "Name a trace with block_runs, block_ids, hash_ids, hash_runs or requests, or one with tokens or texts",
             )
         block_ids = request.block_ids
         if self._full_blocks_only and request.block_size:

@@ -34,6 +34,7 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "record": "Record a running vLLM or SGLang: its KV events, and with its request log a trace to curve and "
         "replay.",
         "calibrate": "Fit a cost model to steps that an engine took, and tell how far off it is.",
+        "validate": "Tell how far off a cost model is on steps that an engine took.",
         "presets": "List the names that --model, --gpu and --cost-model know, with GiB, bandwidth and bytes per token.",
         "warm-up": "Compile all loops ahead of the first request, on all cores, and keep them on disk.",
         "demo": "Let a small model answer questions about documents from too little KV memory, and judge every answer.",

@@ -67,7 +67,7 @@ class CacheSizes:
         ),
     ] = None
     block_size: Annotated[
-        int, typer.Option(metavar="B", help="Tokens a block of the model.", rich_help_panel=opt.MEMORY)
+        int, typer.Option(metavar="B", help="Tokens a block, of the model and of texts.", rich_help_panel=opt.MEMORY)
     ] = 16
     kv_dtype: opt.KvDtype = None
 

@@ -54,6 +54,7 @@ def recording_document(
             "num_by_block_size": {str(size): num for size, num in sorted(contents.num_by_block_size.items())},
             "num_unknown": contents.num_unknown,
             "num_with_keys": contents.num_with_keys,
+            "num_with_lookahead": contents.num_with_lookahead,
         },
         "metrics": None if metrics is None else {**asdict(metrics), "token_hit_ratio": metrics.hit_ratio},
         "log": None if counts is None else asdict(counts),
@@ -96,6 +97,11 @@ def _of_events(recorder: Recorder, ending: Ending | None) -> Iterator[str]:
         yield (
             f"{recorder.contents.num_with_keys:,} blocks belong to adapters, salts or images, which a trace does not "
             "tell apart: equal tokens count as equal"
+        )
+    if recorder.contents.num_with_lookahead:
+        yield (
+            f"{recorder.contents.num_with_lookahead:,} blocks are told apart by the tokens behind them, too: a prompt "
+            "may hit a block less than equal tokens say"
         )
 
 

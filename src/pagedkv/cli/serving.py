@@ -207,7 +207,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
                 is_assumed=options.is_cost_model_assumed,
             )
-            return replace(served, read_as=trace.recognised)
+            return replace(served, read_as=trace.recognised, warnings=[*trace.notes, *served.warnings])
 
 
 def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: ServingOptions) -> ServedTrace:

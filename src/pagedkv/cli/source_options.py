@@ -1,15 +1,19 @@
 """How to read a file that does not tell everything by itself: the options of all commands that read one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from pagedkv.cli import options as opt
+from pagedkv.errors import ConfigurationError
+from pagedkv.traces.bad_lines import BadLines
 from pagedkv.traces.clocks import require_time_unit
 from pagedkv.traces.formats.csv_rows import CSV_ROLES, parse_columns
 from pagedkv.traces.reader import TraceReader
+from pagedkv.traces.request import Request
+from pagedkv.traces.stamps import MadeUpArrivals, parse_arrivals, spread_stamps
 from pagedkv.traces.texts import TextTokens, text_tokens
 
 __all__ = ["SourceOptions"]
@@ -31,7 +35,7 @@ class SourceOptions:
         str | None,
         typer.Option(
             metavar="WHAT=COLUMN,...",
-            help=f"Of a CSV file, by name or number: {', '.join(CSV_ROLES)}.",
+            help=f"Of CSV or Parquet, by name or number: {', '.join(CSV_ROLES)}.",
             rich_help_panel=opt.TRACE,
         ),
     ] = None
@@ -44,11 +48,50 @@ class SourceOptions:
         typer.Option(metavar="X", help="Of texts, without a tokenizer. Default: 4.", rich_help_panel=opt.TRACE),
     ] = None
 
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT=FIELD,...",
+            help="The same of JSON lines; dots lead into objects: prompt=request.text.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            metavar="poisson:RATE",
+            help="Times in the place of the file's: at random, RATE a second.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+    spread_s: Annotated[
+        float | None,
+        typer.Option(
+            "--spread",
+            metavar="S",
+            help="Spread requests of one stamp over S seconds, as 1 for whole seconds.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+    keep_failed: Annotated[
+        bool,
+        typer.Option("--keep-failed", help="Requests that failed are requests, too.", rich_help_panel=opt.TRACE),
+    ] = False
+    skip_bad: Annotated[
+        int,
+        typer.Option(metavar="N", help="Pass over N lines that cannot be read.", rich_help_panel=opt.TRACE),
+    ] = 0
+
     def __post_init__(self) -> None:
         """Refuse what cannot be used, whatever the file."""
         require_time_unit(self.time_unit)
+        if self.columns is not None and self.fields is not None:
+            raise ConfigurationError("--columns and --fields both say where a row has what: give one of them")
         self._columns()
         self._texts()
+        self._arrivals()
+        self.in_time(())
+        BadLines(self.skip_bad)
 
     def open(self, path: str, trace_block_size: int | None, *, any_order: bool = False) -> TraceReader:
         """Open a file. Raises ConfigurationError and TraceError as TraceReader does."""
@@ -59,10 +102,22 @@ class SourceOptions:
             time_unit=self.time_unit,
             columns=self._columns(),
             texts=self._texts(),
+            keep_failed=self.keep_failed,
+            arrivals=self._arrivals(),
+            skip_bad=self.skip_bad,
         )
 
+    def in_time(self, requests: Iterable[Request]) -> Iterable[Request]:
+        """Spread requests of one stamp, which are in order, if that was asked for. Raises ConfigurationError."""
+        return requests if self.spread_s is None else spread_stamps(requests, self.spread_s)
+
     def _columns(self) -> Mapping[str, str] | None:
-        return None if self.columns is None else parse_columns(self.columns)
+        if self.fields is not None:
+            return parse_columns(self.fields, "--fields", needs_arrival=self.arrivals is None)
+        return None if self.columns is None else parse_columns(self.columns, needs_arrival=self.arrivals is None)
+
+    def _arrivals(self) -> MadeUpArrivals | None:
+        return None if self.arrivals is None else parse_arrivals(self.arrivals)
 
     def _texts(self) -> TextTokens:
         return text_tokens(self.tokenizer, self.chars_per_token)

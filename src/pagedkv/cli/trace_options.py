@@ -60,7 +60,7 @@ class TraceOptions:
         Raises:
             TraceError: at once or while iterating, what is wrong with the trace.
         """
-        requests = islice(rebased(self._in_order(trace)), self.limit)
+        requests = islice(rebased(self.source.in_time(self._in_order(trace))), self.limit)
         return chain(list(islice(requests, 1)), requests)
 
     def _in_order(self, trace: TraceReader) -> Iterator[Request]:

@@ -23,6 +23,8 @@ class Contents:
         """Blocks whose content events did not tell."""
         self.num_with_keys = 0
         """Blocks that more than their tokens tells apart."""
+        self.num_with_lookahead = 0
+        """Blocks that the tokens behind them tell apart as well."""
         self.num_by_block_size: Counter[int] = Counter()
         """Blocks of each size."""
 
@@ -31,6 +33,7 @@ class Contents:
         num_blocks, size = len(stored.block_hashes), stored.block_size
         self.num_by_block_size[size] += num_blocks
         self.num_with_keys += num_blocks if stored.has_keys else 0
+        self.num_with_lookahead += num_blocks if stored.has_lookahead else 0
         parent = b"" if stored.parent_hash is None else self._digests.get((size, stored.parent_hash))
         if parent is None or stored.token_ids is None:
             self.num_unknown += num_blocks

@@ -1,8 +1,9 @@
 """Which blocks are where, followed event by event: how many there are, and how long they stay.
 
-Exact only in stretches that begin with an empty cache: a process whose first message was seen, or a cache that was
-cleared. After a gap, or where the recording began in the middle, blocks that nobody saw stored may be there, and those
-that were seen may be gone: counting begins anew, with what is seen stored from then on, and is not called exact.
+Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for the device's own
+medium, a cache that was cleared: that leaves host and storage as they are. After a gap, or where the recording began in
+the middle, blocks that nobody saw stored may be there, and those that were seen may be gone: counting begins anew, with
+what is seen stored from then on, and is not called exact.
 """
 
 from bisect import bisect_left
@@ -69,11 +70,12 @@ class Residency:
         self.media: dict[str, MediumRecord] = {}
         """What happened, by medium."""
         self.is_exact = False
-        """Whether every block that is there is known now."""
+        """Whether every block of the device is known now."""
+        self._are_others_exact = False
         self.was_exact = False
         """Whether that was so at any time."""
         self.num_clears = 0
-        """Times that the whole cache was cleared."""
+        """Times that the device's cache was cleared."""
         self.num_censored = 0
         """Blocks whose end was not seen: a gap, a restart, or the end of the recording came first."""
         self._now_s: float | None = None
@@ -87,7 +89,7 @@ class Residency:
                 self._since_s[key] = self._at_s
                 medium.num_stored += 1
                 medium.num_blocks += 1
-        self._note(medium)
+        self._note(stored.medium)
 
     def remove(self, removed: BlocksRemoved) -> None:
         """Take blocks away."""
@@ -98,25 +100,25 @@ class Residency:
                 medium.num_removed_unseen += 1
             else:
                 self._end(medium, since_s)
-        self._note(medium)
+        self._note(removed.medium)
 
     def clear(self) -> None:
-        """Take every block away; what is there is known from here on."""
+        """Take every block of the device away; what is there is known from here on."""
         self.num_clears += 1
-        for (name, _, _), since_s in self._since_s.items():
-            self._end(self._medium(name), since_s)
-        self._since_s.clear()
+        for key in [key for key in self._since_s if key[0] == DEVICE]:
+            self._end(self._medium(DEVICE), self._since_s.pop(key))
         self._begin_exact()
 
     def begin_empty(self) -> None:
         """Follow a new process, whose cache is empty; what was there is gone, nobody saw when."""
         self._censor()
+        self._are_others_exact = True
         self._begin_exact()
 
     def lose_track(self) -> None:
         """Something went unseen: what is there is unknown from here on."""
         self._censor()
-        self.is_exact = False
+        self.is_exact = self._are_others_exact = False
         for medium in self.media.values():
             medium.note(self._at_s, None)
 
@@ -126,8 +128,8 @@ class Residency:
             self._now_s = at_s
         passed_s = max(0.0, at_s - self._now_s)
         self._now_s += passed_s
-        if self.is_exact:
-            for medium in self.media.values():
+        for name, medium in self.media.items():
+            if self._is_exact(name):
                 medium.seconds += passed_s
                 medium.block_seconds += passed_s * medium.num_blocks
 
@@ -140,6 +142,9 @@ class Residency:
     def _at_s(self) -> float:
         assert self._now_s is not None
         return self._now_s
+
+    def _is_exact(self, name: str) -> bool:
+        return self.is_exact if name == DEVICE else self._are_others_exact
 
     def _medium(self, name: str) -> MediumRecord:
         return self.media.setdefault(name, MediumRecord())
@@ -158,10 +163,11 @@ class Residency:
     def _begin_exact(self) -> None:
         self.is_exact = self.was_exact = True
         self._medium(DEVICE)
-        for medium in self.media.values():
-            self._note(medium)
+        for name in self.media:
+            self._note(name)
 
-    def _note(self, medium: MediumRecord) -> None:
-        if self.is_exact:
+    def _note(self, name: str) -> None:
+        medium = self.media[name]
+        if self._is_exact(name):
             medium.peak = max(medium.peak, medium.num_blocks)
             medium.note(self._at_s, medium.num_blocks)

@@ -8,7 +8,7 @@ what                as an array                                as a map
 batch               ``[ts, events, data_parallel_rank]``       ``{"ts": ..., "events": ..., ...}``
 stored              ``["BlockStored", block_hashes, ...]``     ``{"type": "BlockStored", "block_hashes": ..., ...}``
 removed             ``["BlockRemoved", block_hashes, ...]``    ``{"type": "BlockRemoved", ...}``
-everything removed  ``["AllBlocksCleared"]``                   ``{"type": "AllBlocksCleared"}``
+device cleared      ``["AllBlocksCleared"]``                   ``{"type": "AllBlocksCleared"}``
 ==================  =========================================  ==================================================
 
 Fields at an array's end, and keys of a map, may be missing. Fields that are not named here are ignored, events of
@@ -35,6 +35,7 @@ BlockHash: TypeAlias = int | bytes
 
 DEVICE: Final = "GPU"
 """The medium of events that name none."""
+REMOTE: Final = "REMOTE"
 MAX_BLOCK_SIZE: Final = 2**24
 MAX_TOKEN_ID: Final = 2**31 - 1
 BATCH_FIELDS: Final = ("ts", "events", "data_parallel_rank")
@@ -50,8 +51,14 @@ EVENT_FIELDS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
             "lora_name",
             "extra_keys",
             "group_idx",
+            "kv_cache_spec_kind",
+            "kv_cache_spec_sliding_window",
+            "locality",
+            "ownership",
+            "session_id",
+            "lookahead_token_ids",
         ),
-        "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+        "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality", "ownership"),
         "AllBlocksCleared": (),
     }
 )
@@ -68,9 +75,11 @@ class BlocksStored:
         parent_hash: of the block before the first, or None where the first begins a prompt.
         token_ids: int32 ``[len(block_hashes) * block_size]``, or None where the event has not just these.
         block_size: tokens of a block.
-        medium: where they are: GPU, CPU, STORAGE, ...
+        medium: where they are: GPU, CPU, STORAGE, ...; with what tells it from another one of that kind: the tier that
+            owns it, and whether it is remote.
         group: number of the group of layers, 0 where none is told.
         has_keys: whether more than tokens tells these blocks apart: an adapter, a salt, an image.
+        has_lookahead: whether the tokens behind a block tell it apart, too.
     """
 
     block_hashes: tuple[BlockHash, ...]
@@ -80,6 +89,7 @@ class BlocksStored:
     medium: str = DEVICE
     group: int = 0
     has_keys: bool = False
+    has_lookahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Every block was removed at once."""
+    """Every block of the device was removed at once; other media keep theirs, and say so when they lose them."""
 
 
 Event: TypeAlias = BlocksStored | BlocksRemoved | Cleared
@@ -130,14 +140,20 @@ class _Stored(msgspec.Struct):
     lora_id: int | None = None
     lora_name: str | None = None
     extra_keys: list[Any] | None = None
+    cache_salt: Any = None
+    lookahead_token_ids: list[Any] | None = None
     medium: str | None = None
     group_idx: int | None = None
+    locality: Any = None
+    ownership: Any = None
 
 
 class _Removed(msgspec.Struct):
     block_hashes: list[int | bytes]
     medium: str | None = None
     group_idx: int | None = None
+    locality: Any = None
+    ownership: Any = None
 
 
 _T = TypeVar("_T")
@@ -198,7 +214,7 @@ def _event(kind: str, fields: Mapping[str, Any]) -> Event:
         return _stored(_converted(fields, _Stored))
     if kind == "BlockRemoved":
         removed = _converted(fields, _Removed)
-        return BlocksRemoved(tuple(removed.block_hashes), removed.medium or DEVICE, removed.group_idx or 0)
+        return BlocksRemoved(tuple(removed.block_hashes), _medium(removed), removed.group_idx or 0)
     return Cleared()
 
 
@@ -209,10 +225,20 @@ def _stored(stored: _Stored) -> BlocksStored:
         stored.parent_block_hash,
         _tokens(stored.token_ids, len(stored.block_hashes) * stored.block_size),
         stored.block_size,
-        stored.medium or DEVICE,
+        _medium(stored),
         stored.group_idx or 0,
-        has_keys=keys or stored.lora_id is not None or stored.lora_name is not None,
+        has_keys=keys or any(key is not None for key in (stored.lora_id, stored.lora_name, stored.cache_salt)),
+        has_lookahead=any(stored.lookahead_token_ids or ()),
     )
+
+
+def _medium(event: _Stored | _Removed) -> str:
+    """Name a medium: a second tier of the same kind, and one of another machine, are media of their own."""
+    told = [event.ownership] if isinstance(event.ownership, str) and event.ownership else []
+    if isinstance(event.locality, str) and event.locality.upper() == REMOTE:
+        told.append(REMOTE.lower())
+    medium = event.medium or DEVICE
+    return f"{medium} ({', '.join(told)})" if told else medium
 
 
 def _tokens(token_ids: Sequence[object] | None, num_tokens: int) -> Int32Array | None:

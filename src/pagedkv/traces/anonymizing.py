@@ -46,7 +46,8 @@ def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None 
     for request in requests:
         session = None if request.session is None else _name(salt, request.session)
         if request.prompt_token_ids is None:
-            yield replace(request, session=session, output_token_ids=None)
+            known = request.block_size or (size if request.block_ids is None else 0)  # of the others, for the header
+            yield replace(request, session=session, block_size=known, output_token_ids=None)
         else:
             ids = _block_ids(salt, request.prompt_token_ids, size)
             yield replace(

@@ -30,8 +30,13 @@ LAST_EPOCH_S: Final = 10**10
 LONGEST_WAIT_S: Final = 366 * 86_400
 LONGEST_LEAD_S: Final = 3600
 """A trace whose first request comes later than this was not timed from its own start."""
+FEWEST_WHOLE: Final = 20
+"""Times from which on it is told that all of them are whole seconds."""
+EQUAL_SHARE: Final = 4
+"""A quarter of them equal to the one before makes bursts."""
 REMEDY: Final = "Say in which unit the times are (--time-unit s, ms, us or ns), or repair the row"
 PLACES: Final = 9
+MOST_DIGITS: Final = 30  # of a whole number, which is exact where a float of nanoseconds is not
 
 
 class ArrivalClock:
@@ -47,6 +52,17 @@ class ArrivalClock:
         self._given = given
         self._unit = given or ""
         self._latest_s: float | None = None
+        self._num = self._num_equal = 0
+        self._is_whole = True
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known of the times: whether they are rounded to seconds."""
+        if not self._is_whole or self._num < FEWEST_WHOLE or self._num_equal * EQUAL_SHARE < self._num:
+            return []
+        bursts = f"{self._num_equal:,} of {self._num:,} requests come together with the one before"
+        remedy = "bursts that may never have been; --spread 1 spreads them over their second"
+        return [f"times are whole seconds, so {bursts}: {remedy}"]
 
     @property
     def told(self) -> str:
@@ -61,6 +77,9 @@ class ArrivalClock:
         """
         arrival_s = self._in_seconds(line, value)
         latest_s, self._latest_s = self._latest_s, arrival_s
+        self._num += 1
+        self._num_equal += arrival_s == latest_s
+        self._is_whole = self._is_whole and arrival_s.is_integer()
         if latest_s is not None and not any_order and abs(arrival_s - latest_s) > LONGEST_WAIT_S:
             days = abs(arrival_s - latest_s) / 86_400
             raise line.fault(f"arrives {days:,.0f} days from the request before it, at {value!r:.60}", REMEDY)
@@ -96,7 +115,7 @@ def _number(value: float | str) -> float | None:
     if not isinstance(value, str):
         return value
     try:
-        return float(value)
+        return int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else float(value)
     except ValueError:
         return None
 

@@ -1,12 +1,13 @@
-"""Numbered lines of a trace file, plain or gzip, as a stream.
+"""Numbered lines of a trace file, plain, gzip or zst, as a stream.
 
-Owns the open file. Knows nothing of what a line means; it makes sure that whatever can be wrong with a
-*file* (missing, a directory, cut short, damaged, not text) becomes a :class:`~pagedkv.errors.TraceError`
-with the line at which reading had to stop. At most one line is held in memory.
+Owns the open file. Knows nothing of what a line means; it makes sure that whatever can be wrong with a *file* (missing,
+a directory, cut short, damaged, no text) becomes a :class:`~pagedkv.errors.TraceError` with the line at which reading
+had to stop. At most one line is held in memory.
 """
 
 import codecs
 import gzip
+import io
 import os
 import re
 import stat
@@ -18,6 +19,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from pagedkv.errors import TraceError
+from pagedkv.traces.file_kinds import PARQUET_MAGIC, named_kind
+from pagedkv.traces.zstd_stream import ZSTD_MAGIC, zstd_stream
 
 __all__ = ["MAX_LINE_NBYTES", "Line", "LineReader"]
 
@@ -28,6 +31,7 @@ MAX_LINE_NBYTES: Final = 64 * 2**20
 
 PIECE_NBYTES: Final = 2**20
 PEEKED_NBYTES: Final = 256
+HEAD_NBYTES: Final = 512
 ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*(?:\{|\]|\Z)")
 
 FETCH_AGAIN: Final = "Fetch or decompress the file again"
@@ -56,21 +60,38 @@ class LineReader:
     """Streams the lines of one file; use it as a context manager.
 
     Args:
-        path: a plain or gzip file; its content tells which, not its name. Pipes work too.
+        path: a plain, gzip or zst file; its content tells which, not its name. Pipes work too.
 
     Raises:
-        TraceError: the file cannot be opened.
+        ConfigurationError: the file is a zst file, and the package for these is missing.
+        TraceError: the file cannot be opened, or is something that is no text.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
         try:
             self._file = Path(path).open("rb")  # noqa: SIM115 - __exit__ closes it
-            is_gzip = self._file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
+            head = self._file.peek(HEAD_NBYTES)
         except OSError as error:
             reason = f"cannot be opened: {error.strerror or error}"
             raise TraceError(self._path, None, reason, "Name a readable trace file") from error
-        self._stream = gzip.GzipFile(fileobj=self._file) if is_gzip else self._file
+        self.is_parquet = head.startswith(PARQUET_MAGIC)
+        """Whether it is a Parquet file, which has rows and no lines."""
+        try:
+            self._stream = self._opened(head)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _opened(self, head: bytes) -> "gzip.GzipFile | io.BufferedReader":
+        if head.startswith(GZIP_MAGIC):
+            return gzip.GzipFile(fileobj=self._file)
+        if head.startswith(ZSTD_MAGIC):
+            return zstd_stream(self._file)
+        kind = named_kind(head[:HEAD_NBYTES])
+        if kind is not None:
+            raise TraceError(self._path, None, f"it is {kind[0]}", kind[1])
+        return self._file
 
     @property
     def path(self) -> str:
@@ -143,7 +164,7 @@ class LineReader:
         try:
             return take()
         except EOFError as error:
-            raise TraceError(self._path, number, "the gzip file is cut short here", FETCH_AGAIN) from error
+            raise TraceError(self._path, number, "the compressed file is cut short here", FETCH_AGAIN) from error
         except (OSError, zlib.error) as error:
             raise TraceError(self._path, number, f"cannot be read: {error}", FETCH_AGAIN) from error
 

@@ -13,11 +13,14 @@ from typing import Self
 
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.traces.arrival_order import ArrivalOrder
+from pagedkv.traces.bad_lines import BadLines
 from pagedkv.traces.clocks import require_time_unit
 from pagedkv.traces.formats import Reading, RowFormat, detect_format
 from pagedkv.traces.json_array import array_elements
 from pagedkv.traces.lines import Line, LineReader
+from pagedkv.traces.parquet_rows import parquet_rows
 from pagedkv.traces.request import Request
+from pagedkv.traces.stamps import MadeUpArrivals
 from pagedkv.traces.texts import CharacterTokens, TextTokens
 
 __all__ = ["TraceReader"]
@@ -27,11 +30,15 @@ class TraceReader:
     """Reads one trace, in any known format; iterate over it once, inside a ``with`` block.
 
     Args:
-        path: the file, plain or gzip; both the compression and the format are told by its content.
+        path: the file, plain, gzip, zst or Parquet; its content tells which, and the format.
         block_size: tokens an id stands for, when the trace's own (or the inferred) value must not be used.
         time_unit: of the arrivals, where the format's own, or what its numbers tell, must not be used.
-        columns: of a CSV file, by what they hold: arrival, input, output, session, user, prompt, answer.
+        columns: of a CSV or Parquet file, or fields of JSON lines, by what they hold: arrival, input, output, session,
+            user, prompt, answer, status; dots lead into objects.
         texts: how texts become tokens; 4 characters a token unless told.
+        keep_failed: take requests that failed, too; by default they are left out and counted.
+        arrivals: times in the place of the file's, which may have none.
+        skip_bad: lines that may be bad, which are passed over and counted.
         any_order: take requests as they come. By default arrivals must not fall, in a trace of sessions within each.
             A line that holds a whole session is put in order of arrival, as all of it is in memory.
 
@@ -49,12 +56,25 @@ class TraceReader:
         time_unit: str | None = None,
         columns: Mapping[str, str] | None = None,
         texts: TextTokens | None = None,
+        keep_failed: bool = False,
+        arrivals: MadeUpArrivals | None = None,
+        skip_bad: int = 0,
     ) -> None:
         require_time_unit(time_unit)
         if block_size is not None and block_size < 1:
             raise ConfigurationError(f"the trace's block size must be at least 1 token, got {block_size}")
         self._any_order = any_order
-        self._reading = Reading(block_size, any_order, time_unit, columns, texts or CharacterTokens())
+        self._arrivals = arrivals
+        self._bad_lines = BadLines(skip_bad)
+        self._reading = Reading(
+            block_size,
+            any_order,
+            time_unit,
+            columns,
+            texts or CharacterTokens(),
+            keep_failed,
+            has_made_up_arrivals=arrivals is not None,
+        )
         self._lines = LineReader(path)
 
     @property
@@ -74,7 +94,17 @@ class TraceReader:
         Raises:
             TraceError: as :attr:`session_per_row`.
         """
-        return self._format.recognised
+        told = self._format.recognised
+        return told if self._arrivals is None else f"{told}, {self._arrivals.told}"
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known before figures are believed, each in a sentence; complete when all has been read.
+
+        Raises:
+            TraceError: as :attr:`session_per_row`.
+        """
+        return [*self._format.notes, *self._bad_lines.notes]
 
     def __enter__(self) -> Self:
         """Hold the file open."""
@@ -97,7 +127,15 @@ class TraceReader:
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests in file order, those of a trace of sessions session by session."""
-        check_order = not (self._any_order or self.session_per_row)
+        if self._arrivals is None:
+            return self._in_file_order()
+        if self.session_per_row:
+            reason = "the requests of a session have a clock of their own"
+            raise TraceError(self._lines.path, None, reason, "Say when sessions begin (--session-interval)")
+        return self._arrivals.given_to(self._in_file_order())
+
+    def _in_file_order(self) -> Iterator[Request]:
+        check_order = not (self._any_order or self.session_per_row or self._arrivals is not None)
         order = ArrivalOrder()
         for line, requests in self._rows():
             for request in requests:
@@ -125,7 +163,7 @@ class TraceReader:
         row_format, has_requests = self._format, False
         last = self._first
         for line in self._remaining if row_format.starts_with_header else chain([self._first], self._remaining):
-            requests = row_format.requests(line)
+            requests = self._bad_lines.requests(row_format, line)
             last = line
             if not has_requests:
                 begin = next(requests, None)
@@ -152,4 +190,6 @@ class TraceReader:
 
     @cached_property
     def _remaining(self) -> Iterator[Line]:
+        if self._lines.is_parquet:
+            return parquet_rows(self._lines.path)
         return array_elements(self._lines.pieces()) if self._lines.is_array else iter(self._lines)

@@ -17,7 +17,15 @@ import numpy.typing as npt
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 
-__all__ = ["CHARS_PER_TOKEN", "CharacterTokens", "FileTokens", "TextTokens", "text_tokens"]
+__all__ = [
+    "CHARS_PER_TOKEN",
+    "CharacterTokens",
+    "FileTokens",
+    "TextTokens",
+    "marked_tokens",
+    "stretched_tokens",
+    "text_tokens",
+]
 
 CHARS_PER_TOKEN: Final = 4.0
 """Of English text with today's vocabularies, roughly; what a result rests on it says so."""
@@ -28,6 +36,9 @@ SECOND_MULTIPLIER: Final = np.uint64(0x94D049BB133111EB)
 
 class TextTokens(Protocol):
     """Makes tokens of texts."""
+
+    is_estimate: bool
+    """Whether their number is a guess at that of a model."""
 
     @property
     def told(self) -> str:
@@ -54,6 +65,8 @@ class CharacterTokens:
     >>> bool((tokens.token_ids("equal to here")[:2] == tokens.token_ids("equal to there")[:2]).all())
     True
     """
+
+    is_estimate = True
 
     def __init__(self, chars_per_token: float = CHARS_PER_TOKEN) -> None:
         if not 1 <= chars_per_token <= MOST_CHARS_PER_TOKEN:
@@ -88,6 +101,8 @@ class FileTokens:
         ConfigurationError: the package is missing, or the file is no such file.
     """
 
+    is_estimate = False
+
     def __init__(self, path: str) -> None:
         try:
             tokenizers: Any = import_module("tokenizers")  # an extra, asked for by few
@@ -119,6 +134,50 @@ def text_tokens(tokenizer: str | None, chars_per_token: float | None) -> TextTok
     if chars_per_token is not None:
         raise ConfigurationError("--tokenizer and --chars-per-token both say what a token is: give one of them")
     return FileTokens(tokenizer)
+
+
+def marked_tokens(digest: bytes, num_tokens: int) -> Int32Array:
+    """Make tokens that stand for content known by its digest alone: int32 ``[num_tokens]``, none negative."""
+    seed = np.uint64(int.from_bytes(digest[:8], "little"))
+    numbers = _mixed(np.full(num_tokens, seed) ^ _mixed(np.arange(num_tokens, dtype=np.uint64)))
+    return (numbers >> np.uint64(33)).astype(np.int32)
+
+
+def stretched_tokens(pieces: Int32Array, rate: tuple[int, int], num_tokens: int, digest: bytes) -> Int32Array:
+    """Write pieces of a text as so many tokens, the same ones as far as the pieces are the same.
+
+    Args:
+        pieces: int32 ``[n]``.
+        rate: tokens, and the pieces that they are made of: whatever begins alike must be given the same rate. At equal
+            numbers a piece is its token.
+        num_tokens: how many to make: where the rate brings more, the others are left out, where it brings fewer, tokens
+            for the digest follow.
+        digest: of the whole text, which the last token stands for where others were left out.
+
+    Returns:
+        int32 ``[num_tokens]``, none negative. O(pieces + tokens).
+    """
+    most, least = rate
+    num_made = len(pieces) * most // least
+    made = np.arange(min(num_made, num_tokens))
+    places = made * least // most  # of the piece with which each token begins
+    if most == least:
+        tokens = pieces[: len(made)]
+    elif most > least:
+        behind = (made - -(-places * most // least)).astype(np.uint64)
+        mixed = _mixed(pieces[places].astype(np.uint64) << np.uint64(20) | behind) >> np.uint64(33)
+        tokens = np.where(behind == 0, pieces[places], mixed.astype(np.int32))
+    else:
+        end = int((made[-1] + 1) * least // most) if len(made) else 0
+        inside = np.arange(end) - np.repeat(places, np.diff(places, append=end))
+        numbers = _mixed(pieces[:end].astype(np.uint64) << np.uint64(20) | inside.astype(np.uint64))
+        hashes = np.bitwise_xor.reduceat(numbers, places) if end else numbers
+        tokens = (_mixed(hashes) >> np.uint64(33)).astype(np.int32)
+    if num_made == num_tokens:
+        return tokens
+    if num_made > num_tokens > 0:
+        tokens = np.concatenate([tokens[:-1], marked_tokens(digest, 1)])
+    return np.concatenate([tokens, marked_tokens(digest, num_tokens - len(tokens))])
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

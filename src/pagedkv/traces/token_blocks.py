@@ -7,6 +7,7 @@ exactly if they are equal up to the end of that block. Only full blocks get ids,
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,12 @@ import numpy.typing as npt
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.traces.request import Request
 
-__all__ = ["TokenBlocks", "chain_digests", "with_block_ids"]
+__all__ = ["ContentBlocks", "TokenBlocks", "chain_digests", "with_block_ids"]
+
+FIRST_UNSHARED: Final = 2**62
+"""Ids from here on are of prompts whose content is unknown: beyond all that are numbered as they appear."""
+MOST_HELD: Final = 1000
+"""Requests without content that wait for one that has some."""
 
 
 class TokenBlocks:
@@ -57,6 +63,60 @@ class TokenBlocks:
         return ids
 
 
+class ContentBlocks:
+    """Puts block ids in the place of tokens, where a trace has tokens, and leaves it as it is where it has ids.
+
+    A prompt without content, in a trace where others have some, shares its blocks with nobody, as in a replay. Where
+    none of the first thousand has any, nothing is changed.
+
+    Args:
+        block_size: tokens of a block.
+
+    Raises:
+        ConfigurationError: ``block_size`` is not positive.
+
+    Attributes:
+        num_unshared: prompts without content that were given blocks of their own.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._blocks = TokenBlocks(block_size)
+        self._next_unshared = FIRST_UNSHARED
+        self._has_tokens = False
+        self.num_unshared = 0
+
+    def of(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Give the requests with ids. O(tokens); memory as :class:`TokenBlocks`."""
+        held: list[Request] | None = []
+        for request in requests:
+            if held is not None and not request.has_content:
+                held.append(request)
+                if len(held) <= MOST_HELD:
+                    continue
+            elif request.prompt_token_ids is not None:
+                self._has_tokens = True
+            waiting, held = held or (), None
+            yield from map(self._with_ids, waiting)
+            if not waiting or waiting[-1] is not request:
+                yield self._with_ids(request)
+        yield from held or ()
+
+    def _with_ids(self, request: Request) -> Request:
+        if request.prompt_token_ids is not None:
+            ids = self._blocks.block_ids(request.prompt_token_ids)
+        elif request.block_ids is None and self._has_tokens:
+            first, num_blocks = self._next_unshared, request.input_length // self._block_size
+            self._next_unshared += num_blocks
+            self.num_unshared += 1
+            ids = np.arange(first, first + num_blocks, dtype=np.int64)
+        else:
+            return request
+        return replace(
+            request, block_ids=ids, block_size=self._block_size, prompt_token_ids=None, output_token_ids=None
+        )
+
+
 def chain_digests(token_ids: npt.NDArray[np.int32], block_size: int, parent: bytes = b"") -> Iterator[bytes]:
     """Name full blocks by SHA-256 digests, each over the one before it and the block's tokens.
 
@@ -81,22 +141,25 @@ def with_block_ids(path: str, requests: Iterable[Request], block_size: int) -> I
 
     Args:
         path: the trace, for messages.
-        requests: each with the tokens of its prompt.
+        requests: with the tokens of their prompts; of one whose content is unknown the lengths remain.
         block_size: tokens of a block.
 
     Raises:
         ConfigurationError: ``block_size`` is not positive.
-        TraceError: a request has no tokens.
+        TraceError: a request has other block ids already; at the end, that not one had tokens.
     """
     blocks = TokenBlocks(block_size)
+    number, has_tokens = 0, False
     for number, request in enumerate(requests, 1):
-        if request.prompt_token_ids is None:
-            reason = f"request {number} has no tokens to make block ids of"
-            raise TraceError(path, None, reason, "Give --block-size only for a trace with token_ids")
-        yield replace(
-            request,
-            block_ids=blocks.block_ids(request.prompt_token_ids),
-            block_size=block_size,
-            prompt_token_ids=None,
-            output_token_ids=None,
-        )
+        has_tokens |= request.prompt_token_ids is not None
+        if request.block_ids is not None and request.prompt_token_ids is None:
+            raise _without_tokens(path, f"request {number} has no tokens")
+        ids = None if request.prompt_token_ids is None else blocks.block_ids(request.prompt_token_ids)
+        yield replace(request, block_ids=ids, block_size=block_size, prompt_token_ids=None, output_token_ids=None)
+    if number and not has_tokens:
+        raise _without_tokens(path, "no request has tokens")
+
+
+def _without_tokens(path: str, reason: str) -> TraceError:
+    remedy = "Give --block-size only for a log with texts or a trace with token_ids"
+    return TraceError(path, None, f"{reason} to make block ids of", remedy)

@@ -13,15 +13,22 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
 from pagedkv.errors import ConfigurationError
-from pagedkv.simulation.calibration import Calibration, ErrorSummary, MeasuredSteps, calibrate as fitted, read_steps
+from pagedkv.simulation.calibration import (
+    Calibration,
+    ErrorSummary,
+    MeasuredSteps,
+    Validation,
+    calibrate as fitted,
+    read_steps,
+)
 from pagedkv.simulation.cost import read_cost_model
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "error_rows"]
 
 
 @command
 def calibrate(
-    steps: Annotated[str, typer.Argument(help="CSV of steps, StepRecords as JSON lines, or a vLLM log.")],
+    steps: Annotated[str, typer.Argument(help="CSV of steps, StepRecords as JSON lines, a vLLM log or bench result.")],
     *,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="The cost model, as --cost-model takes it.")
@@ -48,6 +55,8 @@ def calibrate(
     pagedkv calibrate steps.csv -o cost.json
 
     pagedkv calibrate vllm.log --base llama-3.1-8b/h100 -o cost.json
+
+    pagedkv calibrate bench.json -o cost.json
 
     pagedkv replay trace.jsonl.gz --model llama-3.1-8b --memory 40 --cost-model cost.json
     """
@@ -82,10 +91,11 @@ def _print(name: str, steps: MeasuredSteps, calibration: Calibration, output: Pa
     print_numbers("Parameters, in seconds", ("parameter", "value", "from"), rows)
     title = "Error on steps that were left out of the fit, relative to what was measured"
     headings = ("tokens of a step", "steps", "median", "p90", "bias")
-    print_numbers(title, headings, _error_rows(calibration))
+    print_numbers(title, headings, error_rows(calibration))
 
 
-def _error_rows(calibration: Calibration) -> Iterable[tuple[str, ...]]:
+def error_rows(calibration: Calibration | Validation) -> Iterable[tuple[str, ...]]:
+    """Lay out errors by the tokens of a step, and those of all steps."""
     for each in calibration.by_tokens:
         sizes = f"{each.least:,}" if each.least == each.most else f"{each.least:,} to {each.most:,}"
         yield _error_row(sizes, each)

@@ -130,14 +130,16 @@ def convert(
         require_writable(json_file, trace)
         if output == json_file:
             raise ConfigurationError(f"--output and --json both go to {output}: name two files")
-    num_requests, recognised = convert_trace(trace, output, conversion)
+    num_requests, recognised, notes = convert_trace(trace, output, conversion)
     if json_file is not None:
         head = {"trace": trace, "command": command_line(), "output": str(output)}
-        write_json(json_file, {**head, "read_as": recognised, "num_requests": num_requests})
+        write_json(json_file, {**head, "read_as": recognised, "num_requests": num_requests, "warnings": notes})
+    for note in notes:
+        typer.echo(f"warning: {note}", err=True)
     typer.echo(f"{num_requests:,} requests written to {output}, read as {recognised}", err=True)  # OUT may be stdout
 
 
-def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int, str]:
+def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int, str, list[str]]:
     """Convert a trace.
 
     Args:
@@ -146,7 +148,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
             output.
 
     Returns:
-        The number of requests written, and what the file was taken for.
+        The number of requests written, what the file was taken for, and what must be known of it.
 
     Raises:
         ConfigurationError: a size or time is out of range, or the trace has blocks of several sizes.
@@ -171,7 +173,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
             with atomic_file(output) as file, maybe_compressed(file, output) as sink, TraceWriter(sink) as writer:
                 for request in requests:
                     writer.write(request)
-            return writer.num_requests, trace.recognised
+            return writer.num_requests, trace.recognised, trace.notes
     except KeyboardInterrupt as error:
         outcome = "nothing was written" if is_replaced_whole(output) else "what was written is not whole"
         raise InterruptedRunError(f"interrupted after {num_read:,} requests; {outcome}") from error
@@ -196,7 +198,7 @@ def _counted(requests: Iterator[Request], count_one: Callable[[], None]) -> Iter
 def _converted(path: str, requests: Iterator[Request], conversion: Conversion) -> Iterator[Request]:
     if conversion.sort and conversion.session_interval_s is None:
         requests = _sorted(requests)
-    requests = islice(rebased(requests), conversion.limit)
+    requests = islice(rebased(conversion.source.in_time(requests)), conversion.limit)
     if conversion.anonymize:
         salt = token_bytes(SALT_NBYTES) if conversion.salt is None else conversion.salt.encode()
         return anonymized(requests, salt, conversion.block_size)

@@ -36,14 +36,19 @@ from pagedkv.cli.curve_tables import print_curve, print_model_curve
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.tables import print_warnings
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
+from pagedkv.traces.token_blocks import ContentBlocks
 
-__all__ = ["curve", "curve_of_trace", "has_block_ids"]
+__all__ = ["curve", "curve_of_trace", "has_content"]
 
 DEFAULTS: Final = TraceOptions()
+BLOCK_SIZE: Final = 16
+NUM_LOOKED_AT: Final = 1000
+"""Requests by which it is found out whether a trace has any content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class CurveOptions:
 
 @command
 def curve(
-    trace: Annotated[str, typer.Argument(help="Trace file with block ids, plain or gzip.")],
+    trace: Annotated[str, typer.Argument(help="Trace file with block ids, tokens or texts.")],
     *,
     measured: CurveOptions,
     sizes: CacheSizes,
@@ -85,8 +90,8 @@ def curve(
 ) -> None:
     """Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache can serve.
 
-    Prompts come one at a time, in file order, as the block ids of the trace. A prompt hits its leading run of cached
-    blocks; the rest takes the blocks that the policy evicts first.
+    Prompts come one at a time, in file order, as the block ids of the trace, or as blocks of --block-size tokens made
+    of its texts. A prompt hits its leading run of cached blocks; the rest takes blocks that the policy evicts first.
 
     With --model, prompts hit as its groups of layers serve them: windows and states as well, each in a pool of its own,
     split as pagedkv replay does. Nothing tells the optimum there.
@@ -105,29 +110,31 @@ def curve(
         require_writable(json_file, trace)
     model = sizes.of_model()
     names, num_threads = measured.names, measured.num_threads
-    read = TraceBlocks(trace, reading, full_blocks_only=measured.full_blocks_only)
+    read = TraceBlocks(trace, reading, full_blocks_only=measured.full_blocks_only, block_size=sizes.block_size)
     if model is None:
         result: CapacityCurve | ModelCurve = _curve(read, sizes.of_one_pool(), names=names, num_threads=num_threads)
     else:
         result = _curve_of_model(read, model, names=names)
     if json_file is not None:
-        head = {"trace": trace, "command": command_line(), "read_as": read.recognised}
+        head = {"trace": trace, "command": command_line(), "read_as": read.recognised, "warnings": read.notes}
         write_json(json_file, {**head, **result.as_dict()})
     if json_file == STANDARD_OUTPUT:
         return
+    print_warnings(read.notes)
     if isinstance(result, CapacityCurve):
         print_curve(f"Capacity curve of {Path(trace).name}", result, read.recognised)
     else:
         print_model_curve(f"Capacity curve of {Path(trace).name}, {result.model}", result, read.recognised)
 
 
-def curve_of_trace(
+def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may be told, by keywords
     path: str,
     capacities: list[int] | None = None,
     *,
     full_blocks_only: bool = False,
     options: TraceOptions = DEFAULTS,
     num_tokens: int | None = None,
+    block_size: int = BLOCK_SIZE,
 ) -> CapacityCurve:
     """Measure a trace at the given capacities or the default ones.
 
@@ -137,13 +144,15 @@ def curve_of_trace(
         full_blocks_only: leave out the id of a partly filled last block.
         options: how to read the trace.
         num_tokens: also measure a cache of so many tokens, and two and four times that.
+        block_size: tokens of the blocks that are made of tokens and texts.
 
     Raises:
         ConfigurationError: a size or the limit is out of range.
-        TraceError: the trace cannot be read, or has no block ids.
+        TraceError: the trace cannot be read, or has no content.
         InterruptedRunError: Ctrl-C.
     """
-    return _curve(TraceBlocks(path, options, full_blocks_only=full_blocks_only), capacities, num_tokens=num_tokens)
+    blocks = TraceBlocks(path, options, full_blocks_only=full_blocks_only, block_size=block_size)
+    return _curve(blocks, capacities, num_tokens=num_tokens)
 
 
 class TraceBlocks:
@@ -152,29 +161,40 @@ class TraceBlocks:
     Args:
         path: the trace; options: how to read it.
         full_blocks_only: leave out the id of a partly filled last block.
+        block_size: tokens of the blocks that are made of tokens and texts.
 
     Attributes:
         recognised: what it was taken for; known when it has been read.
+        notes: what must be known of it, each in a sentence; likewise.
     """
 
-    def __init__(self, path: str, options: TraceOptions, *, full_blocks_only: bool) -> None:
+    def __init__(self, path: str, options: TraceOptions, *, full_blocks_only: bool, block_size: int) -> None:
         self._path = path
         self._options = options
         self._full_blocks_only = full_blocks_only
+        self._blocks = ContentBlocks(block_size)
         self.recognised = ""
+        self.notes: list[str] = []
 
     @contextmanager
     def read(self) -> Iterator[tuple[BlockReferences, Progress]]:
         """Read what the trace refers to, and show progress meanwhile and afterwards."""
         with self._options.open(self._path) as trace:
-            requests = self._options.requests(trace)
+            requests = self._blocks.of(self._options.requests(trace))
             prepare(compile_loops)
             with progress_bars() as progress:
                 collector = ReferenceCollector(self._path, full_blocks_only=self._full_blocks_only)
                 references = _collect(trace, requests, collector, PurePath(self._path).name, progress)
                 del collector  # its tree takes more than the references: it goes before anything is measured
                 self.recognised = trace.recognised
+                self.notes = [*trace.notes, *self._unshared(references.num_requests)]
                 yield references, progress
+
+    def _unshared(self, num_requests: int) -> Iterator[str]:
+        num_unshared = self._blocks.num_unshared
+        if num_unshared:
+            how_many = f"{num_unshared:,} of {num_requests:,} requests"
+            yield f"of {how_many} the content is unknown: they count as sharing nothing"
 
 
 def _curve(
@@ -205,10 +225,10 @@ def _curve_of_model(blocks: TraceBlocks, sized: SizedModel, *, names: Sequence[s
             return measure_model_curve(references, model, policies, show)
 
 
-def has_block_ids(path: str, options: TraceOptions = DEFAULTS) -> bool:
-    """Tell whether the first request of a trace has block ids. Raises TraceError."""
+def has_content(path: str, options: TraceOptions = DEFAULTS) -> bool:
+    """Tell whether any of the first requests of a trace has content: ids, tokens or texts. Raises TraceError."""
     with options.open(path) as trace:
-        return any(request.block_ids is not None for request in islice(trace, 1))
+        return any(request.has_content for request in islice(trace, NUM_LOOKED_AT))
 
 
 def _collect(

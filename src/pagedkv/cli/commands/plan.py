@@ -79,7 +79,7 @@ def plan(
         raise ConfigurationError(f"--report and --json both go to {page}: name two files")
     with working("Reading the trace"):
         digest = digest_of_file(trace)
-        read_as, planned = _planned(trace, axes)
+        read_as, notes, planned = _planned(trace, axes)
         renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
     points = [each.point for each in planned]
@@ -88,6 +88,7 @@ def plan(
     num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each in planned)
     require_some_served(most.num_requests, most.num_rejected, num_blocks)
     document = plan_document({"trace": trace, "command": command_line(), "read_as": read_as}, axes, planned, figures)
+    document["warnings"][:0] = notes
     if json_file is not None:
         write_json(json_file, document)
     if page is not None and renderer is not None:
@@ -97,14 +98,13 @@ def plan(
         print_plan(document)
 
 
-def _planned(path: str, axes: PlanAxes) -> tuple[str, list[PlannedPoint]]:
-    """Look at the first requests, by which memory is split, and give all points."""
+def _planned(path: str, axes: PlanAxes) -> tuple[str, list[str], list[PlannedPoint]]:
+    """Look at the first requests, by which memory is split: what they are, what must be known, and all points."""
     with axes.trace.open(path) as trace:
         sample = sample_of(axes.trace.requests(trace))
         longest = max((each.input_length for each in sample), default=0)
-        return trace.recognised, axes.points(
-            mean_tokens(sample), longest, has_content=any(each.has_content for each in sample)
-        )
+        points = axes.points(mean_tokens(sample), longest, has_content=any(each.has_content for each in sample))
+        return trace.recognised, trace.notes, points
 
 
 def _figures(runner: PointRunner, points: Sequence[PlanPoint], store: PointStore, runs: PlanRuns) -> list[PointFigures]:

@@ -229,7 +229,14 @@ def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
     size = log.block_size or recorder.contents.block_size
     with log.source.open(log.log, None, any_order=True) as trace:
         requests = rebased(
-            joined(sorted_by_arrival(trace), window_s, recorder.contents, clock, counts, block_size=size)
+            joined(
+                log.source.in_time(sorted_by_arrival(trace)),
+                window_s,
+                recorder.contents,
+                clock,
+                counts,
+                block_size=size,
+            )
         )
         first = next(requests, None)
         if first is None:
@@ -242,7 +249,9 @@ def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
             writer.write(first)
             for request in requests:
                 writer.write(request)
-        told = trace.recognised
+        told, notes = trace.recognised, trace.notes
+    for note in notes:
+        typer.echo(f"warning: {note}", err=True)
     typer.echo(f"{counts.num_taken:,} requests written to {log.output}, read as {told}", err=True)
     return counts
 

@@ -18,7 +18,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writable
 from pagedkv.cli.cache_sizes import parse_capacities
 from pagedkv.cli.command_line import command_line
-from pagedkv.cli.commands.curve import curve_of_trace, has_block_ids
+from pagedkv.cli.commands.curve import curve_of_trace, has_content
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
@@ -27,7 +27,7 @@ from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.report.documents import Curve, Replay, ReportRun
 from pagedkv.simulation import ServingResult
 
-__all__ = ["NO_BLOCK_IDS", "as_run", "import_page", "report", "require_page_output", "write_report"]
+__all__ = ["NO_CONTENT", "as_run", "import_page", "report", "require_page_output", "write_report"]
 
 HTML_SUFFIX: Final = ".html"
 RESULT_KEYS: Final = frozenset({"pools", "timeline"})
@@ -39,8 +39,9 @@ AS_RESULT: Final = "Name a trace, or a file that pagedkv replay --json wrote (wi
 FROM_JSON: Final = (
     "This run was read from a JSON result, which holds no capacity curve; name the trace itself to have one."
 )
-NO_BLOCK_IDS: Final = (
-    "The trace has lengths but no block ids, so nobody can tell which blocks requests share: it has no capacity curve."
+NO_CONTENT: Final = (
+    "The trace has lengths and no content, neither block ids nor tokens nor texts, so which blocks requests share is "
+    "unknown: it has no capacity curve."
 )
 """Why there is no curve, for a caller whose trace has none."""
 
@@ -80,10 +81,11 @@ def report(
         served = serve_trace(path, serving)
         recognised.append(f"{Path(path).name} read as {served.read_as}")
         replay = {"trace": path, "command": command_line(), **served.as_dict()}
-        if not has_block_ids(path, serving.trace):
+        if not has_content(path, serving.trace):
             return as_run(Path(path).name, replay)
         wanted = None if capacities is None else parse_capacities(capacities)
-        curve = curve_of_trace(path, wanted, options=serving.trace, num_tokens=_pool_tokens(served.result))
+        num_tokens, size = _pool_tokens(served.result), serving.block_size
+        curve = curve_of_trace(path, wanted, options=serving.trace, num_tokens=num_tokens, block_size=size)
         return as_run(Path(path).name, replay, curve.as_dict())
 
     if capacities is not None:
@@ -148,7 +150,7 @@ def as_run(
     name: str,
     replay: Mapping[str, object],
     curve: Mapping[str, object] | None = None,
-    without_curve: str = NO_BLOCK_IDS,
+    without_curve: str = NO_CONTENT,
 ) -> ReportRun:
     """Make a run of the documents that a replay and a curve lay out for JSON.
 

@@ -5,13 +5,14 @@ In the order in which data flows::
     steps         MeasuredSteps: what each step computed, and how long it took
     step_files    read_steps(): a CSV file, records of steps as JSON lines, or a vLLM log
     vllm_log      what a vLLM log tells of steps, which is little
+    bench_results what a result of vllm bench serve tells of them
     nonnegative   least squares without negative coefficients
     fitting       fit(): the parameters of a cost model that fit best
-    calibration   calibrate(): the fit, and its error on steps that it has not seen
+    calibration   calibrate(): the fit, and its error on steps that it has not seen; validate(): that of any cost model
 """
 
-from pagedkv.simulation.calibration.calibration import Calibration, ErrorSummary, calibrate
+from pagedkv.simulation.calibration.calibration import Calibration, ErrorSummary, Validation, calibrate, validate
 from pagedkv.simulation.calibration.step_files import read_steps
 from pagedkv.simulation.calibration.steps import MeasuredSteps
 
-__all__ = ["Calibration", "ErrorSummary", "MeasuredSteps", "calibrate", "read_steps"]
+__all__ = ["Calibration", "ErrorSummary", "MeasuredSteps", "Validation", "calibrate", "read_steps", "validate"]

@@ -16,7 +16,7 @@ from pagedkv.simulation.calibration.fitting import COUNTED_BY, fit, predicted_s
 from pagedkv.simulation.calibration.steps import MeasuredSteps
 from pagedkv.simulation.cost import CostModel
 
-__all__ = ["FEWEST_STEPS", "Calibration", "ErrorSummary", "calibrate"]
+__all__ = ["FEWEST_STEPS", "Calibration", "ErrorSummary", "Validation", "calibrate", "validate"]
 
 FEWEST_STEPS: Final = 20
 NUM_PARTS: Final = 5
@@ -80,6 +80,41 @@ class Calibration:
             },
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """How far off a cost model is on steps that were measured.
+
+    Args:
+        overall: errors of all steps.
+        by_tokens: the same by tokens of a step, those that have any.
+        notes: what must be known of the steps, each in a sentence.
+    """
+
+    overall: ErrorSummary
+    by_tokens: tuple[ErrorSummary, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay out for JSON."""
+        errors = {
+            "overall": self.overall.as_dict(),
+            "by_num_new_tokens": [each.as_dict() for each in self.by_tokens],
+        }
+        return {"errors": errors, "notes": list(self.notes)}
+
+
+def validate(steps: MeasuredSteps, model: CostModel) -> Validation:
+    """Tell how far off a cost model is on measured steps. O(steps).
+
+    Raises:
+        ConfigurationError: the steps are none, or their seconds not positive.
+    """
+    if not len(steps) or not (np.isfinite(steps.seconds).all() and (steps.seconds > 0).all()):
+        raise ConfigurationError("there must be steps, and their seconds positive and finite")
+    errors = predicted_s(model, steps) / steps.seconds - 1
+    return Validation(_summary(steps, errors), tuple(_by_tokens(steps, errors)), steps.notes)
 
 
 def calibrate(steps: MeasuredSteps, base: CostModel | None = None) -> Calibration:

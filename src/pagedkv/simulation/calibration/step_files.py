@@ -1,4 +1,4 @@
-"""Files that tell of measured steps, a step a line: CSV, records of steps as JSON lines, or a vLLM log.
+"""Files that tell of measured steps: CSV, records of steps as JSON lines, a vLLM log, a result of its benchmark.
 
 What a file is, its first line tells. CSV has a header with ``num_new_tokens`` and ``seconds``, and if they were counted
 ``num_attended_pairs``, ``num_context_tokens`` and ``num_sequences``, in any order; other columns are ignored. JSON
@@ -8,13 +8,14 @@ lines are the fields of :class:`pagedkv.engine.StepRecord`, and count steps in w
 import csv
 from collections.abc import Iterator
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from pagedkv.arrays import Int64Array
 from pagedkv.errors import TraceError
 from pagedkv.extras import needing
+from pagedkv.simulation.calibration.bench_results import is_bench_result, steps_of_bench
 from pagedkv.simulation.calibration.steps import MeasuredSteps
 from pagedkv.simulation.calibration.vllm_log import is_vllm_log, steps_of_log
 from pagedkv.traces.formats.parsing import check_range, converted, decoded
@@ -32,7 +33,8 @@ MOST_PAIRS: Final = 2**62
 LONGEST_S: Final = 10**5
 LEAST_S: Final = 0
 WHAT_IS_READ: Final = (
-    "Give a CSV file with the columns num_new_tokens and seconds, StepRecords as JSON lines, or a vLLM log"
+    "Give a CSV file with the columns num_new_tokens and seconds, StepRecords as JSON lines, a vLLM log, or "
+    "the result of vllm bench serve --save-result --save-detailed"
 )
 
 
@@ -79,7 +81,9 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
         first = next(lines, None)
         if first is None:
             raise TraceError(path, None, "the file is empty", WHAT_IS_READ)
-        if first.text.startswith("{"):
+        if first.text.startswith("{") and is_bench_result(keys := decoded(first, dict[str, Any])):
+            steps = steps_of_bench(first, keys)
+        elif first.text.startswith("{"):
             steps = _of_records(chain([first], lines), block_size)
         elif is_vllm_log(first):
             steps = steps_of_log(chain([first], lines))

@@ -11,15 +11,20 @@ first line has           format                                                 
 ``requests``             :class:`~pagedkv.traces.formats.sessions.SessionRows`, a session a row          ``n // b``
 ``hash_ids``, chat_id    :class:`~pagedkv.traces.formats.hash_ids.BailianRows`, the Qwen-Bailian traces   either
 ``conversations``        :class:`~pagedkv.traces.formats.conversations.ConversationRows`, ShareGPT        none: texts
-``messages``, ``usage``  :class:`~pagedkv.traces.formats.chat_logs.ChatLogRows`, logs of services         none: texts
 an engine's log          :class:`~pagedkv.traces.formats.engine_logs.EngineLogRows`, vLLM, SGLang         none: texts
 CSV                      :class:`~pagedkv.traces.formats.csv_rows.CsvRows`, known headers or columns      none
+any other object         :class:`~pagedkv.traces.formats.object_logs.ObjectLogRows`, by one of the         none: texts
+                         layouts below
 =======================  ==============================================================================  ===============
 
+Layouts of logs of objects: ``chat_logs`` (services), ``litellm``, ``langfuse``, ``helicone``, ``otel_spans``,
+``wildchat``, ``bench_results``, and ``fields``, which the user names.
+
 In the order in which they build on each other: ``parsing`` (text into checked numbers), ``row_format`` (what all have
-in common), ``messages`` (a conversation as tokens), one module a format, ``detection`` (which one it is). Every number
-is checked before it sizes anything, and a bad row raises :class:`~pagedkv.errors.TraceError` with its line.
-docs/trace-format.md is the page for users.
+in common), ``messages`` (a conversation in parts), ``lengths`` (parts as tokens, as many as are stated), ``calls``
+(what a log tells of a request, made into one), ``bodies`` (bodies, answers and usage of the common interfaces), one
+module a format, ``detection`` (which one it is). Every number is checked before it sizes anything, and a bad row raises
+:class:`~pagedkv.errors.TraceError` with its line. docs/trace-format.md is the page for users.
 """
 
 from pagedkv.extras import needing

@@ -1,32 +1,31 @@
-"""Request logs of OpenAI and Anthropic style services: JSON lines with messages, usage and times, in many layouts.
+"""Request logs of services in the style of OpenAI and Anthropic: JSON lines with bodies, usage and times.
 
-What is looked for, wherever it is common: the body with ``messages`` or ``prompt`` at the top, or in ``request``,
-``body``, ``input`` or ``params``; the answer with ``usage`` at the top, or in ``response``, ``output``, ``result`` (or
-a ``body`` in these); a time at the top. Lengths are those of the tokens that texts become; where there are no texts,
-those of the usage, which tells no content.
+However they are laid out. What is looked for, wherever it is common: the body with ``messages``, ``prompt`` or
+``input`` at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the
+top, or in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; what failed by
+a status or an error.
+OpenAI's batch files are such, too: their input has no times.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
-from pagedkv.arrays import Int32Array
-from pagedkv.traces.clocks import ArrivalClock
-from pagedkv.traces.formats.messages import answer_tokens, prompt_tokens
-from pagedkv.traces.formats.parsing import (
-    FIX_THE_ROW,
-    MAX_SESSION_CHARACTERS,
-    Lengths,
-    check_range,
-    check_row,
-    decoded,
+from pagedkv.traces.formats.bodies import (
+    JsonObject,
+    as_object,
+    failure_of,
+    first_named,
+    has_answer,
+    num_samples_of,
+    parts_of_answer,
+    usage_of,
 )
-from pagedkv.traces.formats.row_format import Reading, RowFormat
+from pagedkv.traces.formats.calls import Call, Calls
+from pagedkv.traces.formats.messages import Part, answer_parts, prompt_parts
+from pagedkv.traces.formats.row_format import Reading
 from pagedkv.traces.lines import Line
-from pagedkv.traces.request import Request
 
-__all__ = ["ChatLogRows", "is_chat_log"]
+__all__ = ["ChatLayout", "is_chat_log"]
 
 TIMES: Final = (
     "arrival_time",
@@ -44,148 +43,126 @@ TIMES: Final = (
 REQUESTS: Final = ("request", "body", "input", "params", "kwargs")
 ANSWERS: Final = ("response", "output", "result", "completion")
 SESSIONS: Final = ("session_id", "conversation_id", "thread_id", "session", "prompt_cache_key", "user_id", "user")
-PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens")
-OUTSIDE_INPUT: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
-"""What Anthropic counts beside input_tokens; OpenAI's cached tokens are part of prompt_tokens."""
-ANSWER_COUNTS: Final = ("completion_tokens", "output_tokens")
-MOST_SAMPLES: Final = 2**16
+BODY: Final = frozenset({"messages", "prompt", "input"})
+MOST: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 SHOWN: Final = 8
-
-_Object = Mapping[str, Any]
+MOST_REMEMBERED: Final = 2**12
+"""Responses that a later one may go on from."""
 
 
 def is_chat_log(keys: Mapping[str, object]) -> bool:
     """Tell by the keys of the first line whether it may be such a log."""
-    return bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS} and keys.keys() & set(TIMES)) or (
-        "messages" in keys
-    )
+    has_body = bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS})
+    return "custom_id" in keys or (has_body and bool(keys.keys() & {*TIMES, "messages", *REQUESTS, *ANSWERS}))
 
 
-class ChatLogRows(RowFormat):
-    """A request a line, as above.
+class ChatLayout:
+    """A request a row, as above.
 
     Args:
-        reading: how texts become tokens, and what the user said of times.
+        reading: how texts become tokens.
+        calls: reads the times.
     """
 
-    starts_with_header = False
-    session_per_row = False
-
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, calls: Calls) -> None:
         self._reading = reading
-        self._clock = ArrivalClock("s", reading.time_unit)
-        self._num_told = self._num_made = 0
-        self._num_without_output = 0
-        self._style = "an OpenAI style"
+        self._calls = calls
+        self._style = "an OpenAI style request log"
+        self._responses: dict[str, Sequence[Part]] = {}
 
     @property
-    def recognised(self) -> str:
-        """Say what the file was taken for, and how the tokens compare with the usage that it states."""
-        usage = ""
-        if self._num_made and self._num_told:
-            usage = f" (its usage says {self._num_told / self._num_made:.2f} times as many)"
-        missing = f", {self._num_without_output:,} without an answer" if self._num_without_output else ""
-        told = self._reading.texts.told if self._num_made or not self._num_told else "lengths from its usage"
-        return f"{self._style} request log, {self._clock.told}, {told}{usage}{missing}"
+    def title(self) -> str:
+        """Name the log."""
+        return self._style
 
-    def requests(self, line: Line) -> Iterator[Request]:
-        """Yield the line's one request."""
-        row = decoded(line, dict[str, Any])
-        body, answer = _inner(row, REQUESTS), _inner(row, ANSWERS)
-        arrival_s = self._arrival_s(line, row, body, answer)
-        usage: _Object = next((each["usage"] for each in (answer, row) if isinstance(each.get("usage"), dict)), {})
-        if usage.keys() & {*OUTSIDE_INPUT, "input_tokens"}:
-            self._style = "an Anthropic style"
-        texts = self._reading.texts
-        prompt = prompt_tokens(line, body, texts) if body is not row or "messages" in row or "prompt" in row else None
-        output = answer_tokens(_answer(answer, row), texts)
-        lengths = self._lengths(line, prompt, output, usage)
-        check_row(line, lengths, arrival_s)
-        num_samples = body.get("n") or 1
-        if type(num_samples) is not int:
-            raise line.fault(f"n is {num_samples!r:.40}, no whole number", FIX_THE_ROW)
-        check_range(line, "n", num_samples, 1, MOST_SAMPLES)
-        has_whole_output = output is not None and len(output) == lengths.output_length
-        yield Request(
-            arrival_s,
-            lengths.input_length,
-            lengths.output_length,
-            session=_session(row, body),
-            num_samples=num_samples,
-            prompt_token_ids=prompt,
-            output_token_ids=output if prompt is not None and has_whole_output else None,
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Give the row's one call."""
+        body, answer = _inner(row, REQUESTS, BODY), _inner(row, ANSWERS)
+        usage: JsonObject = next((each["usage"] for each in (answer, row) if isinstance(each.get("usage"), dict)), {})
+        self._learn_style(row, body, answer, usage)
+        stated = usage_of(line, usage)
+        text = self._reading.texts
+        prompt: Sequence[Part] | None = prompt_parts(line, body, text) if body is not row or BODY & row.keys() else None
+        said = _answer(row, answer, text)
+        goes_on = (body.get("previous_response_id") or body.get("conversation")) if "input" in body else None
+        if goes_on is not None:
+            prompt = self._continued(goes_on, prompt)
+        self._remember(answer, prompt, said)
+        outer = row.get("response")
+        metadata = as_object(body.get("metadata") or row.get("metadata"))
+        failure = failure_of(row, *([outer] if isinstance(outer, dict) else []), answer)
+        yield Call(
+            line,
+            self._arrival_s(line, row, body, answer, is_needed=failure is None or self._reading.keep_failed),
+            prompt,
+            said,
+            stated.num_prompt,
+            stated.num_answer,
+            stated.num_thoughts,
+            next((body[key] for key in MOST if type(body.get(key)) is int), None),
+            session=first_named(SESSIONS, row, body, metadata),
+            num_samples=num_samples_of(line, body),
+            failure=failure,
+            is_answered=said is not None or stated.num_answer is not None,
+            is_cut=goes_on is not None and prompt is None,
         )
 
-    def _arrival_s(self, line: Line, row: _Object, body: _Object, answer: _Object) -> float:
-        for each in (row, body, answer):  # an answer's own time comes last: it is when the answer was begun
+    def _learn_style(self, row: JsonObject, body: JsonObject, answer: JsonObject, usage: JsonObject) -> None:
+        if "custom_id" in row:
+            self._style = "an OpenAI batch file"
+        elif answer.get("object") == "response" or "input_tokens_details" in usage:
+            self._style = "a log of OpenAI's Responses API"
+        elif usage.keys() & {"cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens"}:
+            self._style = "an Anthropic style request log"
+        elif "instructions" in body:
+            self._style = "a log of OpenAI's Responses API"
+
+    def _arrival_s(self, line: Line, *objects: JsonObject, is_needed: bool) -> float:
+        if self._reading.has_made_up_arrivals:
+            return 0.0
+        for each in objects:  # an answer's own time comes last: it is when the answer was begun
             for key in TIMES:
                 value = each.get(key)
                 if isinstance(value, int | float | str) and not isinstance(value, bool):
-                    return self._clock.seconds(line, value, any_order=self._reading.any_order)
-        names = ", ".join(sorted(row)[:SHOWN])
-        raise line.fault(f"has no time among {names}", f"Name it one of {', '.join(TIMES)}")
+                    return self._calls.arrival_s(line, value)
+        if not is_needed:
+            return 0.0
+        names = ", ".join(sorted(objects[0])[:SHOWN])
+        raise line.fault(
+            f"has no time among {names}",
+            f"Name it one of {', '.join(TIMES)}, or let requests come at random (--arrivals poisson:RATE)",
+        )
 
-    def _lengths(self, line: Line, prompt: Int32Array | None, output: Int32Array | None, usage: _Object) -> Lengths:
-        told_input, told_output = _count(line, usage, PROMPT_COUNTS), _count(line, usage, ANSWER_COUNTS)
-        if told_input is not None:
-            told_input += sum(_count(line, usage, (key,)) or 0 for key in OUTSIDE_INPUT)
-        if prompt is None and told_input is None:
-            raise line.fault("has neither messages nor a prompt nor usage", "Log what was asked, or how long it was")
-        if prompt is not None and told_input is not None:
-            self._num_made += len(prompt)
-        self._num_told += told_input or 0
-        made_output = None if output is None else len(output)
-        num_output = made_output if made_output is not None and prompt is not None else told_output
-        if num_output is None:
-            num_output = made_output
-        self._num_without_output += num_output is None
-        return Lengths(len(prompt) if prompt is not None else int(told_input or 0), num_output or 0)
+    # Responses that go on from others
+
+    def _continued(self, goes_on: object, prompt: Sequence[Part] | None) -> Sequence[Part] | None:
+        """Put what was said before the response that is named in front of what is new; None if it is not known."""
+        before = self._responses.get(str(goes_on))
+        return None if before is None or prompt is None else [*before, *prompt]
+
+    def _remember(self, answer: JsonObject, prompt: Sequence[Part] | None, said: Sequence[Part] | None) -> None:
+        name = answer.get("id")
+        if answer.get("object") == "response" and isinstance(name, str) and prompt is not None:
+            self._responses[name] = [*prompt, *(said or ())]
+            if len(self._responses) > MOST_REMEMBERED:
+                del self._responses[next(iter(self._responses))]
 
 
-def _inner(row: _Object, names: tuple[str, ...]) -> _Object:
+def _inner(row: JsonObject, names: Sequence[str], wanted: frozenset[str] = frozenset()) -> JsonObject:
     """Find the object that has the body or the answer: inside others, or the row itself."""
+    if wanted and wanted & row.keys() and not any(isinstance(row.get(key), dict) for key in ("request", "body")):
+        return row if not isinstance(row.get("input"), dict) else row["input"]
     for name in names:
-        value = row.get(name)
-        if isinstance(value, str) and value.startswith("{"):
-            value = _parsed(value)
-        if isinstance(value, dict):
+        value = as_object(row.get(name))
+        if value:
             inside = value.get("body")
             return inside if isinstance(inside, dict) else value
     return row
 
 
-def _parsed(text: str) -> object:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-
-
-def _answer(answer: _Object, row: _Object) -> object:
-    """Find what was answered: OpenAI's first choice, Anthropic's content, or a text."""
-    choices = answer.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return choices[0].get("message") or choices[0].get("text")
-    if answer is not row:
-        return answer.get("content") or answer.get("text")
-    return next((row[name] for name in ANSWERS if isinstance(row.get(name), str)), None)
-
-
-def _session(row: _Object, body: _Object) -> str | None:
-    metadata = body.get("metadata") or row.get("metadata")
-    for each in (row, body, metadata if isinstance(metadata, dict) else {}):
-        for key in SESSIONS:
-            value = each.get(key)
-            if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
-                return str(value)[:MAX_SESSION_CHARACTERS]
-    return None
-
-
-def _count(line: Line, usage: _Object, names: tuple[str, ...]) -> int | None:
-    for name in names:
-        value = usage.get(name)
-        if value is not None:
-            if type(value) is not int or value < 0:
-                raise line.fault(f"usage.{name} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
-            return value
-    return None
+def _answer(row: JsonObject, answer: JsonObject, texts: Any) -> Sequence[Part] | None:  # noqa: ANN401 - see below
+    """Find what was answered: in the answer's object, or as a text of the row."""
+    if answer is not row or has_answer({key: answer[key] for key in ("choices",) if key in answer}):
+        return parts_of_answer(answer, texts)
+    said = next((row[name] for name in ANSWERS if isinstance(row.get(name), str | list)), None)
+    return answer_parts(said, texts)

@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
-import numpy as np
 
-from pagedkv.arrays import Int32Array
-from pagedkv.traces.formats.messages import answer_tokens, prompt_tokens
+from pagedkv.traces.formats.messages import answer_parts, joined_parts, prompt_parts
 from pagedkv.traces.formats.parsing import FIX_THE_ROW, MAX_LENGTH, check_range, decoded
 from pagedkv.traces.formats.row_format import Reading, RowFormat
 from pagedkv.traces.lines import Line
@@ -76,18 +74,16 @@ class ConversationRows(RowFormat):
         for position, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            prompt = prompt_tokens(line, {"messages": messages[:position]}, self._texts)
-            output = answer_tokens(message, self._texts)
-            assert prompt is not None
-            assert output is not None
+            prompt = joined_parts(prompt_parts(line, {"messages": messages[:position]}, self._texts) or ())
+            output = joined_parts(answer_parts(message, self._texts) or ())
             check_range(line, "the length of a prompt", len(prompt), 1, MAX_LENGTH)
             yield Request(
                 TURN_S * num_answers,
                 len(prompt),
                 len(output),
                 session=session,
-                prompt_token_ids=_whole(prompt),
-                output_token_ids=_whole(output),
+                prompt_token_ids=prompt,
+                output_token_ids=output,
             )
             num_answers += 1
 
@@ -97,7 +93,3 @@ def _message(line: Line, turn: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(role, str) or not isinstance(text, str):
         raise line.fault("a turn has no from and value that are texts", FIX_THE_ROW)
     return {"role": ROLES.get(role.lower(), role), "content": text}
-
-
-def _whole(token_ids: Int32Array) -> Int32Array:
-    return np.ascontiguousarray(token_ids)

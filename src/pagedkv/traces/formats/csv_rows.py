@@ -5,21 +5,41 @@ semicolons or tabs, as the first line has them. Nothing is known of content, unl
 """
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import msgspec
+
 from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.traces.clocks import ArrivalClock
-from pagedkv.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, Lengths, check_row, converted
+from pagedkv.traces.formats.bodies import failure_of
+from pagedkv.traces.formats.calls import Call, Calls
+from pagedkv.traces.formats.messages import text_part
+from pagedkv.traces.formats.parsing import (
+    FIX_THE_ROW,
+    MAX_SESSION_CHARACTERS,
+    Lengths,
+    check_row,
+    converted,
+    without_thousands,
+)
 from pagedkv.traces.formats.row_format import Reading, RowFormat
 from pagedkv.traces.lines import MAX_LINE_NBYTES, Line
 from pagedkv.traces.request import Request
 
-__all__ = ["CSV_ROLES", "LENGTH_COLUMNS", "CsvRows", "csv_rows", "parse_columns", "unknown_header"]
+__all__ = [
+    "CSV_ROLES",
+    "LENGTH_COLUMNS",
+    "CsvRows",
+    "csv_rows",
+    "known_header",
+    "parse_columns",
+    "unit_of",
+    "unknown_header",
+]
 
-CSV_ROLES: Final = ("arrival", "input", "output", "session", "user", "prompt", "answer")
+CSV_ROLES: Final = ("arrival", "input", "output", "session", "user", "prompt", "answer", "status")
 LENGTH_COLUMNS: Final = ("arrived_s", "input_length", "output_length")
 DELIMITERS: Final = ",;\t"
 MOST_SHOWN: Final = 12
@@ -27,7 +47,7 @@ SUFFIXES: Final = MappingProxyType({"_ns": "ns", "_us": "us", "_ms": "ms", "_s":
 MORE_LINES: Final = "unexpected end of data"  # what the csv module says of a cell whose quotes are still open
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
     """A header that is known: its origin, its columns by what they hold, and the unit of its times."""
 
     origin: str
@@ -37,19 +57,36 @@ class _Header(NamedTuple):
 
 
 HEADERS: Final = (
-    _Header("CSV of lengths", dict(zip(("arrival", "input", "output"), LENGTH_COLUMNS, strict=True)), "s"),
-    _Header(
+    Header("CSV of lengths", dict(zip(("arrival", "input", "output"), LENGTH_COLUMNS, strict=True)), "s"),
+    Header(
         "Azure's CSV of lengths",
         {"arrival": "TIMESTAMP", "input": "ContextTokens", "output": "GeneratedTokens"},
         "s",
     ),
-    _Header(
+    Header(
         "BurstGPT's CSV of lengths",
         {"arrival": "Timestamp", "input": "Request tokens", "output": "Response tokens"},
         "s",
         {"session": "Session ID"},
     ),
+    Header(
+        "LiteLLM's table of spend",
+        {"arrival": "startTime", "input": "prompt_tokens", "output": "completion_tokens"},
+        "s",
+        {"session": "session_id", "user": "end_user", "status": "status"},
+    ),
+    Header(
+        "Helicone's CSV of requests",
+        {"arrival": "request_created_at", "input": "prompt_tokens", "output": "completion_tokens"},
+        "s",
+        {"user": "request_user_id", "status": "response_status"},
+    ),
 )
+
+
+class _Counts(msgspec.Struct):
+    num_prompt: int | None = None
+    num_answer: int | None = None
 
 
 class _Columns(NamedTuple):
@@ -59,8 +96,13 @@ class _Columns(NamedTuple):
     places: Mapping[str, int]
 
 
-def parse_columns(text: str) -> dict[str, str]:
+def parse_columns(text: str, option: str = "--columns", *, needs_arrival: bool = True) -> dict[str, str]:
     """Read what columns hold, as users type it.
+
+    Args:
+        text: what=column, divided by commas.
+        option: what it is typed for, for messages.
+        needs_arrival: whether times are wanted.
 
     Raises:
         ConfigurationError: a part is not of the form what=column, or the columns do not suffice.
@@ -73,13 +115,13 @@ def parse_columns(text: str) -> dict[str, str]:
     for pair in pairs:
         if len(pair) != len(("what", "column")) or pair[0] not in CSV_ROLES or not pair[1]:
             told = "=".join(pair)
-            raise ConfigurationError(f"--columns wants what=column, of {known}; got {told!r:.60}")
+            raise ConfigurationError(f"{option} wants what=column, of {known}; got {told!r:.60}")
     columns = {pair[0]: pair[1] for pair in pairs}
     if len(columns) < len(pairs):
-        raise ConfigurationError(f"--columns names something twice: {text!r:.100}")
-    for either in (("arrival",), ("input", "prompt"), ("output", "answer")):
+        raise ConfigurationError(f"{option} names something twice: {text!r:.100}")
+    for either in ((("arrival",),) if needs_arrival else ()) + (("input", "prompt"), ("output", "answer")):
         if not columns.keys() & set(either):
-            raise ConfigurationError(f"--columns must name the column of {' or '.join(either)}; got {text!r:.100}")
+            raise ConfigurationError(f"{option} must name the column of {' or '.join(either)}; got {text!r:.100}")
     return columns
 
 
@@ -95,13 +137,21 @@ def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
         if all(column.isdecimal() for column in reading.columns.values()):
             return _numbered(first, names, delimiter, reading, reading.columns)
         columns = _Columns(names, _places(first, names, reading.columns))
-        unit = _unit_of(reading.columns["arrival"])
+        unit = unit_of(reading.columns.get("arrival", ""))
         return CsvRows("CSV by --columns", columns, unit, delimiter, reading)
+    header = known_header(names)
+    if header is None:
+        return None
+    columns = _Columns(names, _places(first, names, header.columns))
+    return CsvRows(header.origin, columns, header.unit, delimiter, reading)
+
+
+def known_header(names: Collection[str]) -> Header | None:
+    """Find the known header that has these columns, with those of its optional ones that are there."""
     for header in HEADERS:
         if set(header.columns.values()) <= set(names):
-            wanted = {**header.columns, **{role: name for role, name in header.optional.items() if name in names}}
-            columns = _Columns(names, _places(first, names, wanted))
-            return CsvRows(header.origin, columns, header.unit, delimiter, reading)
+            optional = {role: name for role, name in header.optional.items() if name in names}
+            return header._replace(columns={**header.columns, **optional})
     return None
 
 
@@ -130,7 +180,7 @@ def _numbered(first: Line, cells: list[str], delimiter: str, reading: Reading, c
     for role, place in places.items():
         if not 0 <= place < len(cells):
             raise first.fault(f"has {len(cells)} columns, --columns names {role}={place + 1}", "Count from 1")
-    has_header = not cells[places["arrival"]][:1].isdigit()
+    has_header = not cells[places.get("arrival", places.get("input", 0))][:1].isdigit()
     names = cells if has_header else [str(place + 1) for place in range(len(cells))]
     return CsvRows("CSV by --columns", _Columns(names, places), "s", delimiter, reading, has_header=has_header)
 
@@ -147,7 +197,7 @@ def _places(header: Line, names: list[str], columns: Mapping[str, str]) -> dict[
     return {role: names.index(column) for role, column in columns.items()}
 
 
-def _unit_of(column: str) -> str:
+def unit_of(column: str) -> str:
     """Tell the unit that the name of a column ends with; seconds if it names none."""
     return next((unit for suffix, unit in SUFFIXES.items() if column.lower().endswith(suffix)), "s")
 
@@ -180,16 +230,21 @@ class CsvRows(RowFormat):
         self._columns = columns
         self._delimiter = delimiter
         self._reading = reading
-        self._clock = ArrivalClock(unit, reading.time_unit)
+        self._calls = Calls(reading, unit, "columns")
+        self._has_more = bool({"prompt", "answer", "status"} & columns.places.keys())
         self._open: Line | None = None
-        if "prompt" in columns.places or "answer" in columns.places:
+        if self._has_more:
             csv.field_size_limit(MAX_LINE_NBYTES)  # the module's own is short of a long prompt
 
     @property
     def recognised(self) -> str:
         """Say what the file was taken for."""
-        texts = f", {self._reading.texts.told}" if {"prompt", "answer"} & self._columns.places.keys() else ""
-        return f"{self._origin}, {self._clock.told}{texts}"
+        return f"{self._origin}, {self._calls.told if self._has_more else self._calls.times_told}".removesuffix(", ")
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known of it."""
+        return self._calls.notes
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the request of the record that ends on this line, if one does."""
@@ -202,44 +257,59 @@ class CsvRows(RowFormat):
                 return
             raise whole.fault(f"not a CSV record: {error}", FIX_THE_ROW) from error
         self._open = None
-        yield self._request(whole, [cell.strip() for cell in cells])
+        yield from self._request(whole, [cell.strip() for cell in cells])
 
     def finish(self) -> Iterator[Request]:
         """Refuse a record whose quotes never close."""
         if self._open is not None:
             raise self._open.fault("quotes open here and never close", FIX_THE_ROW)
-        return iter(())
+        return self._calls.finish()
 
-    def _request(self, line: Line, cells: list[str]) -> Request:
+    def _request(self, line: Line, cells: list[str]) -> Iterator[Request]:
         names, places = self._columns
         if len(cells) != len(names):
             reason = f"{len(cells)} columns, where the header has {len(names)}: {line.text!r:.60}"
             raise line.fault(reason, FIX_THE_ROW)
         found = {role: cells[place] for role, place in places.items()}
-        arrival_s = self._arrival_s(line, found["arrival"])
-        prompt, answer = (
-            self._reading.texts.token_ids(found[role]) if role in found else None for role in ("prompt", "answer")
-        )
+        arrival_s = 0.0 if self._reading.has_made_up_arrivals else self._calls.arrival_s(line, found["arrival"])
+        session = found.get("session") or found.get("user") or None
+        if session is not None and len(session) > MAX_SESSION_CHARACTERS:
+            raise line.fault(f"a session's name has {len(session)} characters, over 1000", FIX_THE_ROW)
+        if self._has_more:
+            yield from self._calls.requests(self._call(line, found, arrival_s, session))
+            return
         lengths = converted(
             line,
             {
-                "input_length": found["input"] if prompt is None else str(len(prompt)),
-                "output_length": found["output"] if answer is None else str(len(answer)),
+                "input_length": without_thousands(found["input"]),
+                "output_length": without_thousands(found["output"]),
             },
             Lengths,
         )
         check_row(line, lengths, arrival_s)
-        session = found.get("session") or found.get("user") or None
-        if session is not None and len(session) > MAX_SESSION_CHARACTERS:
-            raise line.fault(f"a session's name has {len(session)} characters, over 1000", FIX_THE_ROW)
-        return Request(
-            arrival_s,
-            lengths.input_length,
-            lengths.output_length,
-            session=session,
-            prompt_token_ids=prompt,
-            output_token_ids=answer,
-        )
+        yield Request(arrival_s, lengths.input_length, lengths.output_length, session=session)
 
-    def _arrival_s(self, line: Line, cell: str) -> float:
-        return self._clock.seconds(line, cell, any_order=self._reading.any_order)
+    def _call(self, line: Line, found: Mapping[str, str], arrival_s: float, session: str | None) -> Call:
+        """Make a call of a record that has texts, or tells what failed."""
+        texts = self._reading.texts
+        prompt, answer = ([text_part(found[role], texts)] if role in found else None for role in ("prompt", "answer"))
+        counts = converted(
+            line,
+            {
+                name: without_thousands(found[role])
+                for name, role in (("num_prompt", "input"), ("num_answer", "output"))
+                if found.get(role)
+            },
+            _Counts,
+        )
+        return Call(
+            line,
+            arrival_s,
+            prompt,
+            answer,
+            counts.num_prompt,
+            counts.num_answer,
+            session=session,
+            failure=failure_of({"status": found["status"]}) if "status" in found else None,
+            is_answered=bool(found.get("answer")) or counts.num_answer is not None,
+        )

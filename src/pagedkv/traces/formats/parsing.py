@@ -4,6 +4,7 @@ Knows no format. JSON types are exact: a boolean, a text or a fraction is no who
 types cannot tell (negative, absurd, infinite) is checked here, before anything is sized by it.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Final, TypeVar
 
@@ -26,6 +27,7 @@ __all__ = [
     "converted",
     "decoded",
     "decoded_strictly",
+    "without_thousands",
 ]
 
 MAX_LENGTH: Final = 2**24
@@ -38,6 +40,7 @@ MAX_TOKEN_ID: Final = 2**31 - 1
 FIX_THE_ROW: Final = "Repair or remove the row"
 MOST_DIGITS: Final = 40  # of an absurd number that a message shows
 EXTENSION_PREFIX: Final = "x_"
+THOUSANDS: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+", re.ASCII)
 
 SessionName = Annotated[str, msgspec.Meta(max_length=MAX_SESSION_CHARACTERS)]
 
@@ -92,6 +95,15 @@ def converted(line: Line, cells: dict[str, str], kind: type[_T]) -> _T:
         return msgspec.convert(cells, kind, strict=False)
     except msgspec.ValidationError as error:
         raise line.fault(str(error), FIX_THE_ROW) from error
+
+
+def without_thousands(number: str) -> str:
+    """Take out the commas between thousands; anything else stays as it is.
+
+    >>> [without_thousands(number) for number in ("1,234,567", "1,2", "12")]
+    ['1234567', '1,2', '12']
+    """
+    return number.replace(",", "") if "," in number and THOUSANDS.fullmatch(number) else number
 
 
 def check_row(line: Line, row: Lengths, arrival_s: float, where: str = "") -> None:

@@ -19,8 +19,10 @@ class Reading:
         block_size: tokens an id stands for, or None to go by the file.
         any_order: take requests as they come; those of a session's line are put in order of arrival.
         time_unit: of the arrivals, or None to go by the file.
-        columns: of a CSV file, by what they hold; None to go by the header.
+        columns: of a CSV file, or fields of JSON lines, by what they hold; None to go by the first line.
         texts: how texts become tokens.
+        keep_failed: take requests that failed, too.
+        has_made_up_arrivals: whether the times of the file are not wanted: others are put in their place.
     """
 
     block_size: int | None = None
@@ -28,6 +30,8 @@ class Reading:
     time_unit: str | None = None
     columns: Mapping[str, str] | None = None
     texts: TextTokens = field(default_factory=CharacterTokens)
+    keep_failed: bool = False
+    has_made_up_arrivals: bool = False
 
 
 class RowFormat(Protocol):
@@ -43,6 +47,11 @@ class RowFormat(Protocol):
     def recognised(self) -> str:
         """Say what the file was taken for, for humans: its format, the unit of its times, what became of texts."""
         ...
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known before figures are believed, each in a sentence; complete when all is read."""
+        return []
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Read one line now, and make its requests as they are asked for.

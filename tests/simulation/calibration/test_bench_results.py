@@ -1,0 +1,134 @@
+"""Steps out of a benchmark's result, of an engine whose steps are known: one prompt at a time, or decoding."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedkv.errors import TraceError
+from pagedkv.simulation.calibration import calibrate, read_steps, validate
+from pagedkv.simulation.cost import CostModel, read_cost_model
+from tests.cli.command import run
+
+KNOWN = CostModel(fixed_s=1e-3, token_compute_s=3e-5, pair_compute_s=2e-9, weights_s=6e-3, context_token_s=5e-8)
+
+
+@dataclass
+class Sent:
+    """A request under way: when it was sent, its lengths, and when its tokens came."""
+
+    start_s: float
+    num_prompt: int
+    num_output: int
+    token_s: list[float] = field(default_factory=list)
+
+
+def served(requests: list[Sent], model: CostModel) -> dict[str, Any]:
+    """Serve requests: a prompt alone before anything decodes on. What the benchmark would write of it."""
+    now_s, waiting, running = 0.0, sorted(requests, key=lambda one: one.start_s), list[Sent]()
+    while waiting or running:
+        if not running:
+            now_s = max(now_s, waiting[0].start_s)
+        if waiting and waiting[0].start_s <= now_s:
+            one = waiting.pop(0)
+            num = one.num_prompt
+            now_s += model.step_s(num, num * (num + 1) // 2, num, 1)
+            one.token_s.append(now_s)
+            running.append(one)
+        else:
+            context = sum(one.num_prompt + len(one.token_s) for one in running)
+            now_s += model.step_s(len(running), context, context, len(running))
+            for one in running:
+                one.token_s.append(now_s)
+        running = [one for one in running if len(one.token_s) < one.num_output]
+    return {
+        "total_input_tokens": sum(one.num_prompt for one in requests),
+        "request_throughput": 1.0,
+        "start_times": [one.start_s for one in requests],
+        "input_lens": [one.num_prompt for one in requests],
+        "output_lens": [one.num_output for one in requests],
+        "ttfts": [one.token_s[0] - one.start_s for one in requests],
+        "itls": [np.diff(one.token_s).tolist() for one in requests],
+        "errors": [""] * len(requests),
+    }
+
+
+def drawn(seed: int, per_s: float) -> list[Sent]:
+    """Draw requests, the first thirty of which come one by one."""
+    random = np.random.default_rng(seed)
+    alone = [Sent(10.0 * number, int(random.integers(1, 2000)), 8) for number in range(30)]
+    times_s = 400 + np.cumsum(random.exponential(1 / per_s, 60))
+    return alone + [Sent(float(at_s), int(random.integers(1, 2000)), int(random.integers(1, 80))) for at_s in times_s]
+
+
+def written(path: Path, result: dict[str, Any]) -> str:
+    path.write_text(json.dumps(result) + "\n")
+    return str(path)
+
+
+def test_the_steps_of_a_known_engine_come_out_and_so_does_its_cost_model(tmp_path: Path) -> None:
+    steps = read_steps(written(tmp_path / "bench.json", served(drawn(1, 8.0), KNOWN)))
+    assert steps.told_by == "result of vllm bench serve"
+    assert len(steps) > 200
+    predicted = [
+        KNOWN.step_s(*map(int, step))
+        for step in zip(
+            steps.num_new_tokens,
+            steps.counts("num_attended_pairs"),
+            steps.counts("num_context_tokens"),
+            steps.counts("num_sequences"),
+            strict=True,
+        )
+    ]
+    assert steps.seconds == pytest.approx(predicted, rel=1e-9)
+    assert set(steps.counts("num_sequences").tolist()) > {1, 2, 3}
+    fitted = calibrate(steps).model
+    other = read_steps(written(tmp_path / "other.json", served(drawn(2, 20.0), KNOWN)))
+    assert validate(other, fitted).overall.p90 < 0.01
+    assert validate(other, KNOWN).overall.p90 < 1e-9
+    twice = CostModel(**{**KNOWN.as_dict(), **{name: 2 * getattr(KNOWN, name) for name in ("fixed_s", "weights_s")}})
+    assert validate(other, twice).overall.bias > 0.2
+
+
+def test_a_command_fits_and_another_tells_the_error(tmp_path: Path) -> None:
+    bench = written(tmp_path / "bench.json", served(drawn(1, 8.0), KNOWN))
+    other = written(tmp_path / "other.json", served(drawn(2, 20.0), KNOWN))
+    assert run("calibrate", bench, "-o", tmp_path / "cost.json").exit_code == 0
+    assert read_cost_model(str(tmp_path / "cost.json")).token_compute_s == pytest.approx(3e-5, rel=0.02)
+    told = json.loads(run("validate", other, "--cost-model", tmp_path / "cost.json", "--json", "-").stdout)
+    assert told["read_as"] == "result of vllm bench serve"
+    assert told["errors"]["overall"]["p90"] < 0.01
+    shown = " ".join(run("validate", other, "--cost-model", tmp_path / "cost.json").stdout.split())
+    assert "Error of the cost model, relative to what was measured" in shown
+    log = tmp_path / "steps.csv"
+    log.write_text("num_new_tokens,seconds\n4,0.5\n")
+    assert json.loads(run("validate", log, "--cost-model", "instant", "--json", "-").stdout)["errors"]["overall"] == {
+        "least": 4,
+        "most": 4,
+        "num_steps": 1,
+        "median": 1.0,
+        "p90": 1.0,
+        "bias": -1.0,
+    }
+
+
+def test_requests_that_failed_or_came_in_lumps_are_left_out(tmp_path: Path) -> None:
+    result = served(drawn(3, 8.0), KNOWN)
+    result["itls"][3] = result["itls"][3][::2]
+    result["ttfts"][4], result["output_lens"][4] = 0.0, 0
+    steps = read_steps(written(tmp_path / "bench.json", result))
+    assert steps.notes[-1] == "1 requests were left out, for their tokens did not come one by one"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [("itls", "the result has no itls. Write it with --save-result"), ("ttfts", "lists of different")],
+)
+def test_a_result_without_details_is_refused(tmp_path: Path, change: str, reason: str) -> None:
+    result = served(drawn(3, 8.0), KNOWN)
+    result[change] = None if change == "itls" else result[change][1:]
+    with pytest.raises(TraceError, match=reason):
+        read_steps(written(tmp_path / "bench.json", result))
