@@ -161,7 +161,7 @@ def refused_by(annotation: object) -> frozenset[str]:
     """Name what a parameter with this annotation must refuse."""
     if annotation in NUMBERS:
         return frozenset({*NO_NUMBERS, *NO_ARRAYS})
-    if annotation in ARRAYS:
+    if annotation in ARRAYS or (isinstance(annotation, str) and "ArrayLike" in annotation):
         return frozenset({*NO_ARRAYS, *NO_NUMBERS} - {"bytes"})
     if annotation in FLAGS:
         return frozenset({*NO_NUMBERS, *NO_ARRAYS, *STRANGE} - {"True", "bool_"})

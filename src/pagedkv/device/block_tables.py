@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Final, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from pagedkv.arguments import as_count, require_instance
+from pagedkv.arguments import LARGEST_SIZE, as_array, as_count, as_flag, require_instance
 from pagedkv.arrays import Int32Array
 from pagedkv.device.batch_reading import StateTable, page_list, page_table
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
@@ -26,7 +27,7 @@ from pagedkv.device.staged_writes import Run, StagedWrites
 from pagedkv.device.step_graph import StepGraph
 from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.table_arrays import BASE, NUM_TOKENS, PADDED_TO, make_arrays
-from pagedkv.device.tensors import as_device, require_tensor
+from pagedkv.device.tensors import as_device, require_numbers, require_tensor
 from pagedkv.errors import PlanError, StepError, TensorError
 from pagedkv.plan import StepPlan
 from pagedkv.spec import SpaceConfig, StepId, keeps_state
@@ -182,9 +183,11 @@ class BlockTables:
         Raises:
             TensorError: tensors of another type, shape or device.
         """
+        as_count(step_id, "step_id", most=2**63 - 1, error=TensorError)
         taken = (torch.int32, torch.int64)
         require_tensor(rows, "rows", dtype=taken, shape=(None,), device=self.device)
         require_tensor(counts, "counts", dtype=taken, shape=(len(rows),), device=self.device)
+        require_numbers(rows, "rows", self.max_rows)
         index = rows.long()
         known = self.arrays.sample_refused[index]
         is_this = self.arrays.sample_steps[index] == step_id
@@ -192,7 +195,7 @@ class BlockTables:
 
     def forget_steps(self, first_step_id: int) -> None:
         """Forget what steps have refused from this one on, since they were aborted."""
-        is_gone = self.arrays.sample_steps >= first_step_id
+        is_gone = self.arrays.sample_steps >= as_count(first_step_id, "step_id", most=2**63 - 1, error=StepError)
         self.arrays.sample_steps.masked_fill_(is_gone, -1)
         self.arrays.sample_refused.masked_fill_(is_gone, 0)
 
@@ -211,12 +214,14 @@ class BlockTables:
             StepError: the tables are driven by plans.
         """
         row = self._row(req_index)
+        begins_anew = as_flag(overwrite, "overwrite", TensorError)
+        require_instance(new_block_ids, Sequence, "new_block_ids", TensorError)
         if len(new_block_ids) != self.num_groups:
             raise TensorError(f"{self.num_groups} groups need as many lists of block ids, got {len(new_block_ids)}")
         runs = []
         for group, given in enumerate(new_block_ids):
-            block_ids = np.asarray(given, np.int64)
-            start = 0 if overwrite else int(self._num_blocks[group, row])
+            block_ids = as_block_ids(given, group)
+            start = 0 if begins_anew else int(self._num_blocks[group, row])
             if start + len(block_ids) > self.widths[group]:
                 raise TensorError(
                     f"row {row} of group {group} would have {start + len(block_ids)} blocks, but its table has room "
@@ -230,7 +235,7 @@ class BlockTables:
             runs.append(Run(row, start, block_ids.astype(np.int32)))
         for group, run in enumerate(runs):
             self._num_blocks[group, row] = run.start + len(run.block_ids)
-            if overwrite or len(run.block_ids):
+            if begins_anew or len(run.block_ids):
                 self._staged.add(group, run)
 
     def apply_staged_writes(self) -> None:
@@ -259,7 +264,7 @@ class BlockTables:
                 at where they lie on a CPU.
         """
         rows = self._batch(idx_mapping)
-        num_places = len(rows) if num_reqs_padded is None else num_reqs_padded
+        num_places = len(rows) if num_reqs_padded is None else _padding(num_reqs_padded)
         if not len(rows) <= num_places <= self.max_rows:
             raise TensorError(f"{len(rows)} rows need from {len(rows)} to {self.max_rows} places, got {num_places}")
         self._kernels.gather_rows(self.arrays, rows, num_places)
@@ -293,7 +298,7 @@ class BlockTables:
         where = {"device": self.device}
         require_tensor(query_start_loc, "query_start_loc", dtype=torch.int32, shape=(len(rows) + 1,), **where)
         require_tensor(positions, "positions", dtype=torch.int64, shape=(None,), **where)
-        wanted = len(positions) if num_tokens_padded is None else num_tokens_padded
+        wanted = len(positions) if num_tokens_padded is None else _padding(num_tokens_padded)
         if not len(positions) <= wanted <= self.max_batched_tokens:
             raise TensorError(
                 f"{len(positions)} positions need from {len(positions)} to {self.max_batched_tokens} slots, "
@@ -311,7 +316,7 @@ class BlockTables:
 
     def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
         """Give slots of -1, for runs without requests: the tensor that real steps use. Raises TensorError."""
-        if not 0 <= num_tokens <= self.max_batched_tokens:
+        if not 0 <= _padding(num_tokens) <= self.max_batched_tokens:
             raise TensorError(f"there are slots for {self.max_batched_tokens} tokens, not for {num_tokens}")
         self.arrays.slots.fill_(-1)
         return self.arrays.slots[: self.num_groups, :num_tokens]
@@ -347,6 +352,7 @@ class BlockTables:
             TensorError: more places than there are. ConfigurationError: no such group.
         """
         table = self.batch_table(group)
+        require_instance(numbers, PageNumbers, "numbers", TensorError)
         return page_table(table[: self._num_places(num_rows)], numbers)
 
     def page_lists(
@@ -366,7 +372,9 @@ class BlockTables:
             TensorError: more places than there are. ConfigurationError: no such group.
         """
         index = as_count(group, "group", most=self.num_groups - 1)
-        numbers = numbers or PageNumbers(self.block_sizes[index], 1, 1, 1, 1)
+        numbers = PageNumbers(self.block_sizes[index], 1, 1, 1, 1) if numbers is None else numbers
+        require_instance(numbers, PageNumbers, "numbers", TensorError)
+        as_count(max_pages, "max_pages", error=TensorError)
         lengths = self.arrays.seq_lens[index, : self._num_places(num_rows)]
         return page_list(self._batch_tables[index], lengths, max_pages, numbers)
 
@@ -458,6 +466,21 @@ class BlockTables:
 
     def _num_places(self, num_rows: int) -> int:
         return as_count(num_rows, "places of the batch", most=self.max_rows, error=TensorError)
+
+
+def _padding(number: int) -> int:
+    """Check how many places or positions are wanted; whether there are so many others say. Raises TensorError."""
+    return as_count(number, "places wanted", least=-LARGEST_SIZE, error=TensorError)
+
+
+def as_block_ids(given: Sequence[int], group: int) -> npt.NDArray[np.int64]:
+    """Turn the block ids of a row into an array, if they are a flat list of whole numbers. Raises TensorError."""
+    ids = as_array(given, f"block ids of group {group}", TensorError)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise TensorError(f"block ids of group {group} must be a flat list of integers, got {ids.dtype} {ids.shape}")
+    if ids.size and ids.max() > LARGEST_SIZE:  # uint64 may be more than int64 holds
+        raise TensorError(f"block ids of group {group} must lie within int32, got {ids.max()}")
+    return ids.astype(np.int64)
 
 
 def _slots_of(tables: SpaceTables, group: int, views: Sequence[torch.Tensor]) -> torch.Tensor | None:

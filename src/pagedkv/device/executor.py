@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from pagedkv.answers import AbortedSteps
-from pagedkv.arguments import require_instance
+from pagedkv.arguments import as_flag, require_instance
 from pagedkv.device.block_tables import BlockTables
 from pagedkv.device.host_tables import HostTables
 from pagedkv.device.plan_checks import require_fingerprint
@@ -118,7 +118,7 @@ class PlanExecutor:
         self.storage = storage
         self.tables = tables
         self.transfers = Transfers(storage) if transfers is None else transfers
-        self.zero_new_blocks = zero_new_blocks
+        self.zero_new_blocks = as_flag(zero_new_blocks, "zero_new_blocks")
         self.in_order = storage.config.in_order
         self._fingerprint = fingerprint(storage.config)
         self._state = _State.RUNNING
@@ -144,6 +144,7 @@ class PlanExecutor:
         Raises:
             PlanError, TensorError, BlockError, NoHostPoolError: the plan is of a space with another configuration, or
                 does not fit storage and tables.
+            ConfigurationError: ``forward`` cannot be called.
             StepError: not the plan that comes next, or a step before failed and was not aborted.
             StorageError: the storage sleeps.
             DeviceLostError: the device failed; nothing is carried out any more.
@@ -153,6 +154,8 @@ class PlanExecutor:
         executor: :meth:`abort`.
         """
         self._require_running()
+        if not callable(forward):
+            raise ConfigurationError(f"forward must be callable as forward(inputs), got {forward!r}")
         stream = self._current_stream()
         self._require_next(plan, stream)
         require_fingerprint(plan.buffer, self._fingerprint)

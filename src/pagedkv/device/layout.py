@@ -87,6 +87,8 @@ def parse_layout(layout: str, axes: str) -> str:
     Raises:
         ConfigurationError: a letter is unknown, missing or there twice, or K is inside C.
     """
+    if not isinstance(layout, str):
+        raise ConfigurationError(f"a layout names each of the axes {'/'.join(axes)} once, got {layout!r}")
     whole = layout if PARTS in layout or PARTS not in axes else layout.replace(CONTENT, PARTS + CONTENT)
     if sorted(whole) != sorted(axes):
         raise ConfigurationError(f"a layout names each of the axes {'/'.join(axes)} once, got {layout!r}")

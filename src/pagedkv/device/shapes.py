@@ -23,7 +23,7 @@ STORED_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16, *FP8_TYPES)
 
 
 def _require_dtype(dtype: torch.dtype, what: str) -> None:
-    if dtype not in STORED_TYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in STORED_TYPES:
         names = ", ".join(str(known).removeprefix("torch.") for known in STORED_TYPES)
         raise ConfigurationError(f"{what} are stored as {names}, not as {dtype}")
 
@@ -55,7 +55,7 @@ class KeyValueShape:
             object.__setattr__(self, "value_dim", self.key_dim)
         for name in ("num_layers", "num_heads", "key_dim", "value_dim"):
             object.__setattr__(self, name, as_count(getattr(self, name), name, least=1))
-        if self.scaling not in {"tensor", "head"}:
+        if not isinstance(self.scaling, str) or self.scaling not in {"tensor", "head"}:
             raise ConfigurationError(f"scaling must be 'tensor' or 'head', got {self.scaling!r}")
         _require_dtype(self.dtype, "keys and values")
         object.__setattr__(self, "layout", parse_layout(self.layout, "BLKNHC"))
@@ -121,6 +121,14 @@ class StateTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.dtype, torch.dtype):
+            raise ConfigurationError(f"a state tensor has a name and a type, got {self.name!r} and {self.dtype!r}")
+        if not isinstance(self.shape, tuple):
+            raise ConfigurationError(f"the shape of state tensor {self.name!r} must be a tuple, got {self.shape!r}")
+        for extent in self.shape:
+            as_count(extent, f"extent of state tensor {self.name!r}", least=1)
+
     @property
     def nbytes(self) -> int:
         """Bytes of it in one layer."""
@@ -141,12 +149,12 @@ class StateShape:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_layers", as_count(self.num_layers, "num_layers", least=1))
+        is_known = isinstance(self.tensors, tuple) and all(isinstance(each, StateTensor) for each in self.tensors)
+        if not is_known:
+            raise ConfigurationError(f"tensors must be a tuple of StateTensor values, got {self.tensors!r}")
         names = [tensor.name for tensor in self.tensors]
         if not names or len(set(names)) < len(names):
             raise ConfigurationError(f"a state has tensors with different names, got {names}")
-        for tensor in self.tensors:
-            for extent in tensor.shape:
-                as_count(extent, f"extent of state tensor {tensor.name!r}", least=1)
         widest = max(tensor.dtype.itemsize for tensor in self.tensors)
         if self.block_nbytes() % widest:
             raise ConfigurationError(

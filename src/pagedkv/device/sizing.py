@@ -1,9 +1,11 @@
 """How many blocks fit: from a device's free memory, the groups and the shapes of their blocks."""
 
 from collections.abc import Sequence
+from typing import Final, get_args
 
 import torch
 
+from pagedkv.arguments import as_count, as_number
 from pagedkv.budget import blocks_that_fit
 from pagedkv.device.shapes import GroupShape, StateShape
 from pagedkv.device.tensors import as_device
@@ -12,6 +14,8 @@ from pagedkv.spec import GroupSpec, keeps_state
 
 __all__ = ["block_nbytes_of", "free_nbytes", "num_blocks_that_fit", "pair_groups"]
 
+MOST_NBYTES: Final = 2**63 - 1
+
 
 def pair_groups(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> tuple[tuple[GroupSpec, GroupShape], ...]:
     """Put each group beside its shape.
@@ -19,6 +23,9 @@ def pair_groups(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> tu
     Raises:
         ConfigurationError: not as many shapes as groups, or a state's shape for tokens, or the other way round.
     """
+    for what, given, kinds in (("groups", groups, get_args(GroupSpec)), ("shapes", shapes, get_args(GroupShape))):
+        if not isinstance(given, Sequence) or not all(isinstance(each, kinds) for each in given):
+            raise ConfigurationError(f"{what} must be a list of what pagedkv names so, got {given!r}")
     if len(groups) != len(shapes):
         raise ConfigurationError(f"{len(groups)} groups need as many shapes, got {len(shapes)}")
     for index, (group, shape) in enumerate(zip(groups, shapes, strict=True)):
@@ -51,7 +58,7 @@ def free_nbytes(device: "torch.device | str", fraction: float = 0.9) -> int:
         ConfigurationError: the fraction is not in (0, 1].
         DeviceUnavailableError: no such GPU; host memory is not asked, since swapping takes it unseen.
     """
-    if not 0 < fraction <= 1:
+    if not 0 < as_number(fraction, "the fraction of free memory") <= 1:
         raise ConfigurationError(f"the fraction of free memory must be in (0, 1], got {fraction!r}")
     where = as_device(device)
     if where.type != "cuda":
@@ -85,4 +92,8 @@ def num_blocks_that_fit(
             f"{len(groups)} groups share {len(block_nbytes)} pools, and nobody knows which takes how much: give each "
             "group a pool of its own, or say how many blocks there are"
         )
-    return blocks_that_fit(groups, block_nbytes, nbytes, mean_tokens, step_tokens)
+    all_nbytes, most_new = as_count(nbytes, "nbytes", most=MOST_NBYTES), as_count(step_tokens, "step_tokens")
+    mean = as_number(mean_tokens, "mean_tokens")
+    if mean <= 0:
+        raise ConfigurationError(f"mean_tokens must be positive, got {mean_tokens!r}")
+    return blocks_that_fit(groups, block_nbytes, all_nbytes, mean, most_new)

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from pagedkv.arguments import as_count
 from pagedkv.device.batch_reading import StateRanges, StateTable, state_blocks, state_writes
 from pagedkv.device.table_arrays import BLOCK_SIZE, TableArrays
-from pagedkv.errors import ConfigurationError
+from pagedkv.device.tensors import require_numbers, require_tensor
+from pagedkv.errors import ConfigurationError, TensorError
 from pagedkv.spec import StepId
 
 __all__ = ["StepInputs"]
@@ -87,10 +89,12 @@ class StepInputs:
         """Copy a group's block table, with null blocks behind each row's last token: int32 ``[num_rows, width]``.
 
         Nothing stale is reached through it, so that zero times what it names is zero. Cost: O(rows x width).
+        Raises ConfigurationError for an unknown group.
         """
-        table = self._batch_tables[group][: self.num_rows]
-        num_tokens = torch.arange(table.shape[1], device=table.device) * self._arrays.geometry[group, BLOCK_SIZE]
-        return torch.where(num_tokens < self.seq_lens[group][:, None], table, 0)
+        index = as_count(group, "group", most=len(self._batch_tables) - 1)
+        table = self._batch_tables[index][: self.num_rows]
+        num_tokens = torch.arange(table.shape[1], device=table.device) * self._arrays.geometry[index, BLOCK_SIZE]
+        return torch.where(num_tokens < self.seq_lens[index][:, None], table, 0)
 
     @property
     def slot_mappings(self) -> torch.Tensor:
@@ -153,14 +157,20 @@ class StepInputs:
             int32 ``[n]``; the null block before a sequence's first.
 
         Raises:
-            ConfigurationError: the group keeps no states.
+            ConfigurationError: the group keeps no states. TensorError: tensors of another type, shape or device.
         """
         table, ranges = self._states(group)
+        device = self._arrays.places.device
+        for what, tensor in (("places", places), ("positions", positions)):
+            require_tensor(tensor, what, dtype=torch.int64, shape=(None,), device=device)
+        require_numbers(places, "places", self.num_rows)
+        if len(places) != len(positions):
+            raise TensorError(f"{len(places)} places need as many positions, got {len(positions)}")
         block = table.block_behind(places, positions.clamp(min=0), ranges.firsts[places])
         return torch.where(positions >= 0, block, 0)
 
     def _states(self, group: int) -> tuple[StateTable, StateRanges]:
-        if group not in self._state_tables:
+        if as_count(group, "group") not in self._state_tables:
             raise ConfigurationError(f"group {group} has no states: {sorted(self._state_tables)} have")
         firsts = self._arrays.firsts[: self.num_rows]
         return self._state_tables[group], StateRanges(self.starts[group], self.seq_lens[group], firsts)

@@ -16,7 +16,7 @@ from typing import Final, Protocol, assert_never, final
 
 import torch
 
-from pagedkv.arguments import as_count
+from pagedkv.arguments import as_count, require_instance
 from pagedkv.device.layout import Part, Pieces
 from pagedkv.device.paging import PageNumbers, number_pages
 from pagedkv.device.pool_memory import PoolMemory
@@ -84,13 +84,15 @@ class KVStorage:
         *,
         host_memory: Mapping[str, torch.Tensor] = NOTHING,
     ) -> None:
-        unknown = sorted(set(host_memory) - set(config.pool_names))
+        require_instance(config, SpaceConfig, "config")
+        require_instance(host_memory, Mapping, "host_memory")
+        unknown = sorted(set(host_memory) - set(config.pool_names), key=repr)
         if unknown:
             raise ConfigurationError(f"host memory is for the pools {list(config.pool_names)}, got some for {unknown}")
         self.config = config
         self.device = as_device(device)
-        self.shapes = tuple(shapes)
         block_nbytes = block_nbytes_of(config.groups, shapes)
+        self.shapes = tuple(shapes)
         num_blocks, num_host_blocks = config.blocks_by_pool(), config.host_blocks_by_pool()
         pieces: dict[str, Pieces] = {}
         for index, (group, shape) in enumerate(pair_groups(config.groups, shapes)):
@@ -203,16 +205,17 @@ class KVStorage:
                 differently.
         """
         spec, _ = self._group(group)
+        size = as_count(page_size, "page_size", least=1)
         views, numbers = [], []
         for tensor in (self.keys(group, layer), self.values(group, layer)):
-            mine = number_pages(spec.block_size, page_size, tensor.stride(0), tensor.stride(1))
+            mine = number_pages(spec.block_size, size, tensor.stride(0), tensor.stride(1))
             extent = mine.extent(tensor.shape[0])
-            shape = (extent, page_size, *tensor.shape[2:])
+            shape = (extent, size, *tensor.shape[2:])
             views.append(tensor.as_strided(shape, (mine.stride, *tensor.stride()[1:]), tensor.storage_offset()))
             numbers.append((mine.block_step, mine.part_step))
         if numbers[0] != numbers[1]:
             raise ConfigurationError(
-                f"pages of {page_size} tokens have the steps {numbers[0]} among keys and {numbers[1]} among values: "
+                f"pages of {size} tokens have the steps {numbers[0]} among keys and {numbers[1]} among values: "
                 "one table cannot name both; use pages as long as blocks"
             )
         return KernelPages(views[0], views[1], mine)
@@ -280,7 +283,12 @@ class KVStorage:
             pool.require_awake()
 
     def began(self, user: MemoryUser) -> None:
-        """Note that a copy or a step is under way, so that its memory is not given back before it is over."""
+        """Note that a copy or a step is under way, so that its memory is not given back before it is over.
+
+        Raises ConfigurationError for what cannot tell whether it is over.
+        """
+        if not callable(getattr(user, "is_done", None)):
+            raise ConfigurationError(f"a copy or a step tells whether it is over, is_done(); got {user!r}")
         self._users = [other for other in self._users if not other.is_done()]
         if not user.is_done():
             self._users.append(user)

@@ -10,7 +10,7 @@ import torch
 
 from pagedkv.errors import DeviceUnavailableError, TensorError
 
-__all__ = ["as_device", "require_device", "require_pinned", "require_slots", "require_tensor"]
+__all__ = ["as_device", "require_device", "require_numbers", "require_pinned", "require_slots", "require_tensor"]
 
 
 def as_device(device: "torch.device | str | int") -> torch.device:
@@ -21,7 +21,7 @@ def as_device(device: "torch.device | str | int") -> torch.device:
     """
     try:
         named = torch.device(device)
-    except (RuntimeError, TypeError) as problem:
+    except (RuntimeError, TypeError, ValueError) as problem:
         raise DeviceUnavailableError(f"there is no device {device!r}: give 'cpu', 'cuda' or 'cuda:0'") from problem
     if named.type == "cpu":
         return torch.device("cpu")
@@ -79,6 +79,15 @@ def require_pinned(tensor: torch.Tensor, what: str) -> None:
     if tensor.device.type != "cpu" or not tensor.is_pinned():
         where = f"one on {tensor.device}" if tensor.device.type != "cpu" else "memory that the system may move"
         raise TensorError(f"{what} must be in pinned host memory, got {where}: allocate it with pin_memory=True")
+
+
+def require_numbers(tensor: torch.Tensor, what: str, stop: int) -> None:
+    """Refuse numbers outside ``[0, stop)`` where they lie on a CPU, which finds no others. Raises TensorError."""
+    if tensor.device.type != "cpu" or tensor.numel() == 0:
+        return
+    least, most = int(tensor.min()), int(tensor.max())
+    if least < 0 or most >= stop:
+        raise TensorError(f"{what} must be from 0 to {stop - 1}, got {least} to {most}")
 
 
 def require_slots(slots: torch.Tensor, what: str, num_slots: int) -> None:

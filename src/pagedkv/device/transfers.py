@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagedkv.arguments import as_array
+from pagedkv.arguments import as_array, as_flag, require_instance
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.device.batched_copy import copy_batch
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
@@ -21,7 +21,7 @@ from pagedkv.device.layout import Pieces
 from pagedkv.device.pool_memory import PoolMemory
 from pagedkv.device.shapes import FP8_TYPES
 from pagedkv.device.storage import KVStorage
-from pagedkv.device.tensors import require_slots, require_tensor
+from pagedkv.device.tensors import require_numbers, require_slots, require_tensor
 from pagedkv.device.token_side import TokenSide
 from pagedkv.errors import BlockError, ConfigurationError, NoHostPoolError, TensorError
 
@@ -69,6 +69,7 @@ class Transfers:
     """
 
     def __init__(self, storage: KVStorage, *, kernels: KernelChoice = "auto") -> None:
+        require_instance(storage, KVStorage, "storage")
         self.storage = storage
         self._kernels = kernels_for(storage.device, kernels)
         self.stream = torch.cuda.Stream(storage.device) if storage.device.type == "cuda" else None
@@ -83,12 +84,15 @@ class Transfers:
             pool: its name; src_ids, dst_ids: int32 ``[n]``: arrays, or tensors that lie on the device already.
 
         Raises:
-            BlockError: ids outside the pool, a destination twice, or one that is a source; tensors are not looked at.
+            BlockError: ids outside the pool, a destination twice, or one that is a source; of tensors only their number
+                is looked at, and on a CPU whether ids lie in the pool. TensorError: tensors of another type or device.
             ConfigurationError: no such pool. StorageError: the storage sleeps.
         """
         memory = self._pool(pool)
         if isinstance(src_ids, torch.Tensor) and isinstance(dst_ids, torch.Tensor):
-            source, destination = src_ids, dst_ids
+            source, destination = (self._checked_ids(each, pool, memory.num_blocks) for each in (src_ids, dst_ids))
+            if len(source) != len(destination):
+                raise BlockError(f"pool {pool!r}: {len(source)} blocks are to go to {len(destination)} places")
         else:
             sources = block_array(src_ids, f"copied blocks of pool {pool!r}", memory.num_blocks)
             destinations = block_array(dst_ids, f"destinations in pool {pool!r}", memory.num_blocks)
@@ -103,7 +107,9 @@ class Transfers:
     def zero(self, pool: str, block_ids: "npt.ArrayLike | torch.Tensor") -> None:
         """Fill blocks of a device pool with zeros, in the current stream. Raises as :meth:`copy`."""
         memory = self._pool(pool)
-        if not isinstance(block_ids, torch.Tensor):
+        if isinstance(block_ids, torch.Tensor):
+            block_ids = self._checked_ids(block_ids, pool, memory.num_blocks)
+        else:
             ids = block_array(block_ids, f"blocks of pool {pool!r}", memory.num_blocks)
             block_ids = self._on_device(ids)
         self._kernels.zero_blocks(memory.device_bytes, memory.pieces, block_ids)
@@ -152,6 +158,8 @@ class Transfers:
             ConfigurationError: the group has no keys. StorageError: the storage sleeps.
         """
         keys, values = self.storage.keys(group, layer), self.storage.values(group, layer)
+        for what, tensor in (("key", key), ("value", value)):
+            require_instance(tensor, torch.Tensor, what, TensorError)
         scales = self.storage.scales(group)[layer] if keys.dtype in FP8_TYPES else (None, None)
         sides = [TokenSide(key, keys, scales[0]), TokenSide(value, values, scales[1])]
         self._write(group, sides, slot_mapping, ("key", "value"), check_slots=check_slots)
@@ -167,6 +175,7 @@ class Transfers:
     ) -> None:
         """Write this step's latents (MLA) to their slots: float ``[tokens, dim]``. As :meth:`reshape_and_cache`."""
         blocks = self.storage.latents(group, layer)[:, :, None, :]
+        require_instance(latent, torch.Tensor, "latent", TensorError)
         if latent.ndim != 2:  # noqa: PLR2004 - tokens, dimensions
             raise TensorError(f"latent must have the shape ['any', {blocks.shape[3]}], got {list(latent.shape)}")
         scales = self.storage.scales(group)[layer, 0] if blocks.dtype in FP8_TYPES else None
@@ -182,7 +191,7 @@ class Transfers:
         Raises:
             TensorError: another type or device. ConfigurationError: the group keeps no states.
         """
-        index = self._state_index(block_ids)
+        index = self._state_index(group, block_ids)
         states = {}
         for name, state in self.storage.states(group, layer).items():
             is_there = (index > 0).view(-1, *[1] * (state.ndim - 1))
@@ -198,10 +207,13 @@ class Transfers:
             TensorError: another type, shape or device, or tensors of other names.
             ConfigurationError: the group keeps no states.
         """
-        index = self._state_index(block_ids)
+        index = self._state_index(group, block_ids)
         views = self.storage.states(group, layer)
+        require_instance(states, Mapping, "states", TensorError)
         if set(views) != set(states):
-            raise TensorError(f"a state of group {group} has the tensors {sorted(views)}, got {sorted(states)}")
+            raise TensorError(
+                f"a state of group {group} has the tensors {sorted(views)}, got {sorted(states, key=repr)}"
+            )
         for name, state in views.items():
             shape = (len(index), *state.shape[1:])
             require_tensor(states[name], name, dtype=state.dtype, shape=shape, device=self.storage.device)
@@ -229,17 +241,27 @@ class Transfers:
         if len(slots) < num_tokens:
             raise TensorError(f"{num_tokens} tokens need as many slots, got {len(slots)}")
         self.storage.require_awake()
-        if check_slots or (check_slots is None and device.type == "cpu"):
+        is_checked = device.type == "cpu" if check_slots is None else as_flag(check_slots, "check_slots", TensorError)
+        if is_checked:
             num_slots = sides[0].blocks.shape[0] * sides[0].blocks.shape[1]
             require_slots(slots[:num_tokens], f"slot_mapping of group {group}", num_slots)
         self._kernels.write_tokens(sides, slots)
 
-    def _state_index(self, block_ids: torch.Tensor) -> torch.Tensor:
+    def _state_index(self, group: int, block_ids: torch.Tensor) -> torch.Tensor:
         where = self.storage.device
-        return require_tensor(block_ids, "block_ids", dtype=torch.int32, shape=(None,), device=where).long()
+        ids = require_tensor(block_ids, "block_ids", dtype=torch.int32, shape=(None,), device=where)
+        require_numbers(ids, "block_ids", self.storage.pool_of(group).num_blocks)
+        return ids.long()
+
+    def _checked_ids(self, ids: torch.Tensor, pool: str, num_blocks: int) -> torch.Tensor:
+        what = f"blocks of pool {pool!r}"
+        taken = (torch.int32, torch.int64)
+        checked = require_tensor(ids, what, dtype=taken, shape=(None,), device=self.storage.device)
+        require_numbers(checked, what, num_blocks)
+        return checked
 
     def _pool(self, pool: str) -> PoolMemory:
-        if pool not in self.storage.pools:
+        if not isinstance(pool, str) or pool not in self.storage.pools:
             raise ConfigurationError(f"there is no pool {pool!r}: there are {list(self.storage.pools)}")
         memory = self.storage.pools[pool]
         memory.require_awake()

@@ -23,7 +23,7 @@ def kernels_for(device: torch.device, choice: KernelChoice = "auto") -> ModuleTy
         ConfigurationError: no such choice.
         DeviceUnavailableError: Triton is not installed, or is asked for on a CPU while its interpreter is off.
     """
-    if choice not in {"auto", "torch", "triton"}:
+    if not isinstance(choice, str) or choice not in {"auto", "torch", "triton"}:
         raise ConfigurationError(f"kernels must be 'auto', 'torch' or 'triton', got {choice!r}")
     if choice == "torch" or (choice == "auto" and device.type == "cpu"):
         return reference
