@@ -47,7 +47,9 @@ LAYERS = {
 
 def there(case: Case, dtype: torch.dtype = torch.float32) -> Case:
     """The same case where the back end runs."""
-    shape = replace(case.storage.shapes[0], dtype=dtype)  # type: ignore[type-var]
+    (shape,) = case.storage.shapes
+    assert isinstance(shape, KeyValueShape)
+    shape = replace(shape, dtype=dtype)
     storage = KVStorage(case.storage.config, [shape], DEVICE)
     if dtype is torch.float32:
         storage.pool_of(0).device_bytes.copy_(case.storage.pool_of(0).device_bytes)

@@ -105,11 +105,11 @@ def test_tokens_are_written_in_every_type_that_the_gpu_has(capability: int, stor
 
 ATTENTION: dict[str, Any] = {
     "num_key_heads": 8, "HEADS_OF_KEY": 4, "HEAD_PARTS": 1, "HEAD_TILE": 4, "TILE_TOKENS": 4, "ROWS": 16,
-    "KEY_TILE": 64, "WINDOW": 0, "CHUNK": 0, "SINK_TOKENS": 0, "BLOCK_SIZE": 16, "KEY_DIM": 128, "DIM": 128, "REST": 0,
-    "VALUE_DIM": 128, "VALUE_TILE": 128, "IS_LATENT": False, "HAS_CAP": False, "HAS_SINKS": False, "IS_SCALED": False, "scale_step": 0,
-    "PRECISION": "tf32", "ARE_PAIRS": False, "ARE_ALIKE": True, "num_heads": 32, "SLOT_TILE": 8, "PLACES": 1024,
-    "FEW": 1, "SPAN_TILES": 4, "MOST_SPANS": 32, "ITEM_TOKENS": 32, "ITEM_KEYS": 64, "SHARED_SPAN": 512,
-    "BY_ITEMS": False, "RANK_TILE": 16, "TILE": 128, "LEAST": 1024, "UNIT": 128,
+    "KEY_TILE": 64, "WINDOW": 0, "CHUNK": 0, "SINK_TOKENS": 0, "BLOCK_SIZE": 16, "KEY_DIM": 128, "DIM": 128, "REST":
+    0, "VALUE_DIM": 128, "VALUE_TILE": 128, "IS_LATENT": False, "HAS_CAP": False, "HAS_SINKS": False, "IS_SCALED":
+    False, "scale_step": 0, "PRECISION": "tf32", "ARE_PAIRS": False, "ARE_ALIKE": True, "num_heads": 32,
+    "SLOT_TILE": 8, "PLACES": 1024, "FEW": 1, "SPAN_TILES": 4, "MOST_SPANS": 32, "ITEM_TOKENS": 32, "ITEM_KEYS": 64,
+    "SHARED_SPAN": 512, "BY_ITEMS": False, "RANK_TILE": 16, "TILE": 128, "LEAST": 1024, "UNIT": 128,
 }  # fmt: skip
 LATENT = {
     "num_key_heads": 1, "HEADS_OF_KEY": 16, "HEAD_TILE": 16, "TILE_TOKENS": 1, "KEY_TILE": 32, "KEY_DIM": 576,

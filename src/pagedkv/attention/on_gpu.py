@@ -11,7 +11,6 @@ from typing import Final, final
 
 import torch
 
-from pagedkv.attention.backend import require_layers
 from pagedkv.attention.cpu.prefill import attend_to
 from pagedkv.attention.gathering import spans
 from pagedkv.attention.layer import AttentionLayer
@@ -76,7 +75,6 @@ class TritonBackend:
         tiling: Tiling | None = None,
         kernels: KernelChoice = "auto",
     ) -> None:
-        require_layers(TritonBackend, layers)
         self._layers = tuple(layers)
         self._kernels = kernels_for(storage.device, kernels)
         self._memory = tuple(_memory_of(storage, number, layer, latent_dim) for number, layer in enumerate(layers))

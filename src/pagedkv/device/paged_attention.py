@@ -220,14 +220,17 @@ class WorkList:
             num_items, slots = num_items * MOST_COMMON, slots + MOST_COMMON
         if self.by_items:
             num_items *= cut.most_spans
-        integers = {"dtype": torch.int32, "device": device}
+
+        def integers(*sizes: int) -> torch.Tensor:
+            return torch.zeros(sizes, dtype=torch.int32, device=device)
+
         try:
-            self.tiles = torch.zeros(num_tiles, ENTRY_WORDS, **integers)
-            self.items = torch.zeros(num_items, ENTRY_WORDS, **integers)
-            self.merges = torch.zeros(rows, 2, **integers)
-            self.counts = torch.zeros(NUM_COUNTS, **integers)
-            self.shared = torch.zeros(max_places, 2, **integers)
-            self.common = torch.zeros(max_places if self.shares else 1, **integers)
+            self.tiles = integers(num_tiles, ENTRY_WORDS)
+            self.items = integers(num_items, ENTRY_WORDS)
+            self.merges = integers(rows, 2)
+            self.counts = integers(NUM_COUNTS)
+            self.shared = integers(max_places, 2)
+            self.common = integers(max_places if self.shares else 1)
             self.partials = torch.zeros(slots, rows, num_heads, value_dim, device=device)
             self.sums = torch.zeros(slots, rows, num_heads, device=device)
         except torch.OutOfMemoryError as problem:

@@ -140,7 +140,7 @@ def answers(case: Case, reading: Reading, sinks: torch.Tensor | None = None) -> 
         _numbers(case.layer.values, case.layer.value_scales),
     )
     size, query = case.memory.block_size, case.query.cpu().double()
-    out = []
+    out: list[torch.Tensor] = []
     for place, (start, stop) in enumerate(case.ranges):
         table = case.rows.block_tables[place].cpu()
         for position in range(start, stop):

@@ -1,6 +1,7 @@
 """Attention over blocks: both kinds of kernels against softmax written out, on ragged and boundary rows among NaN."""
 
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kern
 
 pytestmark = needs_kernels
 
-RAGGED = ((0, 1), (30, 31), (7, 7), (3, 20), (48, 50), (16, 17))
-DECODING = ((0, 1), (85, 86), (5, 5), (15, 16))
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
+RAGGED: Ranges = ((0, 1), (30, 31), (7, 7), (3, 20), (48, 50), (16, 17))
+DECODING: Ranges = ((0, 1), (85, 86), (5, 5), (15, 16))
 if not IS_INTERPRETED:  # which takes a second where a GPU takes a microsecond
     RAGGED = (*RAGGED, (0, 5), (3, 40), (60, 61), (12, 16), (15, 16), (99, 101), (0, 33))
     DECODING = (*DECODING, (16, 17), (63, 64), (0, 0))
@@ -62,7 +65,7 @@ def require_right(case: Case, reading: Reading, *, few: int = 1, sinks: torch.Te
 
 @pytest.mark.parametrize("ranges", [RAGGED, DECODING], ids=["ragged", "decoding"])
 @pytest.mark.parametrize("name", READINGS)
-def test_each_reading(name: str, ranges: tuple[tuple[int, int], ...]) -> None:
+def test_each_reading(name: str, ranges: Ranges) -> None:
     require_right(make_case(ranges, Memory(), device=KERNEL_DEVICE), READINGS[name], few=2)
 
 
@@ -75,7 +78,7 @@ def test_drafts_and_short_chunks_are_cut_along_their_keys_or_not(name: str, few:
 @pytest.mark.parametrize("ranges", [RAGGED, DECODING], ids=["ragged", "decoding"])
 @pytest.mark.parametrize("soft_cap", [0.0, 0.5])
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_soft_caps_and_learnt_sinks(ranges: tuple[tuple[int, int], ...], soft_cap: float, has_sinks: bool) -> None:  # noqa: FBT001
+def test_soft_caps_and_learnt_sinks(ranges: Ranges, soft_cap: float, has_sinks: bool) -> None:  # noqa: FBT001
     case = make_case(ranges, Memory(), device=KERNEL_DEVICE)
     case = replace(case, layer=case.layer._replace(soft_cap=soft_cap))
     sinks = torch.linspace(-2, 3, 4).to(KERNEL_DEVICE) if has_sinks else None
@@ -191,7 +194,7 @@ def test_each_reading_shows(name: str, few: int) -> None:
 
 
 @pytest.mark.parametrize("ranges", [DECODING, ((3, 40),)], ids=["decoding", "prompt"])
-def test_soft_cap_and_sinks_show(ranges: tuple[tuple[int, int], ...]) -> None:
+def test_soft_cap_and_sinks_show(ranges: Ranges) -> None:
     """Negative control, as above."""
     case = make_case(ranges, Memory(), device=KERNEL_DEVICE)
     plain = answer(case, work_of(case, Reading(2)))
@@ -204,7 +207,7 @@ def test_soft_cap_and_sinks_show(ranges: tuple[tuple[int, int], ...]) -> None:
         assert not torch.allclose(plain, other, rtol=1e-2, atol=1e-2)
 
 
-def rows_of(ranges: tuple[tuple[int, int], ...], width: int) -> PagedRows:
+def rows_of(ranges: Ranges, width: int) -> PagedRows:
     starts = torch.tensor([start for start, _ in ranges]).int()
     stops = torch.tensor([stop for _, stop in ranges]).int()
     offsets = torch.cat([torch.zeros(1), (stops - starts).cumsum(0)]).int()

@@ -45,8 +45,10 @@ class Launch:
         dim = value_dim if is_latent else max(LEAST, 1 << key_dim.bit_length() - 1)
         rest = key_dim - dim
         reading, overlaps = work.reading, may_overlap(query.device)
-        is_scaled = layer.key_scales is not None and layer.value_scales is not None
-        scales = (layer.key_scales, layer.value_scales) if is_scaled else (query, query)
+        scales, scale_step, is_scaled = (query, query), 0, False
+        if layer.key_scales is not None and layer.value_scales is not None:
+            scales, is_scaled = (layer.key_scales, layer.value_scales), True
+            scale_step = 1 if layer.key_scales.shape[0] > 1 else 0
         constants = {
             "WINDOW": reading.window,
             "CHUNK": reading.chunk,
@@ -61,7 +63,7 @@ class Launch:
             "HAS_CAP": layer.soft_cap > 0,
             "HAS_SINKS": sinks is not None,
             "IS_SCALED": is_scaled,
-            "scale_step": 1 if is_scaled and layer.key_scales.shape[0] > 1 else 0,
+            "scale_step": scale_step,
             "PRECISION": "ieee" if query.dtype is torch.float32 else "tf32",
             "OVERLAPS": overlaps,
         }
