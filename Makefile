@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-plain test-long test-transformers lint format bench gpu mutants clean
+.PHONY: help run replay test test-plain test-long test-transformers lint format bench gpu gpu-kernels gpu-device gpu-figures mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -78,18 +78,31 @@ bench: $(STAMP) ## all benchmarks, in turn with an older commit: a table, and ou
 	$(BIN)/python -m benchmarks --json out/bench.json --against $(AGAINST)
 
 # With the interpreter that holds torch and Triton for the GPU, as it is there: make gpu GPU_PYTHON=/path/to/python3
+# One part at a time, each at most 9 minutes: make gpu PART=kernels. GPU_WORKERS: processes that share the GPU in tests.
 GPU_PYTHON ?= $(PYTHON)
-GPU_TESTS := $(GPU_PYTHON) -m pytest -W default -p no:cacheprovider
+GPU_WORKERS ?= 12
+GPU_TESTS := $(GPU_PYTHON) -m pytest -W ignore -p no:cacheprovider -q
+GPU_ALL_PARTS := kernels device figures
+PART ?= $(GPU_ALL_PARTS)
 
 gpu: export PYTHONPATH := src:.
 gpu: export NUMBA_DISABLE_JIT := 1
-gpu: ## on a machine with a GPU: all tests of the device, its kernels under compute-sanitizer, then the figures: out/gpu.json
+gpu: ## on a machine with a GPU: tests of kernels and device there, the kernels under compute-sanitizer, then the figures
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
 		echo "make gpu needs a GPU that the torch of '$(GPU_PYTHON)' sees." >&2; exit 1; }
-	$(GPU_TESTS) tests/device
-	@if command -v compute-sanitizer >/dev/null; then \
-		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(GPU_TESTS) -q tests/device/kernels; \
+	@for part in $(PART); do $(MAKE) --no-print-directory gpu-$$part || exit 1; \
+		$(GPU_PYTHON) -m benchmarks.device.summary $$part --of $(GPU_ALL_PARTS); done
+
+gpu-kernels:
+	$(GPU_TESTS) -n $(GPU_WORKERS) tests/device/kernels tests/attention/test_on_gpu.py
+
+gpu-device:
+	$(GPU_TESTS) tests/device --ignore tests/device/kernels
+	@if command -v compute-sanitizer >/dev/null; then PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \
+		$(GPU_TESTS) tests/device/kernels --ignore tests/device/kernels/test_attention.py; \
 	else echo "compute-sanitizer is not installed: skipped"; fi
+
+gpu-figures:
 	$(GPU_PYTHON) -m benchmarks.device --json out/gpu.json
 
 # Some of them: .venv/bin/python -m mutants --only WORDS

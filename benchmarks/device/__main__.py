@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.device.attention import attention_figures
 from benchmarks.device.limits import limit_figures
 from benchmarks.device.moves import move_figures
 from benchmarks.device.steps import cpu_figures, step_figures
@@ -20,13 +21,14 @@ def main() -> int:
     """Measure, print and write; fail where a bar is missed, if asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("out/gpu.json"), metavar="FILE", help="where to write")
+    parser.add_argument("--attention", action="store_true", help="only attention over blocks")
     parser.add_argument("--cpu", action="store_true", help="only what a CPU can do")
     arguments = parser.parse_args()
     if not arguments.cpu and not torch.cuda.is_available():
         print("this machine has no GPU that torch sees: python -m benchmarks.device --cpu", file=sys.stderr)
         return 2
     figures = []
-    for figure in _figures(only_cpu=arguments.cpu):
+    for figure in attention_figures() if arguments.attention else _figures(only_cpu=arguments.cpu):
         figures.append(figure)
         print(_line(figure), flush=True)
     machine = describe() | {"torch": torch.__version__, "device": _device_name()}
@@ -42,6 +44,7 @@ def _figures(*, only_cpu: bool) -> Iterator[Figure]:
         yield from limit_figures()
         yield from step_figures()
         yield from move_figures()
+        yield from attention_figures()
 
 
 def _line(figure: Figure) -> str:

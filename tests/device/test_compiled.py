@@ -10,7 +10,17 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from pagedkv.device.kernels.triton import blocks, calls, packets, tables, tokens  # noqa: E402
+from pagedkv.device.kernels.triton import (  # noqa: E402
+    blocks,
+    calls,
+    decoding,
+    lists,
+    merging,
+    packets,
+    prompting,
+    tables,
+    tokens,
+)
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
@@ -91,3 +101,62 @@ def test_tokens_are_written_in_every_type_that_the_gpu_has(capability: int, stor
     largest = torch.finfo(torch.float8_e4m3fn).max if stored == "fp8e4nv" else torch.finfo(torch.float8_e5m2).max
     ptx = compiled(kernel, capability, types, IS_SCALED=is_small, LARGEST=largest if is_small else 0.0)
     assert f"sm_{capability}" in ptx
+
+
+ATTENTION: dict[str, Any] = {
+    "num_key_heads": 8, "HEADS_OF_KEY": 4, "HEAD_PARTS": 1, "HEAD_TILE": 4, "TILE_TOKENS": 4, "ROWS": 16,
+    "KEY_TILE": 64, "WINDOW": 0, "CHUNK": 0, "SINK_TOKENS": 0, "BLOCK_SIZE": 16, "KEY_DIM": 128, "DIM": 128, "REST":
+    0, "VALUE_DIM": 128, "VALUE_TILE": 128, "IS_LATENT": False, "HAS_CAP": False, "HAS_SINKS": False, "IS_SCALED":
+    False, "scale_step": 0, "PRECISION": "tf32", "ARE_PAIRS": False, "ARE_ALIKE": True, "num_heads": 32,
+    "SLOT_TILE": 8, "PLACES": 1024, "FEW": 1, "SPAN_TILES": 4, "MOST_SPANS": 32, "ITEM_TOKENS": 32, "ITEM_KEYS": 64,
+    "SHARED_SPAN": 512, "BY_ITEMS": False, "RANK_TILE": 16, "TILE": 128, "LEAST": 1024, "UNIT": 128,
+}  # fmt: skip
+LATENT = {
+    "num_key_heads": 1, "HEADS_OF_KEY": 16, "HEAD_TILE": 16, "TILE_TOKENS": 1, "KEY_TILE": 32, "KEY_DIM": 576,
+    "DIM": 512, "REST": 64, "VALUE_DIM": 512, "VALUE_TILE": 512, "IS_LATENT": True,
+}  # fmt: skip
+EVERYTHING = {
+    "WINDOW": 1000,
+    "SINK_TOKENS": 4,
+    "HAS_CAP": True,
+    "HAS_SINKS": True,
+    "KEY_DIM": 96,
+    "DIM": 64,
+    "REST": 32,
+}
+EIGHT_BITS = {"IS_SCALED": True, "stored": "fp8e4nv"}
+
+
+def attention_types(kernel: Any, stored: str, *, are_pairs: bool) -> dict[str, str]:  # noqa: ANN401 - Triton's
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    types |= dict.fromkeys(("scale", "soft_cap"), "fp32")
+    types |= dict.fromkeys(("partials", "sums", "key_scales", "value_scales"), "*fp32")
+    types |= dict.fromkeys(("query", "out", "sinks"), "*bf16")
+    types |= {"keys": f"*{stored}", "values": "*i16" if are_pairs else f"*{stored}"}
+    pointers = ("tables", "tiles", "items", "counts", "merges", "starts", "seq_lens", "offsets", "shared", "common")
+    return types | dict.fromkeys(pointers, "*i32")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "changed"),
+    [
+        (decoding._tiles_kernel, {}),
+        (decoding._tiles_kernel, EVERYTHING),
+        (decoding._tiles_kernel, EIGHT_BITS | {"ARE_PAIRS": True}),
+        (prompting._items_kernel, {"ROWS": 128}),
+        (prompting._items_kernel, EVERYTHING | {"ROWS": 64}),
+        (prompting._items_kernel, LATENT),
+        (prompting._items_kernel, EIGHT_BITS | {"ROWS": 64}),
+        (merging._merge_kernel, {"HAS_SINKS": True}),
+        (lists._list_kernel, {}),
+        (lists._common_kernel, {}),
+        (lists._shared_kernel, {}),
+    ],
+    ids=lambda each: each.fn.__name__ if hasattr(each, "fn") else " ".join(each) or "plain",
+)
+def test_attention_kernels_compile(kernel: Any, changed: dict[str, Any]) -> None:  # noqa: ANN401 - Triton's
+    constants = {**ATTENTION, **changed}
+    stored = constants.pop("stored", "bf16")
+    types = attention_types(kernel, stored, are_pairs=constants["ARE_PAIRS"])
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    assert "sm_90" in compiled(kernel, HOPPER, types, **constants)

@@ -7,7 +7,9 @@ In the order in which data flows::
     backend     AttentionBackend: the interface
     gathering   keys of one sequence, and which of them its queries see
     reference   as in a textbook; what the others are tested against
+    on_gpu      Triton's kernels, for rows that decode and prompts alike
     cpu         compiled loops that read blocks in place, SDPA for prompts
+    selection   which of them serves a storage
 
 Knows no model and no scheduler. A back end takes a layer's number and a step's metadata, never a cache to change.
 Needs torch (``pip install 'pagedkv[torch]'``).
@@ -22,6 +24,17 @@ from pagedkv.attention.backend import AttentionBackend
 from pagedkv.attention.cpu import CPUBackend
 from pagedkv.attention.layer import AttentionLayer
 from pagedkv.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.attention.on_gpu import TritonBackend
 from pagedkv.attention.reference import ReferenceBackend
+from pagedkv.attention.selection import backend_for
 
-__all__ = ["AttentionBackend", "AttentionLayer", "CPUBackend", "GroupMetadata", "ReferenceBackend", "StepMetadata"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionLayer",
+    "CPUBackend",
+    "GroupMetadata",
+    "ReferenceBackend",
+    "StepMetadata",
+    "TritonBackend",
+    "backend_for",
+]

@@ -104,7 +104,7 @@ def _attend(
 
 
 def _sees(spec: AttentionLayer, position: int, past: int) -> bool:
-    if spec.window and past <= position - spec.window:
+    if spec.window and spec.num_sink_tokens <= past <= position - spec.window:
         return False
     return not spec.chunk or past // spec.chunk == position // spec.chunk
 

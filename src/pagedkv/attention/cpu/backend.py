@@ -54,8 +54,9 @@ class CPUBackend:
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
-        """Refuse nothing."""
-        del layer
+        """Refuse sink tokens, which the loops here do not know."""
+        if layer.num_sink_tokens:
+            return "it has sink tokens before its window, which are read on a GPU alone"
         return None
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: StepMetadata) -> None:

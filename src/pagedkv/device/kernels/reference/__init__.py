@@ -1,7 +1,19 @@
 """The kernels in plain torch: the CPU path, and what the others are tested against."""
 
+from pagedkv.device.kernels.reference.attention import attend_rows
 from pagedkv.device.kernels.reference.blocks import copy_blocks, zero_blocks
+from pagedkv.device.kernels.reference.lists import list_work
 from pagedkv.device.kernels.reference.tables import gather_rows, map_slots, pull_packet, step_tables
 from pagedkv.device.kernels.reference.tokens import write_tokens
 
-__all__ = ["copy_blocks", "gather_rows", "map_slots", "pull_packet", "step_tables", "write_tokens", "zero_blocks"]
+__all__ = [
+    "attend_rows",
+    "copy_blocks",
+    "gather_rows",
+    "list_work",
+    "map_slots",
+    "pull_packet",
+    "step_tables",
+    "write_tokens",
+    "zero_blocks",
+]

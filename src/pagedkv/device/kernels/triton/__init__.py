@@ -1,9 +1,21 @@
 """The kernels in Triton, for GPUs, and for Triton's interpreter, which runs them on a CPU to be tested."""
 
+from pagedkv.device.kernels.triton.attention import attend_rows
 from pagedkv.device.kernels.triton.blocks import copy_blocks, zero_blocks
 from pagedkv.device.kernels.triton.calls import gather_rows, map_slots
+from pagedkv.device.kernels.triton.lists import list_work
 from pagedkv.device.kernels.triton.packets import pull_packet
 from pagedkv.device.kernels.triton.tables import step_tables
 from pagedkv.device.kernels.triton.tokens import write_tokens
 
-__all__ = ["copy_blocks", "gather_rows", "map_slots", "pull_packet", "step_tables", "write_tokens", "zero_blocks"]
+__all__ = [
+    "attend_rows",
+    "copy_blocks",
+    "gather_rows",
+    "list_work",
+    "map_slots",
+    "pull_packet",
+    "step_tables",
+    "write_tokens",
+    "zero_blocks",
+]

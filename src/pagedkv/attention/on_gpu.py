@@ -1,0 +1,190 @@
+"""TritonBackend: attention on a GPU, by kernels that read blocks where they lie.
+
+Lengths stay on the device: nothing here asks for one, so that a call can be captured in a graph that serves any step of
+its size. Layers that read alike share a list of work, which the first of them makes each time it is called: a forward
+pass calls layers in the order of their numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+
+from pagedkv.attention.cpu.prefill import attend_to
+from pagedkv.attention.gathering import spans
+from pagedkv.attention.layer import AttentionLayer
+from pagedkv.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.device import KVStorage, LatentShape
+from pagedkv.device.kernels.selection import KernelChoice, kernels_for
+from pagedkv.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList, tiling_for
+from pagedkv.device.shapes import FP8_TYPES, KeyValueShape
+from pagedkv.device.token_side import TokenSide
+from pagedkv.errors import ConfigurationError
+
+__all__ = ["TritonBackend"]
+
+WIDEST: Final = 576
+"""Dimensions of a head for which there is a tiling."""
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A list of work, the layer that makes it, and which step's it is."""
+
+    work: WorkList
+    first_layer: int
+    made_for: GroupMetadata | None = None
+
+
+@final
+class TritonBackend:
+    """Attention on a GPU; see :class:`~pagedkv.attention.backend.AttentionBackend`.
+
+    Args:
+        storage: where the keys lie.
+        layers: the layers, by number; what was unfolded from latents is attended to as on a CPU, latents themselves by
+            :meth:`attend_latents`.
+        max_places: rows of a step at most; max_tokens: tokens of a step at most; max_length: of a row at most.
+        latent_dim: of latents, how many dimensions are values, the first ones.
+        query_dtype: of queries and answers.
+        num_draft: drafts that a row may have: rows of up to one query more are cut along their keys.
+        batch_invariant: whether an answer depends on nothing but its row. Off, rows that stand behind one another and
+            begin with the same blocks read these once: faster, and other by rounding.
+        tiling: how work is cut; None: by what was measured.
+        kernels: which kernels; "auto" is Triton's on a GPU, plain torch on a CPU.
+
+    Raises:
+        ConfigurationError: a layer that it cannot serve, a layout that parts the elements of a key, or not enough
+            memory for the lists.
+        DeviceUnavailableError: Triton is not installed.
+    """
+
+    def __init__(
+        self,
+        storage: KVStorage,
+        layers: Sequence[AttentionLayer],
+        *,
+        max_places: int,
+        max_tokens: int,
+        max_length: int,
+        latent_dim: int = 0,
+        query_dtype: torch.dtype = torch.bfloat16,
+        num_draft: int = 0,
+        batch_invariant: bool = True,
+        tiling: Tiling | None = None,
+        kernels: KernelChoice = "auto",
+    ) -> None:
+        self._layers = tuple(layers)
+        self._kernels = kernels_for(storage.device, kernels)
+        self._memory = tuple(_memory_of(storage, number, layer, latent_dim) for number, layer in enumerate(layers))
+        self._lists: dict[int, _Work] = {}
+        alike: dict[tuple[object, ...], _Work] = {}
+        for number, (layer, memory) in enumerate(zip(self._layers, self._memory, strict=True)):
+            value_dim = memory.values.shape[3]
+            kind = (layer.group, layer.num_heads, layer.window, layer.chunk, layer.num_sink_tokens, value_dim)
+            if kind not in alike:
+                reading = _reading_of(layer, memory)
+                work = WorkList(
+                    reading,
+                    max_places=max_places,
+                    max_tokens=max_tokens,
+                    max_length=max_length,
+                    num_heads=layer.num_heads,
+                    value_dim=value_dim,
+                    few_queries=1 + num_draft,
+                    shares=not batch_invariant,
+                    tiling=tiling or tiling_for(memory, reading, query_dtype.itemsize),
+                    device=storage.device,
+                )
+                alike[kind] = _Work(work, number)
+            self._lists[number] = alike[kind]
+
+    @staticmethod
+    def refusal(layer: AttentionLayer) -> str | None:
+        """Refuse nothing that a layer says of itself; its memory is looked at when a back end is built."""
+        del layer
+        return None
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's keys and values into their slots, divided by their scales where eight bits are stored."""
+        memory = self._memory[layer]
+        sides = [TokenSide(key, memory.keys, memory.key_scales), TokenSide(value, memory.values, memory.value_scales)]
+        self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
+
+    def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's latents, ``[tokens, dim]``, into their slots."""
+        memory = self._memory[layer]
+        sides = [TokenSide(latent[:, None, :], memory.keys, memory.key_scales)]
+        self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute attention of a step's queries to the keys in the blocks. Answers of padding tokens are undefined.
+
+        The host waits for nothing. Cost: O(seen positions x heads x dimensions) on the device, each key read once.
+        """
+        spec, memory = self._layers[layer], self._memory[layer]
+        group = step.groups[spec.group]
+        rows = PagedRows(group.block_tables, group.starts, group.seq_lens, group.query_start_loc)
+        listed = self._lists[layer]
+        if layer == listed.first_layer or listed.made_for is not group:
+            self._kernels.list_work(listed.work, rows, memory.keys.shape[1])
+            listed.made_for = group
+        query = query if query.stride(2) == 1 else query.contiguous()
+        out = query.new_empty(len(query), spec.num_heads, memory.values.shape[3])
+        self._kernels.attend_rows(listed.work, memory, rows, query, out, sinks)
+        return out
+
+    def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+        """Compute attention of absorbed queries to latents: from ``[tokens, heads, dim]`` to ``[..., latent_dim]``.
+
+        What comes out is a mixture of latents for each head, to be unfolded into values (DeepSeek-V2, 2024).
+        """
+        return self.attend(layer, query, step)
+
+    def attend_unfolded(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
+    ) -> torch.Tensor:
+        """Compute attention to unfolded keys and values, sequence by sequence. The host waits for their lengths."""
+        spec = self._layers[layer]
+        out = query.new_empty(len(query), spec.num_heads, value.shape[2])
+        first = 0
+        for span in spans(spec, step.groups[spec.group]):
+            keys = slice(first, first + span.stop - span.first_key)
+            out[span.tokens] = attend_to(spec, span, query[span.tokens], key[keys], value[keys])
+            first = keys.stop
+        return out
+
+
+def _reading_of(layer: AttentionLayer, memory: PagedLayer) -> Reading:
+    return Reading(layer.num_heads // memory.keys.shape[2], layer.window, layer.chunk, layer.num_sink_tokens)
+
+
+def _memory_of(storage: KVStorage, number: int, layer: AttentionLayer, latent_dim: int) -> PagedLayer:
+    """View a layer's memory. Raises ConfigurationError: it cannot be served from there."""
+    shape = storage.shapes[layer.group]
+    if isinstance(shape, LatentShape):
+        keys = storage.latents(layer.group, layer.index)[:, :, None]
+        values = keys[..., : latent_dim or shape.dim]
+    elif isinstance(shape, KeyValueShape):
+        keys, values = storage.keys(layer.group, layer.index), storage.values(layer.group, layer.index)
+    else:
+        raise ConfigurationError(f"attention layer {number} ({layer}) cannot be served: its group keeps states")
+    for what, side in (("keys", keys), ("values", values)):
+        if side.stride(3) != 1:
+            raise ConfigurationError(
+                f"group {layer.group} is laid out with {side.stride(3)} elements between those of one of its {what}: "
+                "put C last"
+            )
+        if side.shape[3] > WIDEST:
+            raise ConfigurationError(
+                f"attention layer {number} ({layer}) cannot be served: its {what} have {side.shape[3]} dimensions, "
+                f"the kernels are made for up to {WIDEST}"
+            )
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    if shape.dtype in FP8_TYPES:
+        given = storage.scales(layer.group)[layer.index]
+        scales = (given[0], given[-1])
+    return PagedLayer(keys, values, layer.scale, layer.soft_cap, *scales)

@@ -1,0 +1,45 @@
+"""Which back end serves a storage: Triton's kernels on a GPU, compiled loops on a CPU."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pagedkv.attention.backend import AttentionBackend
+from pagedkv.attention.cpu import CPUBackend
+from pagedkv.attention.layer import AttentionLayer
+from pagedkv.attention.on_gpu import TritonBackend
+from pagedkv.device import KVStorage
+
+__all__ = ["backend_for"]
+
+
+def backend_for(
+    storage: KVStorage,
+    layers: Sequence[AttentionLayer],
+    *,
+    max_places: int,
+    max_tokens: int,
+    max_length: int,
+    query_dtype: torch.dtype,
+) -> AttentionBackend:
+    """Build the back end that serves these layers where their keys lie.
+
+    Args:
+        storage: where the keys lie; layers: the layers, by number.
+        max_places, max_tokens, max_length: rows of a step, tokens of a step, and tokens of a row, at most.
+        query_dtype: of queries.
+
+    Raises:
+        ConfigurationError: no back end of that device serves a layer: which, and why.
+        DeviceUnavailableError: the device is a GPU, and Triton is not installed.
+    """
+    if storage.device.type == "cpu":
+        return CPUBackend(storage, layers)
+    return TritonBackend(
+        storage,
+        layers,
+        max_places=max_places,
+        max_tokens=max_tokens,
+        max_length=max_length,
+        query_dtype=query_dtype,
+    )
