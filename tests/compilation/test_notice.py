@@ -109,14 +109,16 @@ def test_a_terminal_sees_how_many_are_done() -> None:
 def test_ctrl_c_waits_for_the_piece_and_ends_with_one_sentence() -> None:
     compiler = Compiler()
     reached = []
-    with (
-        pytest.raises(KeyboardInterrupt, match="interrupted while pagedkv compiled its loops") as caught,
-        compiler.notice.compiling(lambda: None),
-    ):
+
+    def compile_two_pieces() -> None:
         with compiler.notice.compiling(lambda: None):
-            signal.raise_signal(signal.SIGINT)
-            reached.append("the end of the piece")
-        reached.append("the next piece")
+            with compiler.notice.compiling(lambda: None):
+                signal.raise_signal(signal.SIGINT)
+                reached.append("the end of the piece")
+            reached.append("the next piece")
+
+    with pytest.raises(KeyboardInterrupt, match="interrupted while pagedkv compiled its loops") as caught:
+        compile_two_pieces()
     assert reached == ["the end of the piece"]
     assert caught.value.__suppress_context__
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

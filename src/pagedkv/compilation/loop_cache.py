@@ -12,7 +12,7 @@ branch of before) find what they left, and two processes never write different t
 import inspect
 import pickle
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from numba.core import serialize
 from numba.core.caching import _Cache

@@ -30,6 +30,37 @@ INTERRUPTED: Final = "interrupted while pagedkv compiled its loops; what is comp
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
+class _Signals:
+    """Signals that Python code handles: held back, and handled afterwards."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._pending: list[int] = []
+
+    @property
+    def are_pending(self) -> bool:
+        """Whether one has come."""
+        return bool(self._pending)
+
+    def hold(self) -> None:
+        """Hold back those that come from now on; in the main thread, which alone handles any."""
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            self._handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+            for number in self._handlers:
+                signal.signal(number, lambda number, _: self._pending.append(number))
+
+    def let_go(self) -> None:
+        """Have those handled that came."""
+        if threading.current_thread() is threading.main_thread():
+            handlers, pending = self._handlers, self._pending
+            self._handlers, self._pending = {}, []
+            for number, handler in handlers.items():
+                signal.signal(number, cast("Any", handler))
+            for number in pending:
+                signal.raise_signal(number)
+
+
 @dataclass(slots=True)
 class Notice:
     """What one process shows of its compiling.
@@ -50,7 +81,7 @@ class Notice:
     _depth: int = 0
     _was_due: bool = False
     _is_open: bool = False
-    _signals: "_Signals" = field(default_factory=lambda: _Signals())
+    _signals: _Signals = field(default_factory=_Signals)
 
     @contextmanager
     def compiling(self, folder: Callable[[], str | None]) -> Iterator[None]:
@@ -109,37 +140,6 @@ class Notice:
         stream = self.stream()
         stream.write(text)
         stream.flush()
-
-
-class _Signals:
-    """Signals that Python code handles: held back, and handled afterwards."""
-
-    def __init__(self) -> None:
-        self._handlers: dict[int, Any] = {}
-        self._pending: list[int] = []
-
-    @property
-    def are_pending(self) -> bool:
-        """Whether one has come."""
-        return bool(self._pending)
-
-    def hold(self) -> None:
-        """Hold back those that come from now on; in the main thread, which alone handles any."""
-        if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in SIGNALS}
-            self._handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-            for number in self._handlers:
-                signal.signal(number, lambda number, _: self._pending.append(number))
-
-    def let_go(self) -> None:
-        """Have those handled that came."""
-        if threading.current_thread() is threading.main_thread():
-            handlers, pending = self._handlers, self._pending
-            self._handlers, self._pending = {}, []
-            for number, handler in handlers.items():
-                signal.signal(number, cast("Any", handler))
-            for number in pending:
-                signal.raise_signal(number)
 
 
 def _line(folder: str | None) -> str:

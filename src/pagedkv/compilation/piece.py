@@ -97,9 +97,9 @@ class EntryLibrary(JITCodeLibrary):
 
     def load(self, code: bytes, names: set[str]) -> None:
         """Take machine code that a process like this one made, instead of compiling any."""
-        engine = self.codegen._engine  # noqa: SLF001  # as Numba's own libraries load theirs
-        engine._ee.add_object_file(ObjectFileRef.from_data(code))  # noqa: SLF001
-        engine._defined_symbols |= names  # noqa: SLF001
+        engine = self.codegen._engine  # as Numba's own libraries load theirs
+        engine._ee.add_object_file(ObjectFileRef.from_data(code))
+        engine._defined_symbols |= names
         engine.finalize_object()
         self._finalized = True
 
@@ -131,9 +131,7 @@ def entry_of(piece: Opaque, *, releases_gil: bool) -> Opaque:
     library = EntryLibrary(context.codegen(), described.qualname)
     library.enable_object_caching()
     library.link(piece.library)
-    context.create_cpython_wrapper(
-        library, described, piece.environment, piece.call_helper, release_gil=releases_gil
-    )
+    context.create_cpython_wrapper(library, described, piece.environment, piece.call_helper, release_gil=releases_gil)
     library.finalize()
     library.set_environments(library.environments())
     function = context.get_executable(library, described, piece.environment)

@@ -43,4 +43,6 @@ def warm_up(
         if json_file is not None:
             write_json(json_file, {"num_loops": done.num_loops, "seconds": done.seconds, "folder": done.folder})
         else:
-            typer.echo(f"{done.num_loops} loops are in {done.folder} ({done.seconds:.0f} s, {done.num_processes} at once)")
+            typer.echo(
+                f"{done.num_loops} loops are in {done.folder} ({done.seconds:.0f} s, {done.num_processes} at once)"
+            )
