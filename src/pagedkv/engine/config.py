@@ -10,7 +10,7 @@ from pagedkv.engine.prompt_lookup import PromptLookup
 from pagedkv.engine.sampling.parameters import LARGEST_SEED
 from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.spec import SpaceConfig
+from pagedkv.spec import DEFAULT_EVICTION, SpaceConfig
 
 __all__ = ["EngineConfig"]
 
@@ -59,7 +59,7 @@ class EngineConfig:
     prefix_caching: bool = True
     min_partial_hit: int = 0
     watermark: float = 0.01
-    eviction: str = "lru"
+    eviction: str = DEFAULT_EVICTION
     self_test: bool = True
     speculation: PromptLookup | None = None
     seed: int = 0

@@ -39,6 +39,7 @@ from pagedkv.pool.blocks import (
     HAS_CLOCK,
     HOLD_STEP,
     IN_ORDER,
+    IN_SETS,
     IN_USE,
     LIFE,
     NAME,
@@ -98,6 +99,7 @@ __all__ = [
     "acquire",
     "acquire_all",
     "acquire_often",
+    "adopt",
     "claim",
     "drop_name",
     "lower_hold",
@@ -233,6 +235,13 @@ def reuse(pool: PoolArrays, block: int) -> None:
     """Take one more reference to a named block, for a sequence that hits it."""
     claim(pool, block)
     hooks.note_reuse(pool, block)
+
+
+@inlined
+def adopt(pool: PoolArrays, block: int) -> None:
+    """Take one more reference to a named block, for a sequence that has computed its content once more."""
+    claim(pool, block)
+    hooks.note_recomputed(pool, block)
 
 
 @compiled
@@ -446,6 +455,7 @@ class BlockPool:
         arrays = new_pool_arrays(num_blocks, block_size, caching=caching, features=features)
         arrays.counts[POLICY] = number_of(self.policy)
         arrays.counts[IN_ORDER] = in_order
+        arrays.counts[IN_SETS] = features.num_in_sets
         self.arrays = arrays._replace(
             eviction=state.counts,
             eviction_table=state.table,

@@ -7,7 +7,7 @@ from typing import Final
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.spec import FullAttention, GroupSpec, RecurrentState, SpaceConfig
+from pagedkv.spec import DEFAULT_EVICTION, FullAttention, GroupSpec, RecurrentState, SpaceConfig
 
 __all__ = ["ServingConfig"]
 
@@ -55,7 +55,7 @@ class ServingConfig:
     max_sequences: int = 256
     max_batched_tokens: int = 8192
     watermark: float = 0.01
-    policy: str = "lru"
+    policy: str = DEFAULT_EVICTION
     preemption: PreemptionKind = "recompute"
     num_samples: int | None = None
     beam_width: int | None = None

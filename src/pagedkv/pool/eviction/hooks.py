@@ -22,6 +22,7 @@ __all__ = [
     "note_drop",
     "note_eviction",
     "note_name",
+    "note_recomputed",
     "note_request",
     "note_reuse",
 ]
@@ -84,6 +85,7 @@ def _either_choice(number: int, choice: Choice, other: Choice) -> Choice:
 note_name: Final = _of_own_policy(lambda policy: policy.note_name)
 expect: Final = _of_own_policy(lambda policy: policy.expect)
 note_reuse: Final = _of_own_policy(lambda policy: policy.note_reuse)
+note_recomputed: Final = _of_own_policy(lambda policy: policy.note_recomputed)
 enqueue: Final = _of_own_policy(lambda policy: policy.enqueue)
 note_eviction: Final = _of_own_policy(lambda policy: policy.note_eviction)
 note_drop: Final = _of_own_policy(lambda policy: policy.note_drop)
