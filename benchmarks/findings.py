@@ -130,7 +130,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = MappingProxyType(
         "coding agents": of_curve("coding agents, interleaved", "agentic_coding_interleaved.jsonl.gz"),
         "coding sessions": of_command(gap_table, "agentic_coding_sessions.jsonl.gz", "curve"),
         "against lru": eviction_capacities.against_lru,
-        "replay": of_command(replay_table, "mooncake_conversation.jsonl.gz", "replay", "--policy", "hazard"),
+        "replay": of_command(replay_table, "mooncake_conversation.jsonl.gz", "replay"),
         "waste": of_command(
             waste_table, "azure_llm_2023_conv.csv.gz", "replay", "--model", "llama-3.1-8b", "--gpu", "h100"
         ),
