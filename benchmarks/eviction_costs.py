@@ -95,7 +95,7 @@ def ns_a_block(references: BlockReferences) -> dict[str, float]:
 def _draw_often(pool: PoolArrays, num_draws: int) -> int:
     chosen = 0
     for _ in range(num_draws):
-        chosen += draw(pool)
+        chosen += draw(pool, 0)
     return chosen
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import mean
 from typing import Final
 
 from rich.console import Console
@@ -15,14 +16,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.windows.comparison import Outcome, Point, measure, points
+from benchmarks.windows.telling import CAPACITIES, TOLD, Case, measure_case
 from benchmarks.windows.workloads import WORKLOADS
+from pagedkv.pool.eviction.registry import POLICIES
 
 INTERRUPTED: Final = 130
+MOST_LOST: Final = 0.5
+"""Points that a policy may lose to LRU on any seed."""
 
 
 def main() -> int:
     """Measure, print and write; fail if a bar is missed."""
     arguments = _arguments()
+    if arguments.eviction is not None:
+        return _compare_with_lru(arguments)
     try:
         outcomes = _measure_all(arguments.seeds, arguments.processes)
     except KeyboardInterrupt:
@@ -40,6 +47,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="seeds of each workload, from 0 on (20)")
     parser.add_argument("--processes", type=int, metavar="N", help="that work at a time (as many as there are cores)")
+    parser.add_argument(
+        "--eviction", choices=list(POLICIES), metavar="NAME", help="show this policy beside LRU, by what it is told"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each seed here as well")
     return parser.parse_args()
 
@@ -58,6 +68,35 @@ def _measure_all(num_seeds: int, num_processes: int | None) -> list[Outcome]:
             workload, seed = futures[future]
             progress.update(task, advance=1, description=f"{workload}, seed {seed}")
         return [outcome for future in futures for outcome in future.result()]
+
+
+def _compare_with_lru(arguments: argparse.Namespace) -> int:
+    """Serve everything with a policy and with LRU, and print how they compare; fail if half a point is lost anywhere.
+
+    In the mean of all seeds, and on each seed.
+    """
+    seeds = range(arguments.seeds)
+    points = [
+        (workload, model, num_blocks)
+        for workload in WORKLOADS
+        for model, capacities in CAPACITIES.items()
+        for num_blocks in capacities
+    ]
+    cases = [Case(*point, seed) for point in points for seed in seeds]
+    table = Table("workload", "model", "blocks", "LRU", *TOLD, title="points against LRU: mean, and worst seed")
+    least = 0.0
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as executor:
+        ratios = executor.map(measure_case, cases, len(cases) * [arguments.eviction])
+        for workload, model, num_blocks in points:
+            served = [next(ratios) for _ in seeds]
+            cells = []
+            for told in TOLD:
+                points_lost = [100 * (by_told[told] - lru) for lru, by_told in served]
+                least = min(least, *points_lost)
+                cells.append(f"{mean(points_lost):+.2f} {min(points_lost):+.2f}")
+            table.add_row(workload, model, f"{num_blocks:,}", f"{mean(lru for lru, _ in served):.3f}", *cells)
+    Console(width=150).print(table)
+    return int(least < -MOST_LOST)
 
 
 def _table(gathered: Iterable[Point], num_seeds: int) -> Table:

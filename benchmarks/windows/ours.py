@@ -9,7 +9,7 @@ from benchmarks.windows.setting import BLOCK_SIZE, NUM_WINDOWS, WINDOW, steps, t
 from benchmarks.windows.workloads import Request
 from pagedkv import Allocation, BlockSpace, FullAttention, SlidingWindow, SpaceConfig
 
-__all__ = ["our_hits"]
+__all__ = ["config_of", "our_hits"]
 
 
 def our_hits(
@@ -22,11 +22,12 @@ def our_hits(
         separate: whether the full group and the windows have a pool each.
         max_decoded: most tokens of an answer in one step, as in :func:`~benchmarks.windows.setting.steps`.
     """
-    space = BlockSpace(_config(num_blocks, separate=separate))
+    space = BlockSpace(config_of(num_blocks, separate=separate))
     return [_serve(space, request, max_decoded) for request in requests]
 
 
-def _config(num_blocks: int, *, separate: bool) -> SpaceConfig:
+def config_of(num_blocks: int, *, separate: bool) -> SpaceConfig:
+    """Configure a space of one full group and the windows, in one pool or in two, with no policy named."""
     full, window = ("full", "window") if separate else ("device", "device")
     windows = NUM_WINDOWS * (SlidingWindow(WINDOW, BLOCK_SIZE, pool=window),)
     sizes = dict(zip((full, window), two_pools(num_blocks), strict=True)) if separate else num_blocks

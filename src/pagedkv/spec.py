@@ -55,6 +55,8 @@ StepId = NewType("StepId", int)
 DEFAULT_POOL: Final = "device"
 EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
 """Names of the eviction policies, in the order of :mod:`pagedkv.pool.eviction.registry`, which has what they do."""
+DEFAULT_EVICTION: Final = "lru"
+"""The policy of whoever names none, in a space, an engine and a simulation alike."""
 FEWEST_BLOCKS: Final = 2  # the null block, and one more
 NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
 
@@ -388,7 +390,7 @@ class SpaceConfig:
     ghosts_per_block: int = 4
     leases: bool = False
     tenants: Mapping[str, TenantLimits] | None = None
-    eviction: str = "lru"
+    eviction: str = DEFAULT_EVICTION
     weights_epoch: str | int = ""
     max_epoch_lag: int = 0
 

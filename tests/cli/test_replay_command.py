@@ -1,6 +1,7 @@
 """``pagedkv replay``: what it prints and writes, and what bad input gets."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from pagedkv.cli import serving
 from pagedkv.cli.commands import curve as curve_command, replay as replay_command
 from pagedkv.cli.options import DEFAULT_COST_MODEL
+from pagedkv.engine.config import EngineConfig
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel, read_cost_model
 from pagedkv.simulation.one_at_a_time import ReplayConfig, Replayer
+from pagedkv.spec import SpaceConfig
 from pagedkv.traces import tokenized
 from pagedkv.traces.interleaving import interleave_sessions
 from pagedkv.traces.reader import TraceReader
@@ -26,7 +29,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def library_result(trace: Path, num_blocks: int, block_size: int) -> dict[str, object]:
-    config = ServingConfig(num_blocks, block_size, cost_model_name=DEFAULT_COST_MODEL, policy="hazard")
+    config = ServingConfig(num_blocks, block_size, cost_model_name=DEFAULT_COST_MODEL)
     server = VirtualServer(config, read_cost_model(DEFAULT_COST_MODEL))
     with TraceReader(trace) as requests:
         is_local = requests.session_per_row
@@ -91,10 +94,13 @@ def test_without_a_clock_the_table_shows_the_figures(trace: Path) -> None:
     assert shown["bookkeeping time"].endswith("ns a token")
 
 
-def test_the_policy_that_learns_is_the_default_but_without_a_clock_there_is_lru_alone(trace: Path) -> None:
+def test_a_replay_evicts_as_an_engine_does_unless_told_and_without_a_clock_there_is_lru_alone(trace: Path) -> None:
     document = json.loads(run("replay", trace, "--json", "-").stdout)
-    assert document["config"]["policy"] == "hazard"
-    assert shown_by("replay", trace)["eviction policy (--policy)"] == "hazard"
+    every_field = (*fields(EngineConfig), *fields(SpaceConfig))
+    assert [field.default for field in every_field if field.name == "eviction"] == 2 * ["lru"]
+    assert document["config"]["policy"] == "lru"
+    assert shown_by("replay", trace)["eviction policy (--policy)"] == "lru"
+    assert shown_by("replay", trace, "--policy", "hazard")["eviction policy (--policy)"] == "hazard"
     assert run("replay", trace, "--one-at-a-time", "--policy", "lru").exit_code == 0
 
 

@@ -2,7 +2,8 @@
 
 Written from the words of docs/decisions/0025-a-policy-that-learns.md, without any code of the package. What production
 spreads over requests is done here at once (bins alone take the same turns), what it draws at random is drawn here by
-Python's generator, and ghosts are never lost before their runs are. So hits differ a little, and shares should not.
+Python's generator, ghosts are never lost before their runs are, and it never asks what LRU would have. So hits differ a
+little, and shares should not.
 """
 
 import math

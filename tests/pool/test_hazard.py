@@ -1,24 +1,30 @@
 """The policy that learns, beside its reference: what it counts, what follows from it, and what it evicts."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from benchmarks.eviction_capacities import turning
 from pagedkv import BlockPool
 from pagedkv.capacity.pool_hits import pool_hits
 from pagedkv.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.pool.auditing import check_pool
 from pagedkv.pool.block_pool import acquire, release, reuse
-from pagedkv.pool.blocks import LIFE, NULL_BLOCK, PoolArrays
+from pagedkv.pool.blocks import LIFE, NULL_BLOCK, NUM_EVICTED, PoolArrays
 from pagedkv.pool.eviction.adaptive import ADAPTIVE
 from pagedkv.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f, pack
 from pagedkv.pool.eviction.hazard.layout import (
     HITS,
     IS_ON_CLOCK,
     NEXT_RUN,
+    NUM_DEPARTED,
+    NUM_GAINED,
+    NUM_LOST,
     NUM_NODES,
     NUM_REF_BINS,
     NUM_SECOND_BINS,
@@ -278,17 +284,47 @@ def test_a_pool_without_it_keeps_nothing_for_it() -> None:
         assert arrays.eviction_blocks.nbytes == arrays.eviction_runs.nbytes == arrays.eviction_rates.nbytes == 0
 
 
-def test_what_is_given_back_by_itself_goes_first() -> None:
+def test_what_is_given_back_by_itself_has_a_run_and_waits_its_turn() -> None:
     """Behind a window, for example: nobody said that its sequence ended."""
     serving = learnt(100)
     block = acquire(serving.arrays)
     serving.arrays.digests[block] = _digest(99_999)
     name_block(serving.arrays, 1, block, NULL_BLOCK, 0)
     release(serving.arrays, block, 0)
-    assert serving.arrays.eviction_blocks[block, RUN] == 0
-    victims = [acquire(serving.arrays) for _ in range(65)]  # that of before may go on
-    assert block in victims
+    assert serving.arrays.eviction_blocks[block, RUN] > 0
     check_pool(serving.pool)
+    victims = [acquire(serving.arrays) for _ in range(65)]
+    assert block not in victims
+    check_pool(serving.pool)
+
+
+def test_what_lru_would_have_is_known_without_playing_it() -> None:
+    """As long as nothing was learnt, LRU is followed: nothing is gained, lost or evicted that it would keep."""
+    serving, lru = Serving(24), OrderedDict[int, None]()
+    random = np.random.default_rng(2)
+    for number in range(15):
+        prompt = serving.ids(random.integers(2, size=random.integers(1, 12)).tolist())
+        expected = next((place for place, content in enumerate(prompt) if content not in lru), len(prompt))
+        assert serving.serve(prompt, 100.0 + number, 20) == expected
+        for content in reversed(prompt):
+            lru[content] = None
+            lru.move_to_end(content)
+        while len(lru) > serving.pool.num_usable:
+            lru.popitem(last=False)
+        check_pool(serving.pool)
+    assert serving.pool.arrays.counts[NUM_EVICTED] > 0
+    assert not serving.arrays.eviction[[NUM_GAINED, NUM_LOST, NUM_DEPARTED]].any()
+
+
+@pytest.mark.parametrize("num_outputs", [0, 20])
+def test_whoever_learns_what_is_wrong_loses_half_a_point_to_lru_at_most(num_outputs: int) -> None:
+    """Conversations that went on by the length of their answers end by it from the middle on."""
+    references = turning(Path(), num_requests=400, seed=4)
+    lengths = references.output_lengths if num_outputs else np.full_like(references.output_lengths, -1)
+    references = replace(references, output_lengths=lengths)
+    for capacity in (60, 120):
+        lost = pool_hits(references, capacity, LRU) - pool_hits(references, capacity, HAZARD)
+        assert lost <= references.num_block_refs / 200
 
 
 def test_ages_are_counted_in_blocks_until_there_is_a_clock() -> None:

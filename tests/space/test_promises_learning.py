@@ -1,12 +1,13 @@
 """What an engine tells a policy that learns: the time, and how much was generated; and what it refuses to be told."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, BlockSpace, FullAttention, SlidingWindow
+from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.pool.blocks import CLOCK_US, HAS_CLOCK
 from pagedkv.pool.eviction.hazard.classes import output_of
@@ -100,3 +101,43 @@ def test_other_policies_are_told_the_same_and_do_the_same(eviction: str) -> None
         told.free(prefill(told, prompt), num_generated=np.array([number]))
         untold.free(prefill(untold, prompt))
         assert told.statistics() == untold.statistics()
+
+
+WINDOWS = FullAttention(4), SlidingWindow(9, 4), SlidingWindow(9, 4)
+STATES = FullAttention(4), RecurrentState(8, pool="device")
+
+
+def hit_by_questions(groups: tuple[GroupSpec, ...], num_blocks: int, eviction: str, told: str) -> int:
+    """Serve questions behind five shared prompts, in chunks, so that windows slide; count the tokens that hit."""
+    space = new_space(*groups, num_blocks=num_blocks, eviction=eviction)
+    random = np.random.default_rng(1)
+    num_hits = 0
+    for number, which in enumerate(random.integers(5, size=50).tolist()):
+        if "time" in told:
+            space.advance(10.0 * number)
+        prompt = np.concatenate([tokens(50, first=1000 * which), tokens(13, first=10_000 + 100 * number)])
+        match = space.match(prompt)
+        num_hits += match.num_tokens
+        stops = sorted({*range(match.num_tokens + 16, len(prompt), 16), match.checkpoint or len(prompt), len(prompt)})
+        row = space.allocate(prompt[: stops[0]], match=match)
+        assert isinstance(row, Allocation)
+        space.acknowledge(space.plan_step().step_id)
+        for start, stop in pairwise(stops):
+            assert space.append(row.row, prompt[start:stop]) is None
+            space.acknowledge(space.plan_step().step_id)
+        space.free(row.row, num_generated=7 if "outputs" in told else None)
+    space.check()
+    return num_hits
+
+
+@pytest.mark.parametrize("told", ["nothing", "time", "time and outputs"])
+@pytest.mark.parametrize(("groups", "num_blocks"), [(WINDOWS, 75), (WINDOWS, 110), (STATES, 60), (STATES, 75)])
+def test_groups_that_hit_together_hit_no_less_than_with_lru_whatever_is_told(
+    groups: tuple[GroupSpec, ...], num_blocks: int, told: str
+) -> None:
+    """Blocks that a window left behind for a junction had no run, and went first: 4 % hit where LRU had 33 %."""
+    most_lost = 50 * 63 / 200
+    assert (
+        hit_by_questions(groups, num_blocks, "hazard", told)
+        >= hit_by_questions(groups, num_blocks, "lru", told) - most_lost
+    )

@@ -9,6 +9,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_blocks
 from pagedkv.errors import ConfigurationError
 from pagedkv.models.memory import GIB
+from pagedkv.spec import DEFAULT_EVICTION
 
 if TYPE_CHECKING:
     from pagedkv.engine import EngineConfig
@@ -43,7 +44,7 @@ class EngineOptions:
     ] = None
     max_sequences: opt.MaxSequences = 64
     max_batched_tokens: opt.MaxBatchedTokens = 2048
-    policy: opt.PolicyName = "lru"
+    policy: opt.PolicyName = DEFAULT_EVICTION
     lookup: Annotated[
         int,
         typer.Option(

@@ -26,6 +26,7 @@ from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.scheduling import PreemptionKind
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
 from pagedkv.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.spec import DEFAULT_EVICTION
 from pagedkv.traces.request import Request, TokenizedRequest
 
 __all__ = [
@@ -62,7 +63,7 @@ class ServingOptions:
     max_sequences: opt.MaxSequences = 256
     max_batched_tokens: opt.MaxBatchedTokens = 8192
     watermark: opt.Watermark = 0.01
-    policy: opt.PolicyName = "hazard"
+    policy: opt.PolicyName = DEFAULT_EVICTION
     preemption: opt.PreemptionName = "recompute"
     samples: opt.Samples = None
     beams: opt.Beams = None

@@ -12,7 +12,7 @@ from pagedkv.engine.sampling.parameters import LARGEST_SEED
 from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
 from pagedkv.scheduling.config import require_preemption
-from pagedkv.spec import EVICTION_POLICIES, SpaceConfig
+from pagedkv.spec import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig
 
 __all__ = ["EngineConfig"]
 
@@ -70,7 +70,7 @@ class EngineConfig:
     prefix_caching: bool = True
     min_partial_hit: int = 0
     watermark: float = 0.01
-    eviction: str = "lru"
+    eviction: str = DEFAULT_EVICTION
     weights_epoch: str | int = ""
     max_epoch_lag: int = 0
     self_test: bool = True

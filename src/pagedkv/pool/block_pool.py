@@ -39,6 +39,7 @@ from pagedkv.pool.blocks import (
     HAS_CLOCK,
     HOLD_STEP,
     IN_ORDER,
+    IN_SETS,
     IN_USE,
     LIFE,
     NAME,
@@ -97,6 +98,7 @@ __all__ = [
     "acquire",
     "acquire_all",
     "acquire_often",
+    "adopt",
     "claim",
     "drop_name",
     "lower_hold",
@@ -234,6 +236,13 @@ def reuse(pool: PoolArrays, block: int) -> None:
     """Take one more reference to a named block, for a sequence that hits it."""
     claim(pool, block)
     hooks.note_reuse(pool, block)
+
+
+@inlined
+def adopt(pool: PoolArrays, block: int) -> None:
+    """Take one more reference to a named block, for a sequence that has computed its content once more."""
+    claim(pool, block)
+    hooks.note_recomputed(pool, block)
 
 
 @compiled
@@ -449,6 +458,7 @@ class BlockPool:
         state = self.policy.new_state(self.num_usable)
         arrays = new_pool_arrays(num_blocks, block_size, caching=caching, features=features)
         arrays.counts[IN_ORDER] = in_order
+        arrays.counts[IN_SETS] = features.num_in_sets
         self.arrays = self.policy.arrays._make(arrays)._replace(
             eviction=state.counts,
             eviction_table=state.table,

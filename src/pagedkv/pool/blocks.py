@@ -78,7 +78,8 @@ CLOCK_US: Final = 11  # the caller's clock, in microseconds, as last told
 HAS_CLOCK: Final = 12  # 1 once it was told at all
 NUM_LEASED: Final = 13  # free blocks with a lease
 NUM_RELEASED: Final = 14  # releases of leased blocks, as counted in RELEASED
-NUM_COUNTS: Final = 15
+IN_SETS: Final = 15  # groups of the pool whose blocks hit only beside those of other groups; never changes
+NUM_COUNTS: Final = 16
 
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
 NUM_SENTINELS: Final = 3 + NUM_DEFERRED_LISTS  # records behind those of the blocks
@@ -169,6 +170,8 @@ class PoolFeatures(NamedTuple):
         bounds: by name, how many cached blocks are kept at most, 16 bytes a block (:mod:`pagedkv.pool.bounding`).
         limits: cap and floor of each tenant, in blocks, the first one for whoever names none; 16 bytes a block and 64 a
             tenant (:mod:`pagedkv.pool.charging`). Empty: blocks are charged to nobody.
+        num_in_sets: groups of the pool with prefix caching, if there is another such group in this pool or elsewhere: a
+            hit takes blocks of all. 0 if blocks hit by themselves.
     """
 
     ghosts: int = 0
@@ -177,6 +180,7 @@ class PoolFeatures(NamedTuple):
     siblings: bool = False
     bounds: tuple[tuple[int, int], ...] = ()
     limits: tuple[tuple[int, int], ...] = ()
+    num_in_sets: int = 0
 
 
 PLAIN: Final = PoolFeatures()

@@ -8,7 +8,7 @@ from pagedkv.arguments import LARGEST_SIZE, as_count, as_number
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.spec import FullAttention, GroupSpec, SpaceConfig, keeps_state
+from pagedkv.spec import DEFAULT_EVICTION, FullAttention, GroupSpec, SpaceConfig, keeps_state
 
 __all__ = ["ServingConfig"]
 
@@ -58,7 +58,7 @@ class ServingConfig:
     max_sequences: int = 256
     max_batched_tokens: int = 8192
     watermark: float = 0.01
-    policy: str = "lru"
+    policy: str = DEFAULT_EVICTION
     preemption: PreemptionKind = "recompute"
     num_samples: int | None = None
     beam_width: int | None = None

@@ -320,7 +320,13 @@ class SpaceState:
             siblings=config.prefix_caching and config.min_partial_hit > 0 and is_device,
             bounds=bounds if config.prefix_caching and is_device else (),
             limits=self.limits[name] if self.tenant_names and is_device else (),
+            num_in_sets=self._num_in_sets(name),
         )
+
+    def _num_in_sets(self, name: str) -> int:
+        """Count the groups of a pool whose blocks hit only beside those of other groups."""
+        caching = [spec.pool for spec in self.config.groups if spec.prefix_caching and self.config.prefix_caching]
+        return caching.count(name) if len(caching) > 1 else 0
 
     def _new_groups(self) -> tuple[Group, ...]:
         config = self.config

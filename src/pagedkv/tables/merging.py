@@ -2,7 +2,7 @@
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import release, reuse
+from pagedkv.pool.block_pool import adopt, release
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
 from pagedkv.pool.epochs import same_epochs
 from pagedkv.tables.publishing import BLOCK, BLOCK_LIFE, CARRIER, CARRIER_LIFE, INDEX, NUM_DUPLICATE_FIELDS, rewind_tail
@@ -56,7 +56,7 @@ def replace_everywhere(
     at = group.parameters[AT]
     for row in range(len(rows)):
         if rows[row, STATUS] == RUNNING and index < rows[row, at + NUM_BLOCKS] and group.table[row, index] == block:
-            reuse(pool, carrier)
+            adopt(pool, carrier)
             group.table[row, index] = carrier
             release(pool, block, rows[row, LAST_STEP])
             note_change(rows, row, at, index, index + 1)

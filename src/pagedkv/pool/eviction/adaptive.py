@@ -197,6 +197,7 @@ ADAPTIVE: Final = EvictionPolicy(
     new_state=_new_state,
     note_name=_recall,
     note_reuse=_protect,
+    note_recomputed=_protect,
     enqueue=_enqueue,
     note_eviction=_remember,
     note_drop=_note_drop,

@@ -17,6 +17,7 @@ __all__ = [
     "note_drop",
     "note_eviction",
     "note_name",
+    "note_recomputed",
     "note_request",
     "note_reuse",
 ]
@@ -26,6 +27,7 @@ _ALL: Final = tuple(POLICIES.values())
 note_name: Final = chosen_by_type({policy.arrays: policy.note_name for policy in _ALL})
 expect: Final = chosen_by_type({policy.arrays: policy.expect for policy in _ALL})
 note_reuse: Final = chosen_by_type({policy.arrays: policy.note_reuse for policy in _ALL})
+note_recomputed: Final = chosen_by_type({policy.arrays: policy.note_recomputed for policy in _ALL})
 enqueue: Final = chosen_by_type({policy.arrays: policy.enqueue for policy in _ALL})
 note_eviction: Final = chosen_by_type({policy.arrays: policy.note_eviction for policy in _ALL})
 note_drop: Final = chosen_by_type({policy.arrays: policy.note_drop for policy in _ALL})

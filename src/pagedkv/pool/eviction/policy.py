@@ -17,6 +17,9 @@ expect
     A hint, so that the policy's memory is on its way by then: it may come more than once, and never.
 note_reuse
     A named block was hit. It is in use now, and in no list.
+note_recomputed
+    Content was computed once more although this named block has it, since it could not be hit: something else was
+    missing that a hit takes, what it continues or another group's blocks. Whoever computed it uses this block now.
 enqueue
     Nobody uses a named block any more, nor does a step in flight. The policy links it into one of the two lists, never
     before a block without content, sets its ``QUEUE`` to ``FREE`` and adds one to ``NUM_FREE``: :func:`put_last` does
@@ -168,8 +171,8 @@ class EvictionPolicy:
         arrays: the class of the arrays of pools that evict so, by which loops know the policy when they are compiled: a
             ``PoolArrays`` of its own.
         new_state: makes the state of an empty pool of so many blocks, whose ids begin with 1.
-        note_name, expect, note_reuse, enqueue, note_eviction, note_drop, note_claim, note_request, choose_victim: what
-            it does when; see the module.
+        note_name, expect, note_reuse, note_recomputed, enqueue, note_eviction, note_drop, note_claim, note_request,
+            choose_victim: what it does when; see the module.
         check: proves what it promises.
     """
 
@@ -179,6 +182,7 @@ class EvictionPolicy:
     note_name: Hook = field(default=do_nothing, repr=False)
     expect: ExpectHook = field(default=do_nothing, repr=False)
     note_reuse: Hook = field(default=do_nothing, repr=False)
+    note_recomputed: Hook = field(default=do_nothing, repr=False)
     enqueue: Hook = field(default=put_last, repr=False)
     note_eviction: Hook = field(default=do_nothing, repr=False)
     note_drop: Hook = field(default=do_nothing, repr=False)

@@ -10,19 +10,20 @@ from pagedkv.pool.eviction.fifo import FIFO
 from pagedkv.pool.eviction.hazard.policy import HAZARD
 from pagedkv.pool.eviction.lru import LRU
 from pagedkv.pool.eviction.policy import EvictionPolicy
+from pagedkv.spec import DEFAULT_EVICTION
 
 __all__ = ["DEFAULT", "POLICIES", "policy_named", "require_listed"]
 
-_ALL: Final = (  # the default first
+_ALL: Final = (
     LRU,
     ADAPTIVE,
     FIFO,
     HAZARD,
 )
 
-DEFAULT: Final[EvictionPolicy] = _ALL[0]
 POLICIES: Final[Mapping[str, EvictionPolicy]] = MappingProxyType({policy.name: policy for policy in _ALL})
 """All policies by name, in the order in which results show them."""
+DEFAULT: Final[EvictionPolicy] = POLICIES[DEFAULT_EVICTION]
 
 
 def policy_named(name: str) -> EvictionPolicy:

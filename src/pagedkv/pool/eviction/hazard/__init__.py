@@ -11,6 +11,7 @@
     counting    hits and time at risk, by class and age
     learning    hit rates of classes, and what a run of that age is worth; a slice of the work with each request
     leaves      the cached blocks that no cached block continues: what may be evicted
+    horizon     what LRU would have cached, and how far it may be departed from
     victims     which of them goes
     policy      the moments of a block's life
 

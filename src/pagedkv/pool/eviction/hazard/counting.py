@@ -20,6 +20,7 @@ from pagedkv.pool.eviction.hazard.ages import (
     ticks_now,
 )
 from pagedkv.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
+from pagedkv.pool.eviction.hazard.horizon import count_against_lru
 from pagedkv.pool.eviction.hazard.layout import (
     ASKED_AT,
     ASKED_RUN,
@@ -32,8 +33,10 @@ from pagedkv.pool.eviction.hazard.layout import (
     NUM_ALIVE,
     NUM_ASKED,
     NUM_BINS,
+    NUM_RECOMPUTED,
     NUM_REFS,
     NUM_REQUESTS,
+    NUM_REUSED,
     NUM_SECOND_BINS,
     OLDEST_RUN,
     PASSED,
@@ -86,6 +89,7 @@ def count_asked(runs: Int32Array, rates: Float32Array, state: Int64Array) -> Non
     slot = slot_of(state, len(runs), state[ASKED_RUN])
     state[NUM_ASKED] = 0
     if num_asked == 0 or slot == NO_RUN:
+        state[NUM_REUSED] = state[NUM_RECOMPUTED] = 0
         return
     classes = runs[slot, CLASSES]
     in_a, in_b, in_f = leaf_a(classes), leaf_b(classes), leaf_f(classes)
@@ -101,6 +105,8 @@ def count_asked(runs: Int32Array, rates: Float32Array, state: Int64Array) -> Non
     _count_unpassed(rates, state, in_a, SECONDS, second_bin, serial, wt)
     _count_unpassed(rates, state, in_b, SECONDS, second_bin, serial, wt)
     _count_unpassed(rates, state, in_f, REFERENCES, ref_bin, serial, wt)
+    count_against_lru(runs, state, state[ASKED_RUN], num_asked)
+    state[NUM_REUSED] = state[NUM_RECOMPUTED] = 0
     runs[slot, NUM_ALIVE] -= num_asked
     state[SUM_ALIVE] -= num_asked
 

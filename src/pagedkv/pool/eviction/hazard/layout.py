@@ -73,8 +73,22 @@ ASKED_RUN: Final = 18  # the run whose blocks were asked for last,
 ASKED_AT: Final = 19  # when that was,
 NUM_ASKED: Final = 20  # and how many of them are not counted yet
 FETCHED: Final = 21  # the block whose ghosts were fetched last: one further up than the next victim, or wherever
-NUM_PLAIN_COUNTS: Final = 22
+NUM_REUSED: Final = 22  # of those that are not counted yet: how many hit
+HORIZON: Final = 23  # serial of the oldest run of which LRU would have a block,
+SUM_WITHIN: Final = 24  # blocks alive of it and of later runs,
+HORIZON_CUT: Final = 25  # and how many of that run LRU has evicted
+NUM_GAINED: Final = 26  # hits that LRU would not have had
+NUM_LOST: Final = 27  # hits that LRU would have had, and this policy had not
+NUM_DEPARTED: Final = 28  # evictions of what LRU would have kept
+PENDING: Final = 29  # those of them that LRU would still have, estimated, in units
+NUM_RECOMPUTED: Final = 30  # of those asked and not counted yet: how many were cached, and could not be hit
+NUM_DOUBTFUL: Final = 31  # such that LRU would have as well: lost, if their sequence has lost what it needs beside them
+LOST_BEFORE: Final = 32  # NUM_LOST when a sequence ended last
+LARGEST: Final = 33  # most blocks of a sequence
+NUM_ASIDE: Final = 34  # blocks given back by themselves since a sequence ended last
+NUM_PLAIN_COUNTS: Final = 35
 NOT_SWEEPING: Final = -1
+PENDING_UNIT: Final = 1024
 MOST_DRAWN: Final = 64  # leaves to choose a victim from
 
 # Trees of classes, level by level; leaves last.
@@ -195,7 +209,7 @@ def _ends() -> Int64Array:
 
 def _new_counts() -> Int64Array:
     counts = np.zeros(NUM_COUNTS, np.int64)
-    counts[[NEXT_RUN, OLDEST_RUN]] = 1
+    counts[[NEXT_RUN, OLDEST_RUN, HORIZON]] = 1
     counts[RANDOM] = FIRST_RANDOM
     counts[NEXT_REFRESH] = FIRST_REFRESH
     counts[SWEEP] = NOT_SWEEPING

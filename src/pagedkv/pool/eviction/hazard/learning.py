@@ -61,6 +61,7 @@ COST_OF_SUM: Final = 2
 
 LARGEST_EXPONENT: Final = 40.0  # beyond it nobody waits any more
 SMALL_EXPONENT: Final = 1e-5  # below it hits are not what is left over of one
+LARGEST_RATE: Final = 1e6  # where all are asked for at once, as if a clock stood still; its index is a number still
 MANTISSA_BITS: Final = 23  # of a float32
 MANTISSA: Final = (1 << MANTISSA_BITS) - 1
 EXPONENT_OF_ONE: Final = 127
@@ -177,7 +178,7 @@ def _shrunk_rates(rates: Float32Array, node: int, above: int, num_bins: int) -> 
 @inlined_sums
 def _posterior(hits: float, risk: float, prior: float) -> float:
     """Give the mean rate after so many hits in so much time at risk, if ``PRIOR_HITS`` say that it is ``prior``."""
-    return (hits + PRIOR_HITS) * prior / (risk * prior + PRIOR_HITS)
+    return min((hits + PRIOR_HITS) * prior / (risk * prior + PRIOR_HITS), LARGEST_RATE)
 
 
 @inlined

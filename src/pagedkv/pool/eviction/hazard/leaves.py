@@ -27,6 +27,7 @@ from pagedkv.pool.eviction.hazard.layout import (
     RUN,
     TICKS,
 )
+from pagedkv.pool.eviction.hazard.runs import begin_run_aside
 from pagedkv.pool.eviction.hazard.serials import NO_RUN, slot_of
 
 __all__ = ["join_cached", "leave_cached", "live_parent"]
@@ -87,6 +88,9 @@ def _take_leaf(pool: PoolArrays, block: int, now_is: int) -> None:
 def join_cached(pool: PoolArrays, block: int) -> None:
     """Note that a named block is free now."""
     marks = pool.eviction_blocks
+    mark = marks[block, RUN]  # behind a window, for example, nobody said that its sequence ends
+    if mark <= 0 or slot_of(pool.eviction, len(pool.eviction_runs), mark) == NO_RUN:
+        begin_run_aside(pool, block)
     if _num_children(pool, block):
         marks[block, PLACE] = INNER
     else:

@@ -9,6 +9,7 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import FREE, KEPT, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, QUEUE, SPARE, PoolArrays
 from pagedkv.pool.eviction.hazard.counting import note_asked, pass_bins
 from pagedkv.pool.eviction.hazard.ghosts import fetch_ghosts, fetch_next, leave_ghost, take_ghost
+from pagedkv.pool.eviction.hazard.horizon import judge_doubtful, move_horizon, note_departure
 from pagedkv.pool.eviction.hazard.layout import (
     ASKED_RUN,
     CLASSES,
@@ -16,6 +17,7 @@ from pagedkv.pool.eviction.hazard.layout import (
     GHOST_FIELDS,
     GHOST_RUN,
     GHOSTS_PER_ROW,
+    HORIZON,
     INNER,
     LEAF,
     LEAF_CLASSES,
@@ -26,6 +28,8 @@ from pagedkv.pool.eviction.hazard.layout import (
     NUM_ASKED,
     NUM_CHILDREN,
     NUM_LEAVES,
+    NUM_RECOMPUTED,
+    NUM_REUSED,
     OLDEST_RUN,
     PLACE,
     REFS,
@@ -34,6 +38,7 @@ from pagedkv.pool.eviction.hazard.layout import (
     ROOT_F,
     RUN,
     SUM_ALIVE,
+    SUM_WITHIN,
     TICKS,
     VICTIM,
     VICTIM_LEFT,
@@ -44,7 +49,7 @@ from pagedkv.pool.eviction.hazard.learning import learn, make_curves
 from pagedkv.pool.eviction.hazard.leaves import join_cached, leave_cached, live_parent
 from pagedkv.pool.eviction.hazard.runs import begin_runs, forget_oldest
 from pagedkv.pool.eviction.hazard.serials import NO_RUN, leave_run, slot_of
-from pagedkv.pool.eviction.hazard.victims import draw
+from pagedkv.pool.eviction.hazard.victims import OF_LRU, draw
 from pagedkv.pool.eviction.policy import EvictionPolicy, PolicyState, check_cold, put_last
 
 __all__ = ["HAZARD"]
@@ -73,6 +78,17 @@ def _note_reuse(pool: PoolArrays, block: int) -> None:
     mark = pool.eviction_blocks[block, RUN]
     if mark > 0:
         note_asked(pool, mark)
+        pool.eviction[NUM_REUSED] += 1
+        pool.eviction_blocks[block, RUN] = -mark
+
+
+@inlined
+def _note_recomputed(pool: PoolArrays, block: int) -> None:
+    """Count that a block was asked for and could not be hit, once a run."""
+    mark = pool.eviction_blocks[block, RUN]
+    if mark > 0:
+        note_asked(pool, mark)
+        pool.eviction[NUM_RECOMPUTED] += 1
         pool.eviction_blocks[block, RUN] = -mark
 
 
@@ -95,6 +111,8 @@ def _note_eviction(pool: PoolArrays, block: int) -> None:
     marks = pool.eviction_blocks
     leave_cached(pool, block)
     leave_ghost(pool, block, max(0, marks[block, RUN]))
+    if marks[block, RUN] > 0 and pool.eviction[VICTIM_RUN] != OF_LRU:
+        note_departure(pool.eviction, marks[block, RUN])
     marks[block, RUN] = 0
     pool.eviction[VICTIM] = live_parent(pool, block)
     fetch_next(pool)
@@ -113,18 +131,22 @@ def _note_drop(pool: PoolArrays, block: int) -> None:
 def _note_request(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> None:
     """Count hits and time at risk, cut the sequence into runs, forget the oldest, and learn a little."""
     pass_bins(pool)
+    judge_doubtful(pool.eviction)
+    move_horizon(pool)
     num_named = begin_runs(pool, blocks, num_outputs)
     forget_oldest(pool, num_named)
     learn(pool.eviction, pool.eviction_rates)
 
 
 @inlined
-def _choose_victim(pool: PoolArrays, _first: int) -> int:
+def _choose_victim(pool: PoolArrays, first: int) -> int:
     """Choose the next victim. While blocks are cached, one of them is a leaf."""
     state, marks = pool.eviction, pool.eviction_blocks
     victim = state[VICTIM]
-    if state[VICTIM_LEFT] <= 0 or marks[victim, PLACE] <= 0 or marks[victim, RUN] != state[VICTIM_RUN]:
-        victim = draw(pool)
+    if state[VICTIM_RUN] == OF_LRU and state[VICTIM_LEFT] > 0:
+        victim = first
+    elif state[VICTIM_LEFT] <= 0 or marks[victim, PLACE] <= 0 or marks[victim, RUN] != state[VICTIM_RUN]:
+        victim = draw(pool, first)
     state[VICTIM_LEFT] -= 1
     return int(victim)
 
@@ -189,6 +211,9 @@ def _check_runs(where: str, pool: PoolArrays) -> None:
     for slot, count in num_alive.items():
         assert count == runs[slot, NUM_ALIVE], f"{where}: a run counts {runs[slot, NUM_ALIVE]} blocks, has {count}"
     assert sum(num_alive.values()) == state[SUM_ALIVE], f"{where}: remembered blocks miscounted"
+    within = (num_alive[serial & (len(runs) - 1)] for serial in range(state[HORIZON], state[NEXT_RUN]))
+    assert sum(within) == state[SUM_WITHIN], f"{where}: what LRU would have is miscounted"
+    assert state[OLDEST_RUN] <= state[HORIZON] <= state[NEXT_RUN], f"{where}: the horizon lies outside the ring"
 
 
 class HazardArrays(PoolArrays):
@@ -204,6 +229,7 @@ HAZARD: Final = EvictionPolicy(
     note_name=_recall,
     expect=fetch_ghosts,
     note_reuse=_note_reuse,
+    note_recomputed=_note_recomputed,
     enqueue=_enqueue,
     note_eviction=_note_eviction,
     note_drop=_note_drop,

@@ -12,9 +12,13 @@ from pagedkv.pool.eviction.hazard.layout import (
     FEWEST_REMEMBERED,
     GAP_CLASSES,
     GHOSTS_PER_BLOCK,
+    HORIZON,
+    HORIZON_CUT,
+    LARGEST,
     LENGTH_CLASSES,
     NEXT_RUN,
     NUM_ALIVE,
+    NUM_ASIDE,
     NUM_REFS,
     NUM_REQUESTS,
     OLDEST_RUN,
@@ -23,13 +27,14 @@ from pagedkv.pool.eviction.hazard.layout import (
     RUN,
     SERIAL_MASK,
     SUM_ALIVE,
+    SUM_WITHIN,
     TICKS,
     USE_CLASSES,
     WORK,
 )
 from pagedkv.pool.eviction.hazard.serials import NO_RUN, leave_run, slot_of
 
-__all__ = ["begin_runs", "forget_oldest"]
+__all__ = ["begin_run_aside", "begin_runs", "forget_oldest"]
 
 MOST_FORGOTTEN: Final = 64  # runs in one request, beyond one a block
 NO_GAP: Final = 0
@@ -52,7 +57,7 @@ def begin_runs(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> int:
         previous = 1 + output_of(pool.eviction_runs[last_known, CLASSES])
     classes = -1
     slot = NO_RUN
-    for block in blocks:
+    for block in blocks[::-1]:  # the tail is released first
         if block == NULL_BLOCK or not pool.records[block, NAME]:
             continue
         uses = _uses_now(pool, marks[block, RUN])
@@ -62,10 +67,35 @@ def begin_runs(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> int:
             slot = _begin_run(pool, classes, now)
         pool.eviction_runs[slot, NUM_ALIVE] += 1
         state[SUM_ALIVE] += 1
+        state[SUM_WITHIN] += 1
         marks[block, RUN] = (state[NEXT_RUN] - 1) & SERIAL_MASK
-    state[NUM_REFS] += num_named
+    state[NUM_REFS] += num_named + state[NUM_ASIDE]
+    state[NUM_ASIDE] = 0
+    state[LARGEST] = max(state[LARGEST], num_named)
     state[NUM_REQUESTS] += 1
     return num_named
+
+
+@compiled
+def begin_run_aside(pool: PoolArrays, block: int) -> None:
+    """Put a block that was given back by itself into a run with those before it, if these are alike."""
+    state, runs, marks = pool.eviction, pool.eviction_runs, pool.eviction_blocks
+    now = ticks_now(pool)
+    slot = slot_of(state, len(runs), marks[block, RUN])
+    gap, previous = NO_GAP, 0
+    if slot != NO_RUN:
+        gap = _gap_class(age_in_seconds(runs, slot, now))
+        previous = 1 + output_of(runs[slot, CLASSES])
+    classes = pack(0, _uses_now(pool, marks[block, RUN]), 0, 0, gap, previous)
+    slot = (state[NEXT_RUN] - 1) & (len(runs) - 1)
+    is_latest = state[NEXT_RUN] > state[OLDEST_RUN] and runs[slot, CLASSES] == classes
+    if not (is_latest and runs[slot, TICKS] == now & SERIAL_MASK and runs[slot, REFS] == state[NUM_REFS] & SERIAL_MASK):
+        slot = _begin_run(pool, classes, now)
+    state[NUM_ASIDE] += 1
+    runs[slot, NUM_ALIVE] += 1
+    state[SUM_ALIVE] += 1
+    state[SUM_WITHIN] += 1
+    marks[block, RUN] = (state[NEXT_RUN] - 1) & SERIAL_MASK
 
 
 @inlined
@@ -125,7 +155,12 @@ def _begin_run(pool: PoolArrays, classes: int, now: int) -> int:
 def _forget_one(pool: PoolArrays) -> None:
     """Forget the oldest run: blocks and ghosts of it are unknown from now on."""
     state, runs = pool.eviction, pool.eviction_runs
-    state[SUM_ALIVE] -= runs[state[OLDEST_RUN] & (len(runs) - 1), NUM_ALIVE]
+    num_alive = runs[state[OLDEST_RUN] & (len(runs) - 1), NUM_ALIVE]
+    state[SUM_ALIVE] -= num_alive
+    if state[HORIZON] == state[OLDEST_RUN]:
+        state[SUM_WITHIN] -= num_alive
+        state[HORIZON] += 1
+        state[HORIZON_CUT] = 0
     state[OLDEST_RUN] += 1
 
 

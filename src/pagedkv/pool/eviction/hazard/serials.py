@@ -4,7 +4,8 @@ from typing import Final
 
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.eviction.hazard.layout import NEXT_RUN, NUM_ALIVE, OLDEST_RUN, SERIAL_MASK, SUM_ALIVE
+from pagedkv.pool.eviction.hazard.horizon import lies_within
+from pagedkv.pool.eviction.hazard.layout import NEXT_RUN, NUM_ALIVE, OLDEST_RUN, SERIAL_MASK, SUM_ALIVE, SUM_WITHIN
 
 __all__ = ["NO_RUN", "leave_run", "slot_of"]
 
@@ -29,3 +30,5 @@ def leave_run(runs: Int32Array, state: Int64Array, mark: int) -> None:
         if slot != NO_RUN:
             runs[slot, NUM_ALIVE] -= 1
             state[SUM_ALIVE] -= 1
+            if lies_within(state, mark):
+                state[SUM_WITHIN] -= 1

@@ -12,7 +12,9 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.eviction.hazard.ages import age_since, bin_of_refs, bin_of_seconds, ticks_now
 from pagedkv.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
+from pagedkv.pool.eviction.hazard.counting import count_asked
 from pagedkv.pool.eviction.hazard.ghosts import fetch_next
+from pagedkv.pool.eviction.hazard.horizon import lies_within, move_horizon, num_departures
 from pagedkv.pool.eviction.hazard.layout import (
     CURVES,
     DRAWN,
@@ -35,16 +37,23 @@ from pagedkv.pool.eviction.hazard.layout import (
 )
 from pagedkv.pool.eviction.policy import FETCHED_AHEAD
 
-__all__ = ["draw", "value_of"]
+__all__ = ["OF_LRU", "draw", "value_of"]
 
 MOST_OF_ONE_RUN: Final = 64
+OF_LRU: Final = -1  # in place of a run: the first in the order of release goes
 WORTHLESS: Final = -1e30  # of no run that is remembered
 WORD: Final = 2**32 - 1
 
 
 @compiled
-def draw(pool: PoolArrays) -> int:
-    """Draw leaves, all if there are few; choose the least worth, the one released first if several are."""
+def draw(pool: PoolArrays, first: int) -> int:
+    """Draw leaves, all if there are few; choose the least worth, the one released first if several are.
+
+    If that is a departure which is not allowed, what LRU evicts goes: ``first``, and those behind it.
+    """
+    count_asked(pool.eviction_runs, pool.eviction_rates, pool.eviction)
+    move_horizon(pool)
+    num_allowed = num_departures(pool)
     marks, state = pool.eviction_blocks, pool.eviction
     num_drawn = _draw_places(pool)
     now = ticks_now(pool)
@@ -60,12 +69,17 @@ def draw(pool: PoolArrays) -> int:
         least = value if is_less else least
         oldest = age if is_less else oldest
     chosen = marks[best, LEAF]
+    state[WORK] += num_drawn
+    is_departure = lies_within(state, marks[chosen, RUN])
+    if is_departure and num_allowed == 0:
+        state[VICTIM_RUN] = OF_LRU
+        state[VICTIM_LEFT] = MOST_OF_ONE_RUN
+        return int(first)
     state[FETCHED] = chosen
     for _ in range(FETCHED_AHEAD):
         fetch_next(pool)
     state[VICTIM_RUN] = marks[chosen, RUN]
-    state[VICTIM_LEFT] = MOST_OF_ONE_RUN
-    state[WORK] += num_drawn
+    state[VICTIM_LEFT] = min(MOST_OF_ONE_RUN, num_allowed) if is_departure else MOST_OF_ONE_RUN
     return int(chosen)
 
 
