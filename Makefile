@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 run: $(STAMP) ## a small model answers questions out of too little KV memory; every answer is judged
-	@echo "The first run compiles its loops, which takes a minute or two."
+	@echo "The first run compiles its loops, which takes about a minute."
 	$(BIN)/pagedkv demo
 
 replay: $(STAMP) ## generate the conversation workload and replay it, then a recorded trace if it is there
@@ -35,7 +35,10 @@ OPERATIONS ?= 20000
 PROFILE ?= quick
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
+POLICIES := lru adaptive fifo hazard
+
 test: $(STAMP) ## all tests but the long ones, with compiled loops
+	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)
 	$(PYTEST) --operations $(OPERATIONS) --hypothesis-profile $(PROFILE)
 
 test-plain: $(STAMP) ## those marked `interpreted`, which see the loops as plain Python

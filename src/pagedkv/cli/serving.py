@@ -193,7 +193,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
     config, cost_model = options.configuration()
     with options.trace.open(path) as trace:
         requests = options.trace.requests(trace)
-        prepare(compile_loops)
+        prepare(lambda: compile_loops(config.policy))
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
             if len(config.group_specs) > 1:
@@ -219,7 +219,7 @@ def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: Ser
         InterruptedRunError: Ctrl-C.
     """
     config, cost_model = options.configuration()
-    prepare(compile_loops)
+    prepare(lambda: compile_loops(config.policy))
     with progress_bars() as progress:
         task = progress.add_task(name, total=None, come_to="")
         server = VirtualServer(config, cost_model)

@@ -21,7 +21,9 @@ from pagedkv.simulation.result import ServingResult, sum_up
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.simulation.watched_space import WatchedSpace
 from pagedkv.space import SpaceStatistics
+from pagedkv.spec import DEFAULT_EVICTION
 from pagedkv.traces.request import Request, TokenizedRequest
+from pagedkv.warming import make_ready
 
 __all__ = ["VirtualServer", "compile_loops"]
 
@@ -70,12 +72,18 @@ class VirtualServer(VirtualClock):
         return sum_up(self._all_meters, config, self._now_s, self._config.block_nbytes)
 
 
-def compile_loops() -> None:
+def compile_loops(policy: str = DEFAULT_EVICTION) -> None:
     """Serve a few tiny requests in a space that is thrown away, so that loops compile off the clock.
 
     They hit, evict, branch, swap and preempt: all that a replay can come upon.
+
+    Args:
+        policy: what the space of the replay evicts by.
     """
-    config = ServingConfig(num_blocks=12, num_host_blocks=12, block_size=2, max_sequences=8, max_batched_tokens=8)
+    make_ready(policy)
+    config = ServingConfig(
+        num_blocks=12, num_host_blocks=12, block_size=2, max_sequences=8, max_batched_tokens=8, policy=policy
+    )
     server = VirtualServer(replace(config, preemption="swap"), CostModel())
     for number, num_samples in enumerate((1, 1, 3, 2, 1)):
         token_ids = np.arange(9, dtype=np.int32) + 100 * (number % 2)

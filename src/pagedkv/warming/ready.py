@@ -1,5 +1,6 @@
 """Compiling before the first request instead of during it."""
 
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -28,9 +29,9 @@ def make_ready(eviction: str) -> None:
     """
     if not is_compiling_at_all():
         return
-    digest = digest_of_sources(Path(rehearsal.__file__))
+    digest = _digest()
     folder = find_cache_folder(PACKAGE_FOLDER)
-    if digest is None or folder is None:
+    if digest is None or folder is None or not sys.executable:
         rehearsal.rehearse(eviction)
         return
     processor = cpu_target.target_context.codegen().magic_tuple()
@@ -39,3 +40,11 @@ def make_ready(eviction: str) -> None:
         NOTICE.say_now(str(folder.path))
         warm_up((eviction,))
         folder.write(stamp, str(time.time()).encode())
+
+
+def _digest() -> str | None:
+    """Name the sources of all loops; None where nothing is kept, since they have changed or cannot be read."""
+    try:
+        return digest_of_sources(Path(rehearsal.__file__))
+    except OSError:
+        return None
