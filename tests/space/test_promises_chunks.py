@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RequestKeys, SlidingWindow
+from pagedkv.arrays import Int32Array
 from pagedkv.errors import TokenError
 from tests.space.spaces import new_space, run_step, tokens, unchanged
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.interpreted
 
 CHUNK = 16
 SHARED = tokens(40)
-Say = Callable[[BlockSpace, Any], dict[str, Any]]
+Say = Callable[[BlockSpace, Int32Array], dict[str, Any]]
 
 SAID: dict[str, Say] = {
     "match": lambda space, whole: {"match": space.match(whole)},
@@ -80,7 +81,7 @@ def test_promise_22_negative_control_a_first_chunk_alone_hits_less() -> None:
         (np.append(tokens(12), tokens(20, first=900)), "its token 12 is 900, not"),
     ],
 )
-def test_promise_22_what_does_not_begin_the_prompt_is_refused(whole: Any, told: str) -> None:
+def test_promise_22_what_does_not_begin_the_prompt_is_refused(whole: Int32Array, told: str) -> None:
     space = windowed()
     with unchanged(space), pytest.raises(TokenError, match=told):
         space.allocate(tokens(CHUNK), prompt=whole)

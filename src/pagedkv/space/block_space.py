@@ -157,7 +157,7 @@ class BlockSpace(ContentSpace):
                 here and in appends, and what is computed of them is computed again. It gets a receipt of its own.
             publish: False keeps what this sequence, and forks of it, compute from being found: content that is private,
                 or that nobody will ask for again. It hits what is cached all the same. "prompt" publishes whole blocks
-                of the prompt, that of ``match`` or ``prompt`` or else these tokens, and nothing of what is appended to it.
+                of the prompt, that of ``match`` or ``prompt`` or else these tokens, and nothing of what follows it.
             tenant: one of ``SpaceConfig.tenants``, whom all is charged to that this sequence, and forks of it, take of
                 the free blocks, hits among it, until the content is given up, or others hit what nobody uses any more.
                 At its cap it gives up what it has cached itself, and others' floors stay: a Shortage tells its share.
@@ -166,7 +166,8 @@ class BlockSpace(ContentSpace):
         Raises:
             TokenError, ConfigurationError: see :func:`~pagedkv.space.prompts.prepare_prompt`; ``match`` is the answer
                 for another prompt, other keys or another space, or the tokens were overwritten since; ``prompt`` does
-                not begin with ``token_ids``, or is not what ``match`` was asked about; ``continues`` is no receipt, or the space keeps none; there is no such tenant.
+                not begin with ``token_ids``, or is not what ``match`` was asked about; ``continues`` is no receipt, or
+                the space keeps none; there is no such tenant.
             TooManySequencesError: fewer than ``num_sequences`` rows are vacant.
 
         Cost: O(blocks); about 0.1 us a new block, and 0.08 us where its digest is computed.
