@@ -73,6 +73,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
         "num_sequences": 1,
         "num_external_tokens": 0,
         "match": it.match,
+        "prompt": PROMPT,
         "continues": it.receipt,
         "publish": True,
         "tenant": None,

@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from pagedkv.answers import Allocation, Shortage
 from pagedkv.arrays import Int32Array, Uint32Array
-from pagedkv.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.keys import RequestKeys
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.pool.digests import ROOT_WORDS
@@ -16,9 +17,9 @@ from pagedkv.space.epochs import note_hit
 from pagedkv.space.explaining import note_admission
 from pagedkv.space.forking import require_vacant_rows, take_rows
 from pagedkv.space.hits import PrefixHit, Prompt
-from pagedkv.space.matching import match_again
+from pagedkv.space.matching import match_again, match_prompt
 from pagedkv.space.pending import note_reliance
-from pagedkv.space.prompts import digests_of_prefix
+from pagedkv.space.prompts import digests_of_prefix, prepare_prompt, require_beginning
 from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
 from pagedkv.space.replaying import begin_replay
 from pagedkv.space.retaining import note_prompt
@@ -27,13 +28,14 @@ from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import charge_prefix, keep_cap, let_pay
-from pagedkv.spec import AllocStatus, Row
+from pagedkv.spec import AllocStatus, Row, TokenIds
 from pagedkv.tables.rows import AT, FROZEN, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, TENANT
 
 __all__ = [
     "Admission",
     "admission_status",
     "allocate",
+    "answer_for_whole",
     "as_policy",
     "free_blocks_needed",
     "seat_prompt",
@@ -74,6 +76,24 @@ def as_policy(publish: object) -> tuple[bool, bool]:
     if not isinstance(publish, bool | np.bool_):
         raise ConfigurationError(f'publish must be True or False, or "prompt", got {publish!r}')
     return bool(publish), False
+
+
+def answer_for_whole(
+    state: SpaceState, tokens: Int32Array, whole: TokenIds, keys: RequestKeys, answer: PrefixHit | None
+) -> PrefixHit:
+    """Match the whole prompt that ``tokens`` begin, unless there is an answer for it.
+
+    Raises:
+        TokenError: the whole prompt does not begin so, or is not what was asked about; see also
+            :func:`~pagedkv.space.prompts.prepare_prompt`.
+    """
+    prompt = prepare_prompt(state, whole, keys, None, 0)
+    require_beginning(prompt.tokens, tokens)
+    if answer is None:
+        return match_prompt(state, prompt)
+    if isinstance(answer, PrefixHit) and not np.array_equal(answer.prompt.tokens, prompt.tokens):
+        raise TokenError("match is the answer for another prompt than the one that prompt says")
+    return answer
 
 
 def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:

@@ -120,6 +120,7 @@ class BlockSpace(ContentSpace):
         num_sequences: int = 1,
         num_external_tokens: int = 0,
         match: PrefixHit | None = None,
+        prompt: TokenIds | None = None,
         continues: Receipt | None = None,
         publish: bool | Literal["prompt"] = True,
         tenant: str | None = None,
@@ -146,12 +147,17 @@ class BlockSpace(ContentSpace):
                 Not together with ``num_draft``. What is brought without a row, and without holding up a step, is a
                 :meth:`load`.
             match: what :meth:`match` answered for these keys and this prompt, or one that these tokens begin. If the
-                space has not changed since, they are not walked again, only compared with the tokens of the blocks.
+                space has not changed since, they are not walked again, only compared with the tokens of the blocks. It
+                says what the whole prompt is, as ``prompt`` does.
+            prompt: the whole prompt, where ``token_ids`` are its first chunk and ``match`` does not say it. Whoever
+                brings a prompt in chunks gives one of the two: where it leaves what is cached, and where it ends, is
+                kept when windows pass, and its last state too. Of a first chunk alone these places are not known, and
+                what windows had there is not hit again. Costs a :meth:`match` of it.
             continues: the receipt of the request's life before, if it was preempted or lost. Its tokens come again,
                 here and in appends, and what is computed of them is computed again. It gets a receipt of its own.
             publish: False keeps what this sequence, and forks of it, compute from being found: content that is private,
                 or that nobody will ask for again. It hits what is cached all the same. "prompt" publishes whole blocks
-                of the prompt, that of ``match`` or else these tokens, and nothing of what is appended to it.
+                of the prompt, that of ``match`` or ``prompt`` or else these tokens, and nothing of what follows it.
             tenant: one of ``SpaceConfig.tenants``, whom all is charged to that this sequence, and forks of it, take of
                 the free blocks, hits among it, until the content is given up, or others hit what nobody uses any more.
                 At its cap it gives up what it has cached itself, and others' floors stay: a Shortage tells its share.
@@ -159,8 +165,9 @@ class BlockSpace(ContentSpace):
 
         Raises:
             TokenError, ConfigurationError: see :func:`~pagedkv.space.prompts.prepare_prompt`; ``match`` is the answer
-                for another prompt, other keys or another space, or the tokens were overwritten since; ``continues`` is
-                no receipt, or the space keeps none; there is no such tenant.
+                for another prompt, other keys or another space, or the tokens were overwritten since; ``prompt`` does
+                not begin with ``token_ids``, or is not what ``match`` was asked about; ``continues`` is no receipt, or
+                the space keeps none; there is no such tenant.
             TooManySequencesError: fewer than ``num_sequences`` rows are vacant.
 
         Cost: O(blocks); about 0.1 us a new block, and 0.08 us where its digest is computed.
@@ -171,9 +178,11 @@ class BlockSpace(ContentSpace):
         tokens, drafts = as_token_array(token_ids), drafting.NO_DRAFTS
         if as_count(num_draft, "num_draft"):
             tokens, drafts = drafting.split_drafts(self._state, tokens, num_draft, num_rows)
-        prompt = prepare_prompt(self._state, tokens, keys, digests, reserve + len(drafts))
+        beginning = prepare_prompt(self._state, tokens, keys, digests, reserve + len(drafts))
+        if prompt is not None:
+            match = admission.answer_for_whole(self._state, tokens, prompt, keys, match)
         wanted = admission.Admission(
-            prompt,
+            beginning,
             reserve + len(drafts),
             num_rows,
             len(tokens),

@@ -15,7 +15,15 @@ from pagedkv.space.hits import Prompt
 from pagedkv.space.state import SpaceState
 from pagedkv.spec import TokenIds
 
-__all__ = ["NO_DIGESTS", "NO_IDS", "UNKNOWN_KEY", "digests_of_prefix", "extra_ids_of", "prepare_prompt"]
+__all__ = [
+    "NO_DIGESTS",
+    "NO_IDS",
+    "UNKNOWN_KEY",
+    "digests_of_prefix",
+    "extra_ids_of",
+    "prepare_prompt",
+    "require_beginning",
+]
 
 NO_IDS: Final = np.zeros(0, np.int32)
 NO_DIGESTS: Final = np.zeros((0, 8), np.uint32)
@@ -59,6 +67,16 @@ def _checked_digests(state: SpaceState, tokens: Int32Array, digests: npt.ArrayLi
             f"{list(brought.shape)}: np.frombuffer(b''.join(digests), np.uint8).reshape(-1, 32) makes it of bytes"
         )
     return words_of_digests(brought, num_blocks)
+
+
+def require_beginning(whole: Int32Array, tokens: Int32Array) -> None:
+    """Raise TokenError unless tokens begin a whole prompt. O(tokens)."""
+    if len(tokens) > len(whole):
+        raise TokenError(f"prompt has {len(whole)} tokens, fewer than the {len(tokens)} that are to begin it")
+    differs = whole[: len(tokens)] != tokens
+    if differs.any():
+        place = int(differs.argmax())
+        raise TokenError(f"prompt does not begin so: its token {place} is {whole[place]}, not {tokens[place]}")
 
 
 def extra_ids_of(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Int32Array:
