@@ -181,6 +181,8 @@ PLACES: Final[Arguments] = {
 }
 OF_INPUTS: Final[dict[str, Callable[[Setting], Arguments]]] = {
     "padded_block_table": lambda _: {"group": 0},
+    "places": lambda _: {"group": 0},
+    "positions": lambda _: {"group": 0},
     "state_blocks": lambda _: {"group": 2},
     "state_writes": lambda _: {"group": 2},
     "states_behind": lambda _: {"group": 2, **PLACES},

@@ -56,7 +56,7 @@ from pagedkv.pool.eviction.hazard.layout import (
     VICTIM_RUN,
 )
 from pagedkv.pool.eviction.hazard.policy import HAZARD
-from pagedkv.pool.eviction.hazard.victims import value_of
+from pagedkv.pool.eviction.hazard.victims import OF_LRU, value_of
 from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.pool.prefix_index import find
 from pagedkv.pool.sparing import make_spare
@@ -169,6 +169,8 @@ class HazardMachine(RuleBasedStateMachine):
         block = self.pool.acquire()
         if is_spared:
             assert block == first
+        elif int(state[VICTIM_RUN]) == OF_LRU:
+            assert block == first  # a departure was not allowed; windows leave heads before tails
         elif next_of_run != NULL_BLOCK:
             assert block == next_of_run
         else:

@@ -56,24 +56,30 @@ class StepInputs:
         Args:
             group: whose order; that of others differs where a window is replayed, or a group caches no prefixes.
 
-        Cost: O(max_batched_tokens x log rows), a handful of tensor operations.
+        Cost: O(max_batched_tokens x log rows), a handful of tensor operations. Raises ConfigurationError for an unknown
+        group.
         """
+        index = self._index_of(group)
         tokens = torch.arange(self._arrays.slots.shape[1], device=self._arrays.slots.device)
-        places = torch.searchsorted(self.query_start_loc[group, 1:].long(), tokens, right=True)
+        places = torch.searchsorted(self.query_start_loc[index, 1:].long(), tokens, right=True)
         return torch.where(places < self.num_rows, places, -1)
 
     def positions(self, group: int = 0) -> torch.Tensor:
         """Tell where each token stands in its sequence, in the flat order, then -1: int64 ``[max_batched_tokens]``.
 
         This is what rotary embeddings take: the first ``num_tokens`` of it. Refused tokens are taken into account, on
-        the device. Args and cost as :meth:`places`.
+        the device. Args, cost and errors as of :meth:`places`.
         """
-        places = self.places(group)
+        index = self._index_of(group)
+        places = self.places(index)
         if not self.num_rows:
             return places
         tokens = torch.arange(len(places), device=places.device)
-        within = tokens - self.query_start_loc[group, places.clamp(min=0)]
-        return torch.where(places >= 0, self.starts[group, places.clamp(min=0)] + within, -1)
+        within = tokens - self.query_start_loc[index, places.clamp(min=0)]
+        return torch.where(places >= 0, self.starts[index, places.clamp(min=0)] + within, -1)
+
+    def _index_of(self, group: int) -> int:
+        return as_count(group, "group", most=len(self._batch_tables) - 1)
 
     @property
     def block_tables(self) -> tuple[torch.Tensor, ...]:
@@ -91,7 +97,7 @@ class StepInputs:
         Nothing stale is reached through it, so that zero times what it names is zero. Cost: O(rows x width).
         Raises ConfigurationError for an unknown group.
         """
-        index = as_count(group, "group", most=len(self._batch_tables) - 1)
+        index = self._index_of(group)
         table = self._batch_tables[index][: self.num_rows]
         num_tokens = torch.arange(table.shape[1], device=table.device) * self._arrays.geometry[index, BLOCK_SIZE]
         return torch.where(num_tokens < self.seq_lens[index][:, None], table, 0)

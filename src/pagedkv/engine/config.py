@@ -95,8 +95,8 @@ class EngineConfig:
         require_preemption(self.preemption)
         if self.speculation is not None:
             require_instance(self.speculation, PromptLookup, "speculation")
-        if self.beyond_context not in {"refuse", "clip"}:
-            raise ConfigurationError(f"beyond_context must be 'refuse' or 'clip', got {self.beyond_context!r}")
+        as_count(self.max_epoch_lag, "max_epoch_lag")
+        as_choice(self.beyond_context, ("refuse", "clip"), "beyond_context")
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 

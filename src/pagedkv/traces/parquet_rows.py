@@ -8,10 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.extras import needing
 from pagedkv.traces.lines import Line
+
+with needing("cli", "reading traces"):
+    import msgspec
 
 __all__ = ["parquet_rows"]
 

@@ -9,7 +9,16 @@ import numpy as np
 from pagedkv.answers import Allocation, Load
 from pagedkv.keys import MediaSpan, RequestKeys
 from pagedkv.space import BlockSpace
-from pagedkv.spec import ChunkedLocal, FullAttention, RecurrentState, Replay, SlidingWindow, SpaceConfig, TenantLimits
+from pagedkv.spec import (
+    ChunkedLocal,
+    FullAttention,
+    RecurrentState,
+    Replay,
+    SlidingWindow,
+    SpaceConfig,
+    TenantLimits,
+    keeps_state,
+)
 
 __all__ = ["rehearse"]
 
@@ -92,7 +101,7 @@ def _admitted(space: BlockSpace, prompt: tuple[int, ...] = PROMPT, tenant: str |
 def _step(space: BlockSpace) -> None:
     plan = space.plan_step()
     for group, rule in enumerate(space.config.groups):
-        if not isinstance(rule, RecurrentState):
+        if not keeps_state(rule):
             space.slot_mapping(plan, group)
     space.acknowledge(plan.step_id)
 
