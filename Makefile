@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-plain test-long test-transformers lint format bench gpu gpu-kernels gpu-device gpu-figures mutants clean
+.PHONY: help run replay test test-plain test-long test-transformers test-numba lint format bench gpu gpu-kernels gpu-device gpu-figures mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -65,6 +65,20 @@ ANY_TRANSFORMERS := test_probe or test_processors or reads_from_its_folder or al
 test-transformers: $(OLDER:%=%/.installed) ## some tests of the engine with each of the older versions of transformers that are meant
 	@for each in $(OLDER); do echo "$$each"; \
 		$$each/bin/python -m $(notdir $(PYTEST)) --hypothesis-profile quick -k "$(ANY_TRANSFORMERS)" tests/engine || exit 1; done
+
+# The oldest Numba that is allowed; the newest is that of constraints.txt.
+OLDEST_NUMBA ?= 0.61.2
+
+.venv/numba-%/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
+		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
+	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --ignore-installed numba==$*
+	@touch $@
+
+test-numba: .venv/numba-$(OLDEST_NUMBA)/.installed ## tests of how loops are compiled, and of some loops, with the oldest Numba that is allowed
+	.venv/numba-$(OLDEST_NUMBA)/bin/python -m $(notdir $(PYTEST)) --hypothesis-profile quick \
+		tests/compilation tests/pool tests/space/test_promises_chunks.py
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check
