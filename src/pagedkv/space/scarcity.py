@@ -95,10 +95,17 @@ def fits_beside(state: SpaceState, needs: Needs, shared: Mapping[str, Int32Array
     """
     for name, pool in state.pools.items():
         in_use = np.unique(shared[name][pool.arrays.records[shared[name], QUEUE] != FREE])
-        num_taken = np.bincount(pool.arrays.tenants[in_use, CHARGED], minlength=len(state.tenant_names))
-        if not _has_room(state, needs, name, len(in_use), num_taken.tolist()):
+        if not _has_room(state, needs, name, len(in_use), _num_charged(state, pool, in_use)):
             return False
     return True
+
+
+def _num_charged(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> list[int]:
+    """Count what some blocks are of each tenant."""
+    if not state.tenant_names:
+        return []
+    counts = np.bincount(pool.arrays.tenants[blocks, CHARGED], minlength=len(state.tenant_names))
+    return [int(count) for count in counts]
 
 
 def _has_room(state: SpaceState, needs: Needs, name: str, num_in_use: int, num_taken: list[int]) -> bool:
