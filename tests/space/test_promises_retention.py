@@ -71,7 +71,7 @@ def use_up_spare(space: BlockSpace) -> None:
 def test_spare_blocks_are_handed_out_before_cached_ones() -> None:
     """Twenty of thirty usable blocks are spare or empty: a prompt that takes as many evicts nothing."""
     space = hybrid(num_blocks=31)
-    first = tokens(40)
+    first = tokens(41)
     cache(space, first)
     assert (len(found(space, first, 0)), found(space, first)) == (10, [8, 9])
     cache(space, tokens(32, first=500))
@@ -318,3 +318,47 @@ def common(left: Prompt, right: Prompt) -> int:
     most = min(len(left), len(right))
     differs = np.flatnonzero(left[:most] != right[:most])
     return int(differs[0]) if len(differs) else most
+
+
+@pytest.mark.parametrize("length", [159, 160, 161])
+def test_a_prompt_of_whole_blocks_sent_again_stays_hit_as_long_as_any_other(length: int) -> None:
+    assert strangers_survived(length, 0) == 7
+
+
+def strangers_survived(length: int, num_decoded: int) -> int:
+    """Count the strangers that come and go before a prompt that is sent again loses its whole hit."""
+    for num_strangers in range(12):
+        space = new_space(FullAttention(16), SlidingWindow(32, 16), num_blocks=61, max_tokens=256)
+        row = prefill(space, tokens(length))
+        for token in range(num_decoded):
+            space.append(row, [token])
+            run_step(space)
+        space.free(row)
+        for number in range(num_strangers):
+            space.free(prefill(space, tokens(70, first=1_000 * (number + 1))))
+        if hit(space, tokens(length)) == 0:
+            return num_strangers - 1
+    raise AssertionError("strangers do not push it out")
+
+
+def test_a_prompt_of_whole_blocks_gives_both_its_ends_up_where_a_longer_one_goes_on() -> None:
+    space = hybrid()
+    prompt = tokens(40)
+    space.free(prefill(space, prompt))
+    assert found(space, prompt) == [7, 8, 9]
+    space.free(prefill(space, prompt))
+    assert found(space, prompt) == [7, 8, 9], "sent again, it ends where it ended"
+    longer = joined(prompt, tokens(20, first=500))
+    space.free(prefill(space, longer))
+    assert found(space, longer) == [12, 13, 14]
+    space.check()
+
+
+def test_a_prompt_of_whole_blocks_has_one_end_when_its_answer_has_another() -> None:
+    space = hybrid()
+    sequence = tokens(52)
+    row = prefill(space, sequence[:40])
+    space.append(row, sequence[40:])
+    run_step(space)
+    space.free(row)
+    assert found(space, sequence) == [11, 12]

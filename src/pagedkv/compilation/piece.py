@@ -104,6 +104,19 @@ class EntryLibrary(JITCodeLibrary):
         self._finalized = True
 
 
+class _Flags(compiler.Flags):
+    """Flags of one compilation, which do not change once it has begun: most are compared with themselves.
+
+    Numba looks its templates up by them, for each operator of each function, and compares some thirty values each time.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is _Flags and bool(super().__eq__(other)))
+
+    def __hash__(self) -> int:
+        return hash(_Flags)  # they differ in so little that one number does for all
+
+
 class PieceCompiler(_FunctionCompiler):
     """What makes pieces of one function."""
 
@@ -111,6 +124,7 @@ class PieceCompiler(_FunctionCompiler):
         super().__init__(function, target, options, {}, _Pipeline)
 
     def _customize_flags(self, flags: Opaque) -> Opaque:
+        flags = _Flags(flags)
         flags.no_compile = True
         flags.no_cpython_wrapper = True
         flags.no_cfunc_wrapper = True

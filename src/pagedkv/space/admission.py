@@ -211,8 +211,6 @@ def allocate(
     require_vacant_rows(state, admission.num_sequences)
     state.is_changing = True
     state.version += 1
-    if answer is not None:
-        admission = admission._replace(prompt_length=answer.prompt_length)
     row = seat_prompt(state, ledger, admission, hit, taken_over)
     allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
     state.is_changing = False

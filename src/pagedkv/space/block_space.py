@@ -189,7 +189,7 @@ class BlockSpace(ContentSpace):
             num_reached,
             *admission.as_policy(publish),
             tenant=as_tenant(self._state, tenant),
-            prompt_length=len(tokens),
+            prompt_length=match.prompt_length if isinstance(match, PrefixHit) else len(tokens),
         )
         if as_count(num_external_tokens, "num_external_tokens"):
             if len(drafts):

@@ -228,7 +228,7 @@ def allocate_loaded(
     reserve = len(rest) + admission.num_lookahead
     state.is_changing = True
     state.version += 1
-    seated = admission._replace(prompt=beginning, num_lookahead=reserve, prompt_length=num_tokens)
+    seated = admission._replace(prompt=beginning, num_lookahead=reserve)
     row = seat_prompt(state, ledger, seated, hit)
     batch = np.array([row], np.int32)
     for group in state.cached_groups:
@@ -238,6 +238,6 @@ def allocate_loaded(
     require_growth(state, growth)
     copies = extend(state, ledger, growth, rest)
     assert copies == [], f"row {row} copies what it has just been given"
-    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, num_tokens, hit.num_tokens))
+    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation

@@ -95,7 +95,9 @@ def _follow_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefi
 
 
 def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:
-    """Take an earlier answer if there is one and it still holds, else match.
+    """Take an earlier answer if there is one and it still holds, else match: what that was about, which may be longer.
+
+    Then the prompt is the first chunk of it, and hits no more than all but its last token.
 
     Raises:
         ConfigurationError, TokenError: the answer is that to another question.
@@ -106,8 +108,12 @@ def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> 
         raise ConfigurationError(f"match must be what BlockSpace.match returned, got {answer!r}")
     if answer.still_holds(state, prompt):
         return answer
-    most, most_replayed = answer.max_hit_tokens, answer.max_replay_tokens
-    return match_prompt(state, prompt._replace(max_hit_tokens=most, max_replay_tokens=most_replayed))
+    whole = match_prompt(state, answer.prompt)
+    if whole.num_tokens < len(prompt.tokens):
+        return whole
+    hit = match_prompt(state, answer.prompt._replace(max_hit_tokens=prompt.num_hittable))
+    hit.junction = whole.junction
+    return hit
 
 
 def _junction_behind(group: Group, chain: Int32Array) -> int:

@@ -3,7 +3,14 @@
 from pagedkv.arrays import Int32Array
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.tables.retaining import JUNCTION, PROMPT_END, keep_ends, move_end_on, note_junction
+from pagedkv.tables.retaining import (
+    JUNCTION,
+    PROMPT_END,
+    PROMPT_LENGTH,
+    keep_ends,
+    move_end_on,
+    note_junction,
+)
 from pagedkv.tables.rows import HIT_ALIGNMENT
 from pagedkv.tables.sliding import slide
 
@@ -18,11 +25,17 @@ def note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) ->
     if not state.shedding_groups:
         return
     alignment = int(state.shedding_groups[0].arrays.parameters[HIT_ALIGNMENT])
-    note = note_junction if hit.junction == hit.num_whole_tokens else move_end_on
     for group in state.shedding_groups:
         group.ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
+        group.ends[row, PROMPT_LENGTH] = num_tokens
         group.ends[row, JUNCTION] = hit.junction
-        note(group.pool.arrays, hit.block_ids[group.index])
+        pool, hits = group.pool.arrays, hit.block_ids[group.index]
+        if hit.junction == hit.num_whole_tokens:
+            note_junction(pool, hits)
+        else:
+            chain = _chain_beside(state, group)
+            chain_hits = hits[:0] if chain is group else hit.block_ids[chain.index]
+            move_end_on(pool, group.arrays, hits, chain.pool.arrays, chain_hits)
 
 
 def note_ends(state: SpaceState, batch: Int32Array) -> None:

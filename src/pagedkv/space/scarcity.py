@@ -7,7 +7,7 @@ makes no difference, as what a floor promises one tenant is free for it alone.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from pagedkv.space.state import SpaceState
 from pagedkv.space.tenants import share_of
 
 __all__ = ["Needs", "find_shortage", "fits_beside", "fits_empty_pools", "fits_now", "kept_free", "spare_room"]
-
-NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 Needs: TypeAlias = Mapping[int, Mapping[str, int]]
 """Blocks to be taken of the free ones, by the number of a tenant and the name of a device pool."""
@@ -80,7 +78,8 @@ def find_shortage(state: SpaceState, needs: Needs) -> Shortage | None:
 
 def fits_empty_pools(state: SpaceState, needs: Needs) -> bool:
     """Tell whether empty pools would have so many blocks: within the caps, and beside the floors of the others."""
-    return fits_beside(state, needs, dict.fromkeys(state.pools, NO_BLOCKS))
+    none_taken = [0] * len(state.tenant_names)
+    return all(_has_room(state, needs, name, 0, none_taken) for name in state.pools)
 
 
 def fits_beside(state: SpaceState, needs: Needs, shared: Mapping[str, Int32Array]) -> bool:
@@ -96,15 +95,25 @@ def fits_beside(state: SpaceState, needs: Needs, shared: Mapping[str, Int32Array
     """
     for name, pool in state.pools.items():
         in_use = np.unique(shared[name][pool.arrays.records[shared[name], QUEUE] != FREE])
-        if not state.tenant_names:
-            if needs[NOBODY][name] > pool.num_usable - len(in_use):
-                return False
-            continue
-        num_taken = np.bincount(pool.arrays.tenants[in_use, CHARGED], minlength=len(state.tenant_names))
-        room = _Room(state.limits[name], num_taken.tolist(), pool.num_usable - len(in_use))
-        if _first_too_needy(room, needs, name) is not None:
+        if not _has_room(state, needs, name, len(in_use), _num_charged(state, pool, in_use)):
             return False
     return True
+
+
+def _num_charged(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> list[int]:
+    """Count what some blocks are of each tenant."""
+    if not state.tenant_names:
+        return []
+    counts = np.bincount(pool.arrays.tenants[blocks, CHARGED], minlength=len(state.tenant_names))
+    return [int(count) for count in counts]
+
+
+def _has_room(state: SpaceState, needs: Needs, name: str, num_in_use: int, num_taken: list[int]) -> bool:
+    """Tell whether a pool would have so many blocks beside some that are in use, so many of each tenant among them."""
+    num_free = state.pools[name].num_usable - num_in_use
+    if not state.tenant_names:
+        return needs[NOBODY][name] <= num_free
+    return _first_too_needy(_Room(state.limits[name], num_taken, num_free), needs, name) is None
 
 
 def fits_now(state: SpaceState, needs: Needs) -> bool:

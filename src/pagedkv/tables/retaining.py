@@ -10,6 +10,10 @@ record (``KEPT``) when a sequence moved past it or ended:
 ``AT_JUNCTION``
     It lies in the window before a place where a prompt has left a known chain that goes on otherwise; or right behind
     it, where hits may end inside a block.
+``AT_RESEND``
+    It lies in the window before the last boundary but one of a prompt of whole blocks that ended there: sent again, the
+    prompt hits that far, since its last token is always computed. A later prompt that goes on from its end takes the
+    reason away.
 
 States are kept like windows: the checkpoint before an end, and before a junction. Those that a long prompt has passed
 in between are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
@@ -49,6 +53,7 @@ from pagedkv.tables.rows import (
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_SINK_BLOCKS,
+    RECURRENT,
     SHEDS,
     SPAN,
     GroupArrays,
@@ -61,6 +66,7 @@ __all__ = [
     "JUNCTION",
     "NUM_ENDS",
     "PROMPT_END",
+    "PROMPT_LENGTH",
     "carrier_of",
     "give_up",
     "keep",
@@ -75,11 +81,13 @@ __all__ = [
 PROMPT_END: Final = 0
 JUNCTION: Final = 1
 LAST_BOUNDARY: Final = 2  # where the sequence would end if it were given up now
-NUM_ENDS: Final = 3
+PROMPT_LENGTH: Final = 3  # tokens of the prompt, wherever hits can end
+NUM_ENDS: Final = 4
 
 # Bits of KEPT.
 AT_END: Final = 1
 AT_JUNCTION: Final = 2
+AT_RESEND: Final = 4
 
 
 @inlined
@@ -160,7 +168,7 @@ def move_boundary(
     before = ends[row, LAST_BOUNDARY]
     ends[row, LAST_BOUNDARY] = boundary
     if boundary > before and before != ends[row, PROMPT_END]:
-        give_end_up(pool, group, rows, row, before, boundary, chain_pool, chains)
+        give_end_up(pool, group, rows, row, before, boundary, 0, chain_pool, chains)
 
 
 @compiled
@@ -171,10 +179,11 @@ def give_end_up(
     row: int,
     end: int,
     later: int,
+    why: int,
     chain_pool: PoolArrays,
     chains: GroupArrays,
 ) -> None:
-    """Keep what a row has passed for one end no longer, unless it serves a later one."""
+    """Keep what a row has passed for one end no longer, unless it serves a later one; but for ``why``, if not 0."""
     parameters = group.parameters
     block_size = parameters[BLOCK_SIZE]
     first = first_block_of_hit(parameters[KIND], parameters[SPAN], end, block_size, parameters[ENDS_HITS])
@@ -182,7 +191,7 @@ def give_end_up(
     for index in range(max(first, parameters[NUM_SINK_BLOCKS]), stop):
         if not serves(group, index, later) and chains.table[row, index] != NULL_BLOCK:
             digest = chain_pool.digests[chains.table[row, index]]
-            keep_no_longer(pool, find(pool, parameters[NAME_IN_POOL], digest))
+            replace_reason(pool, find(pool, parameters[NAME_IN_POOL], digest), AT_END, why)
 
 
 @compiled
@@ -208,14 +217,18 @@ def keep_ends(
                 keep(pool, group, rows, ends, row, index)
         if ends[row, LAST_BOUNDARY] > ends[row, PROMPT_END]:
             boundary = ends[row, LAST_BOUNDARY]
-            give_end_up(pool, group, rows, row, ends[row, PROMPT_END], boundary, chain_pool, chains)
+            is_prompt = boundary == ends[row, PROMPT_LENGTH] and group.parameters[KIND] != RECURRENT
+            why = AT_RESEND if is_prompt else 0
+            give_end_up(pool, group, rows, row, ends[row, PROMPT_END], boundary, why, chain_pool, chains)
 
 
 @inlined
-def keep_no_longer(pool: PoolArrays, block: int) -> None:
-    """Take the reason away that a block lies before an end; nothing if it is none, spare, or leased."""
+def replace_reason(pool: PoolArrays, block: int, former: int, why: int) -> None:
+    """Replace a reason for which a block is kept, if it has it; nothing if it is none, spare, or leased."""
     if block != NULL_BLOCK and not is_spare(pool, block) and not is_leased(pool, block):
-        pool.records[block, KEPT] &= AT_JUNCTION
+        if pool.records[block, KEPT] & former:
+            pool.records[block, KEPT] ^= former
+            pool.records[block, KEPT] |= why
         shed(pool, block)
 
 
@@ -243,8 +256,27 @@ def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
 
 
 @compiled
-def move_end_on(pool: PoolArrays, hits: Int32Array) -> None:
-    """Note that a prompt goes on where a hit ends: if a sequence ended there, its end moves on."""
+def move_end_on(
+    pool: PoolArrays, group: GroupArrays, hits: Int32Array, chain_pool: PoolArrays, chain_hits: Int32Array
+) -> None:
+    """Note that a prompt goes on where a hit ends: if a sequence ended there, its end moves on.
+
+    If that was a prompt of whole blocks, what was kept for sending it again is given up.
+
+    Args:
+        hits: the blocks of the hit, null where none is needed.
+        chain_pool, chain_hits: its blocks in a group of equal block size that keeps whole prefixes; none if there is no
+            such group.
+    """
     for block in hits:
         if block != NULL_BLOCK and not is_leased(pool, block):
             pool.records[block, KEPT] &= AT_JUNCTION
+    parameters = group.parameters
+    kind, span, block_size = parameters[KIND], parameters[SPAN], parameters[BLOCK_SIZE]
+    end = len(hits) * block_size
+    resent = max(0, end - parameters[HIT_ALIGNMENT])
+    first = first_block_of_hit(kind, span, resent, block_size, parameters[ENDS_HITS])
+    stop = first_block_of_hit(kind, span, end, block_size, parameters[ENDS_HITS])
+    for index in range(max(first, parameters[NUM_SINK_BLOCKS]), min(stop, len(chain_hits))):
+        digest = chain_pool.digests[chain_hits[index]]
+        replace_reason(pool, find(pool, parameters[NAME_IN_POOL], digest), AT_RESEND, 0)
