@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias, assert_never, final
 
 from pagedkv.engine.answer_stream import Letter, Mailbox, deliver
 from pagedkv.engine.engine_request import EngineRequest
@@ -220,16 +220,26 @@ class EngineThread:
         return self._closing.drain and bool(self._door or self._under_way)
 
     def _carry_out(self, command: Command) -> None:
-        if isinstance(command, Close):
-            self._closing = command
-        elif isinstance(command, Call):
-            command.carry_out(self._llm)
-        elif isinstance(command, End):
-            if command.mailbox in self._door:
-                self._admit(command.mailbox)  # so that it has an output, as others have
-            if command.mailbox in self._under_way:
-                self._end(command.mailbox, "aborted")
-        elif not self._refuses or self._has_room():
+        match command:
+            case Close():
+                self._closing = command
+            case Call():
+                command.carry_out(self._llm)
+            case End():
+                self._end_at_request(command)
+            case Submit():
+                self._take_in(command)
+            case _:
+                assert_never(command)
+
+    def _end_at_request(self, command: End) -> None:
+        if command.mailbox in self._door:
+            self._admit(command.mailbox)  # so that it has an output, as others have
+        if command.mailbox in self._under_way:
+            self._end(command.mailbox, "aborted")
+
+    def _take_in(self, command: Submit) -> None:
+        if not self._refuses or self._has_room():
             self._door[command.mailbox] = command
             self._let_in()
         else:
