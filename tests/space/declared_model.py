@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from pagedkv import EpochSpan, InvalidatedMemory
+from tests.space.epoch_labels import Label
 from tests.space.live_model import Refusal
 from tests.space.memory_model import Place
 from tests.space.sequence_model import GroupRule, ModelSequence, Status
@@ -92,20 +93,26 @@ class DeclaredModel(StepModel):
             table = sequence.tables[group.index]
             for position in group.present(table, len(sequence.tokens)):
                 block, offset = table[group.slot(position)[0]], group.slot(position)[1]
-                slot, epoch = (group.pool, block, offset), self._epoch_in_flight(group, sequence, position)
+                slot, label = (group.pool, block, offset), self._label_in_flight(group, sequence, position)
                 if self.device.content(group, block, position) != (group.index, sequence.prefixes[position]):
-                    labels.bring(self._last_before(), slot, (epoch, epoch))
+                    labels.bring(self._last_before(), slot, label)
                 elif position >= sequence.planned_in(group):
-                    labels.doubt(slot, epoch)
+                    labels.doubt(slot, label)
 
-    def _epoch_in_flight(self, computing: GroupRule, sequence: ModelSequence, position: int) -> int:
-        """With which weights a step in flight computes a position; those in force if none does."""
-        epoch = self.epoch
+    def _label_in_flight(self, computing: GroupRule, sequence: ModelSequence, position: int) -> Label:
+        """With which weights a step in flight computes a position; those in force if none does.
+
+        The block may have been another's that has ended, so that the step computed, or will, what is overwritten.
+        """
+        label = self.epoch, self.epoch
         for step in self.in_flight:
             for row, start, end in step.ranges_in(computing):
-                if start <= position < end and self._holds_same(step.views[row].tables, sequence, position):
-                    epoch = step.epoch
-        return epoch
+                view = step.views[row]
+                if start <= position < end and self._holds_same(view.tables, sequence, position):
+                    is_certain = view.sequence is sequence or view.sequence in self.running
+                    label = (step.epoch, step.epoch) if is_certain else (self.epoch, step.epoch)
+                    self.device.labels.is_doubted |= label[0] != label[1]
+        return label
 
     def _holds_same(self, tables: list[list[int]], sequence: ModelSequence, position: int) -> bool:
         """Whether a sequence holds the blocks of a position that are in other tables."""

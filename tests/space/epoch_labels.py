@@ -46,11 +46,11 @@ class EpochLabels:
         """Somebody writes a slot behind a step, with weights of his own."""
         self._coming.append((step_id, slot, label))
 
-    def doubt(self, slot: tuple[str, int, int], epoch: int) -> None:
-        """A slot may as well be of another epoch than its label says."""
+    def doubt(self, slot: tuple[str, int, int], other: Label) -> None:
+        """A slot may as well have another label than its own."""
         oldest, newest = self.at(*slot)
-        self.is_doubted |= (oldest, newest) != (epoch, epoch)
-        self.write(*slot, (max(oldest, epoch), min(newest, epoch)))
+        self.is_doubted |= (oldest, newest) != other
+        self.write(*slot, (max(oldest, other[0]), min(newest, other[1])))
 
     def arrive(self, first_step_id: int) -> None:
         """Let everything arrive that comes behind steps before this one."""

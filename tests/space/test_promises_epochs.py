@@ -412,3 +412,17 @@ def test_what_a_failed_step_has_dated_says_nothing_of_a_fork_that_waits_for_the_
     space.abort(space.plan_step().step_id)
     space.fork(answer.row)
     space.check()
+
+
+def test_promise_28_what_is_copied_of_a_block_keeps_its_epochs_before_anything_is_computed() -> None:
+    space = new_space(FullAttention(4), num_blocks=40, weights_epoch=0, max_epoch_lag=2, min_partial_hit=1)
+    space.free(prefill(space, [1, 2, 3, 4, 5, 6, 7, 8]))
+    space.set_weights_epoch(1)
+    row = allocate(space, [1, 2, 3, 4, 5, 6, 9, 9])
+    forked = space.fork(row, 1, at=6)
+    assert isinstance(forked, np.ndarray)
+    child = int(forked[0])
+    assert ranges(space, child) == 6 * [(0, 0)]
+    run_step(space)
+    assert ranges(space, child) == 6 * [(0, 0)]
+    assert ranges(space, row)[-1] == (0, 1)

@@ -26,6 +26,7 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.digests import digest_block
+from pagedkv.pool.epochs import copy_epochs
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.pool.prefix_index import find, name_block
 from pagedkv.tables.matching import holds_tokens
@@ -116,6 +117,7 @@ def resume(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, ind
     pool.records[own, QUEUE] = IN_USE
     if own == source:
         return False
+    copy_epochs(pool, source, pool, own)
     pool.records[own, HOLD_STEP] = pool.counts[OPEN_STEP]
     pool.records[source, HOLD_STEP] = pool.counts[OPEN_STEP]
     release(pool, source, rows[row, LAST_STEP])
