@@ -25,6 +25,7 @@ MODULES: Final = (
     "benchmarks.draft_states",
     "benchmarks.tenants",
     "benchmarks.leases",
+    "benchmarks.between_passes",
 )
 """Each has a tuple ``OPERATIONS`` of functions that check what they measure and yield rows. Add new ones here."""
 
