@@ -18,6 +18,8 @@ from pagedkv.attention.gathering import gather, spans
 from pagedkv.attention.layer import AttentionLayer
 from pagedkv.attention.metadata import GroupMetadata, StepMetadata
 from pagedkv.device import KVStorage
+from pagedkv.device.kernels.reference import write_tokens as write_tokens_plainly
+from pagedkv.device.token_side import TokenSide
 
 __all__ = ["CPUBackend"]
 
@@ -29,12 +31,13 @@ class CPUBackend:
     Args:
         storage: where the keys lie.
         layers: the layers, by number.
+        latent_dim: of latents, how many dimensions are values, the first ones.
 
     Raises:
         ConfigurationError: a layer that it cannot serve, or a layout that parts the elements of a key.
     """
 
-    def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer]) -> None:
+    def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer], *, latent_dim: int = 0) -> None:
         require_layers(CPUBackend, layers)
         self._layers = tuple(layers)
         of_tokens = {number: each for number, each in enumerate(layers) if not each.is_latent}
@@ -50,6 +53,8 @@ class CPUBackend:
             number: np.array([*self._keys[number].blocks.shape[1:3], each.window, each.chunk], np.int64)
             for number, each in of_tokens.items()
         }
+        self._storage = storage
+        self._latent_dim = latent_dim
         self._no_sinks = np.zeros(0, np.float32)
 
     @staticmethod
@@ -89,6 +94,21 @@ class CPUBackend:
             out[span.tokens] = attend_to(spec, span, query[span.tokens], key, value, sinks)
         return out
 
+    def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's latents into their slots. O(elements)."""
+        side = TokenSide(latent[:, None], self._latents(layer)[:, :, None])
+        write_tokens_plainly([side], step.groups[self._layers[layer].group].slot_mapping)
+
+    def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+        """Compute attention of absorbed queries to gathered latents, sequence by sequence."""
+        spec = self._layers[layer]
+        group = step.groups[spec.group]
+        out = query.new_empty(len(query), spec.num_heads, self._latent_dim)
+        for span in spans(spec, group):
+            key = gather(self._latents(layer), group, span).to(query.dtype)[:, None]
+            out[span.tokens] = attend_to(spec, span, query[span.tokens], key, key[..., : self._latent_dim])
+        return out
+
     def attend_unfolded(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
     ) -> torch.Tensor:
@@ -101,6 +121,9 @@ class CPUBackend:
             out[span.tokens] = attend_to(spec, span, query[span.tokens], key[keys], value[keys])
             first = keys.stop
         return out
+
+    def _latents(self, layer: int) -> torch.Tensor:
+        return self._storage.latents(self._layers[layer].group, self._layers[layer].index)
 
     def _decode(
         self, layer: int, query: torch.Tensor, group: GroupMetadata, sinks: torch.Tensor | None, out: torch.Tensor
