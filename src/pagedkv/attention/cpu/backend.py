@@ -83,9 +83,7 @@ class CPUBackend:
         group = step.groups[spec.group]
         out = query.new_empty(len(query), spec.num_heads, values.shape[3])
         reads_in_place = keys.dtype is torch.float32 and query.dtype is torch.float32
-        if reads_in_place:
-            self._decode(layer, query, group, sinks, out)
-        if reads_in_place and step.num_tokens == step.num_places:
+        if reads_in_place and self._decode(layer, query, group, sinks, out) == step.num_tokens:
             return out
         for span in spans(spec, group):
             if reads_in_place and span.num_queries == 1:
@@ -127,13 +125,13 @@ class CPUBackend:
 
     def _decode(
         self, layer: int, query: torch.Tensor, group: GroupMetadata, sinks: torch.Tensor | None, out: torch.Tensor
-    ) -> None:
-        """Serve those with one query, where their blocks lie."""
+    ) -> int:
+        """Serve those with one query, where their blocks lie. Returns how many these are."""
         spec, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
         offsets, seq_lens = group.query_start_loc.numpy(), group.seq_lens.numpy()
         places = np.flatnonzero(np.diff(offsets) == 1)
         if not len(places):
-            return
+            return 0
         longest = int(seq_lens[places].max())
         exponents = np.empty(longest, np.int32)
         decode_attention(
@@ -155,3 +153,4 @@ class CPUBackend:
             exponents,
             exponents.view(np.float32),
         )
+        return len(places)
