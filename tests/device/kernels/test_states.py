@@ -85,7 +85,7 @@ if not IS_INTERPRETED:
     def test_a_large_state_at_the_end_of_a_large_pool() -> None:
         """Further than 32-bit numbers reach."""
         size = 2**20
-        num_blocks = 20_000 if KERNEL_DEVICE.type == "cuda" else 3
+        num_blocks = 2200 if KERNEL_DEVICE.type == "cuda" else 3
         blocks = torch.empty(num_blocks, 1, size, dtype=torch.bfloat16, device=KERNEL_DEVICE)
         rows = torch.randn(1, 2, size, device=KERNEL_DEVICE).bfloat16()
         ids = torch.tensor([num_blocks - 1, 1], dtype=torch.int32, device=KERNEL_DEVICE)
