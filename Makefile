@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-plain test-long test-transformers test-numba lint format bench gpu gpu-kernels gpu-device gpu-figures mutants clean
+.PHONY: help run replay test test-plain test-long test-transformers test-numba lint format bench gpu gpu-kernels gpu-device gpu-engine gpu-figures mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -99,12 +99,12 @@ bench: $(STAMP) ## all benchmarks, in turn with an older commit: a table, and ou
 GPU_PYTHON ?= $(PYTHON)
 GPU_WORKERS ?= 12
 GPU_TESTS := $(GPU_PYTHON) -m pytest -W ignore -p no:cacheprovider -q
-GPU_ALL_PARTS := kernels device figures
+GPU_ALL_PARTS := kernels device engine figures
 PART ?= $(GPU_ALL_PARTS)
 
 gpu: export PYTHONPATH := src:.
 gpu: export NUMBA_DISABLE_JIT := 1
-gpu: ## on a machine with a GPU: tests of kernels and device there, the kernels under compute-sanitizer, then the figures
+gpu: ## on a machine with a GPU: tests of kernels, device and engine there, the kernels under compute-sanitizer, then the figures
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
 		echo "make gpu needs a GPU that the torch of '$(GPU_PYTHON)' sees." >&2; exit 1; }
 	@for part in $(PART); do $(MAKE) --no-print-directory gpu-$$part || exit 1; \
@@ -112,12 +112,16 @@ gpu: ## on a machine with a GPU: tests of kernels and device there, the kernels 
 
 gpu-kernels:
 	$(GPU_TESTS) -n $(GPU_WORKERS) tests/device/kernels tests/attention/test_on_gpu.py
+	NUMBA_DISABLE_JIT=0 $(GPU_TESTS) tests/attention/test_schedules.py
 
 gpu-device:
 	$(GPU_TESTS) tests/device --ignore tests/device/kernels
 	@if command -v compute-sanitizer >/dev/null; then PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \
 		$(GPU_TESTS) tests/device/kernels --ignore tests/device/kernels/test_attention.py; \
 	else echo "compute-sanitizer is not installed: skipped"; fi
+
+gpu-engine:
+	$(GPU_TESTS) -n $(GPU_WORKERS) tests/engine/test_on_gpu.py tests/engine/test_unfoldings.py
 
 gpu-figures:
 	$(GPU_PYTHON) -m benchmarks.device --json out/gpu.json

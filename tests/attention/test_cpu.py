@@ -43,6 +43,12 @@ def test_equals_the_reference(name: str, ranges: list[tuple[int, int]]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_as_many_tokens_as_sequences_are_not_a_token_each() -> None:
+    """Who computes nothing, and who computes two tokens, in one step."""
+    expected, found = both(paged_case([(5, 5), (3, 5), (7, 8)]), LAYERS["plain"])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("num_heads", "num_key_heads", "dims"), [(1, 1, (3, 5)), (6, 1, (8, 2)), (4, 4, (16, 8))])
 def test_any_heads_and_dimensions(num_heads: int, num_key_heads: int, dims: tuple[int, int]) -> None:
     layer = AttentionLayer(0, 0, num_heads, 0.3, window=5)

@@ -18,6 +18,7 @@ from pagedkv.device.kernels.triton import (  # noqa: E402
     merging,
     packets,
     prompting,
+    states,
     tables,
     tokens,
 )
@@ -79,6 +80,15 @@ def test_table_kernels_compile(kernel: Any, capability: int) -> None:  # noqa: A
 def test_block_kernels_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - Triton's
     types = {name: "*i64" if name == "pieces" else "*i32" for name in kernel.arg_names}
     assert f"sm_{capability}" in compiled(kernel, capability, types)
+
+
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize("words", ["u8", "i16", "i32", "i64"])
+@pytest.mark.parametrize("to_blocks", [False, True])
+def test_states_are_copied_in_words_of_every_size(words: str, capability: int, to_blocks: bool) -> None:  # noqa: FBT001
+    types = {"blocks": f"*{words}", "rows": f"*{words}", "block_ids": "*i32", "size": "i32"}
+    types |= dict.fromkeys(("block_b", "block_l", "row_l", "row_n"), "i64")
+    assert f"sm_{capability}" in compiled(states._copy_kernel, capability, types, TO_BLOCKS=to_blocks, CHUNK=4096)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import torch
 
 pytest.importorskip("triton")
 KERNELS = Path(__file__).parent / "kernels"
+BACK_ENDS = Path(__file__).parents[1] / "attention" / "test_schedules.py"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels' own tests run on the GPU")
-@pytest.mark.parametrize("tests", sorted(KERNELS.glob("test_*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("tests", [*sorted(KERNELS.glob("test_*.py")), BACK_ENDS], ids=lambda path: path.stem)
 def test_kernels_do_in_the_interpreter_what_plain_torch_does(tests: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "NUMBA_DISABLE_JIT": "1"}
     ran = subprocess.run(

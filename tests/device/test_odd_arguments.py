@@ -122,6 +122,7 @@ OF_STORAGE: Final[dict[str, Callable[[Setting], Arguments]]] = {
     "scales": lambda _: {"group": 0},
     "sleep": idle,
     "states": lambda _: {"group": 2, "layer": 0},
+    "states_of_layers": lambda _: {"group": 2},
     "values": lambda _: LAYER,
     "wake": asleep,
 }
@@ -168,6 +169,7 @@ CHECKED: Final[Arguments] = {"slot_mapping": SLOTS, "check_slots": True}
 OF_TRANSFERS: Final[dict[str, Callable[[Setting], Arguments]]] = {
     "copy": lambda _: {"pool": "device", "src_ids": [1], "dst_ids": [2]},
     "gather_states": lambda _: {"group": 2, "layer": 0, "block_ids": BLOCK},
+    "gather_states_of_layers": lambda _: {"group": 2, "block_ids": BLOCK},
     "reshape_and_cache": lambda _: {**LAYER, "key": KEYS, "value": KEYS, **CHECKED},
     "scatter_states": lambda _: {"group": 2, "layer": 0, "block_ids": BLOCK, "states": {"scan": torch.ones(1, 3)}},
     "swap_in": lambda _: {"pool": "device", "src_ids": [1], "dst_ids": [2]},

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-__all__ = ["BASE", "CONFIGS", "MORE", "make_model", "shake"]
+__all__ = ["BASE", "CONFIGS", "MORE", "make_model", "moved", "shake"]
 
 Config = dict[str, Any]
 
@@ -225,6 +225,11 @@ def make_model(name: str, **changes: Any) -> PreTrainedModel:  # noqa: ANN401 - 
     )
     shake(model, torch.Generator().manual_seed(seed + 1))
     return model
+
+
+def moved(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """Move a model to a device."""
+    return cast("PreTrainedModel", cast("Any", model).to(device))
 
 
 def shake(model: PreTrainedModel, generator: torch.Generator) -> None:

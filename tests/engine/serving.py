@@ -70,7 +70,7 @@ def reference(
     for prompt in prompts:
         with torch.inference_mode():
             out = cast("Any", model).generate(
-                torch.tensor([prompt]),
+                torch.tensor([prompt], device=model.device),
                 max_new_tokens=num_new,
                 do_sample=False,
                 output_logits=True,

@@ -10,6 +10,7 @@ In the order in which data flows::
     on_gpu      Triton's kernels, for rows that decode and prompts alike
     cpu         compiled loops that read blocks in place, SDPA for prompts
     selection   which of them serves a storage
+    unfolding   latents attended to without unfolding them: matrices read out of a model
 
 Knows no model and no scheduler. A back end takes a layer's number and a step's metadata, never a cache to change.
 Needs torch (``pip install 'pagedkv[torch]'``).
@@ -27,6 +28,7 @@ from pagedkv.attention.metadata import GroupMetadata, StepMetadata
 from pagedkv.attention.on_gpu import TritonBackend
 from pagedkv.attention.reference import ReferenceBackend
 from pagedkv.attention.selection import backend_for
+from pagedkv.attention.unfolding import Unfolding, UnfoldingReader
 
 __all__ = [
     "AttentionBackend",
@@ -36,5 +38,7 @@ __all__ = [
     "ReferenceBackend",
     "StepMetadata",
     "TritonBackend",
+    "Unfolding",
+    "UnfoldingReader",
     "backend_for",
 ]

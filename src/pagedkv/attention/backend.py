@@ -45,6 +45,21 @@ class AttentionBackend(Protocol):
             ``[tokens, heads, value_dim]``, contiguous, of the queries' type.
         """
 
+    def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's latents, ``[tokens, dim]``, into their slots."""
+
+    def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+        """Compute attention of absorbed queries to latents (:mod:`pagedkv.attention.unfolding`).
+
+        Args:
+            layer: number of the layer, of a back end that was told how many dimensions of latents are values.
+            query: ``[tokens, heads, dim]``.
+            step: the step.
+
+        Returns:
+            ``[tokens, heads, latent_dim]``: for each head a mixture of latents.
+        """
+
     def attend_unfolded(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
     ) -> torch.Tensor:

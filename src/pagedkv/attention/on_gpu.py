@@ -43,10 +43,10 @@ class TritonBackend:
 
     Args:
         storage: where the keys lie.
-        layers: the layers, by number; what was unfolded from latents is attended to as on a CPU, latents themselves by
-            :meth:`attend_latents`.
+        layers: the layers, by number.
         max_places: rows of a step at most; max_tokens: tokens of a step at most; max_length: of a row at most.
-        latent_dim: of latents, how many dimensions are values, the first ones.
+        latent_dim: of latents, how many dimensions are values, the first ones; 0: the model unfolds them, and they
+            are attended to as on a CPU (:meth:`attend_unfolded`).
         query_dtype: of queries and answers.
         num_draft: drafts that a row may have: rows of up to one query more are cut along their keys.
         batch_invariant: whether an answer depends on nothing but its row. Off, rows that stand behind one another and
@@ -81,6 +81,9 @@ class TritonBackend:
         self._lists: dict[int, _Work] = {}
         alike: dict[tuple[object, ...], _Work] = {}
         for number, (layer, memory) in enumerate(zip(self._layers, self._memory, strict=True)):
+            if layer.is_latent and not latent_dim:
+                continue
+            _require_dimensions(number, layer, memory)
             value_dim = memory.values.shape[3]
             kind = (layer.group, layer.num_heads, layer.window, layer.chunk, layer.num_sink_tokens, value_dim)
             if kind not in alike:
@@ -113,7 +116,7 @@ class TritonBackend:
         self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
 
     def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
-        """Write a step's latents, ``[tokens, dim]``, into their slots."""
+        """Write a step's latents into their slots, divided by their scale where eight bits are stored."""
         memory = self._memory[layer]
         sides = [TokenSide(latent[:, None, :], memory.keys, memory.key_scales)]
         self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
@@ -138,10 +141,7 @@ class TritonBackend:
         return out
 
     def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
-        """Compute attention of absorbed queries to latents: from ``[tokens, heads, dim]`` to ``[..., latent_dim]``.
-
-        What comes out is a mixture of latents for each head, to be unfolded into values (DeepSeek-V2, 2024).
-        """
+        """Compute attention of absorbed queries to latents; as :meth:`attend`."""
         return self.attend(layer, query, step)
 
     def attend_unfolded(
@@ -178,13 +178,18 @@ def _memory_of(storage: KVStorage, number: int, layer: AttentionLayer, latent_di
                 f"group {layer.group} is laid out with {side.stride(3)} elements between those of one of its {what}: "
                 "put C last"
             )
-        if side.shape[3] > WIDEST:
-            raise ConfigurationError(
-                f"attention layer {number} ({layer}) cannot be served: its {what} have {side.shape[3]} dimensions, "
-                f"the kernels are made for up to {WIDEST}"
-            )
     scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     if shape.dtype in FP8_TYPES:
         given = storage.scales(layer.group)[layer.index]
         scales = (given[0], given[-1])
     return PagedLayer(keys, values, layer.scale, layer.soft_cap, *scales)
+
+
+def _require_dimensions(number: int, layer: AttentionLayer, memory: PagedLayer) -> None:
+    """Refuse what is wider than any tiling. Raises ConfigurationError."""
+    for what, side in (("keys", memory.keys), ("values", memory.values)):
+        if side.shape[3] > WIDEST:
+            raise ConfigurationError(
+                f"attention layer {number} ({layer}) cannot be served: its {what} have {side.shape[3]} dimensions, "
+                f"the kernels are made for up to {WIDEST}"
+            )

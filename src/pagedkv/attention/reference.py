@@ -27,10 +27,12 @@ class ReferenceBackend:
     Args:
         storage: where the keys lie.
         layers: the layers, by number.
+        latent_dim: of latents, how many dimensions are values, the first ones.
     """
 
-    def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer]) -> None:
+    def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer], *, latent_dim: int = 0) -> None:
         self._storage = storage
+        self._latent_dim = latent_dim
         self._layers = tuple(layers)
 
     @staticmethod
@@ -63,6 +65,27 @@ class ReferenceBackend:
             return keys[block, position % size], values[block, position % size]
 
         return _attend(spec, query, step, read, sinks)
+
+    def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
+        """Write latent by latent."""
+        spec = self._layers[layer]
+        latents = self._storage.latents(spec.group, spec.index)
+        size = latents.shape[1]
+        for token, slot in enumerate(step.groups[spec.group].slot_mapping.tolist()):
+            if slot >= 0:
+                latents[slot // size, slot % size] = latent[token]
+
+    def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+        """The same as attention to keys of one head, whose values are their first dimensions."""
+        spec = self._layers[layer]
+        latents = self._storage.latents(spec.group, spec.index)
+        table = step.groups[spec.group].block_tables
+
+        def read(place: int, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+            latent = latents[table[place, position // latents.shape[1]], position % latents.shape[1]][None]
+            return latent, latent[:, : self._latent_dim]
+
+        return _attend(spec, query, step, read, None)
 
     def attend_unfolded(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata

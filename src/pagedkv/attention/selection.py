@@ -21,6 +21,8 @@ def backend_for(
     max_tokens: int,
     max_length: int,
     query_dtype: torch.dtype,
+    num_draft: int = 0,
+    latent_dim: int = 0,
 ) -> AttentionBackend:
     """Build the back end that serves these layers where their keys lie.
 
@@ -28,13 +30,15 @@ def backend_for(
         storage: where the keys lie; layers: the layers, by number.
         max_places, max_tokens, max_length: rows of a step, tokens of a step, and tokens of a row, at most.
         query_dtype: of queries.
+        num_draft: drafts that a row may have.
+        latent_dim: of latents that are attended to, how many dimensions are values; 0: the model unfolds them.
 
     Raises:
         ConfigurationError: no back end of that device serves a layer: which, and why.
         DeviceUnavailableError: the device is a GPU, and Triton is not installed.
     """
     if storage.device.type == "cpu":
-        return CPUBackend(storage, layers)
+        return CPUBackend(storage, layers, latent_dim=latent_dim)
     return TritonBackend(
         storage,
         layers,
@@ -42,4 +46,6 @@ def backend_for(
         max_tokens=max_tokens,
         max_length=max_length,
         query_dtype=query_dtype,
+        num_draft=num_draft,
+        latent_dim=latent_dim,
     )

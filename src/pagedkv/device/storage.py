@@ -182,19 +182,24 @@ class KVStorage:
         Raises:
             ConfigurationError: no such group or layer, or the group keeps no state.
         """
+        views = self.states_of_layers(group)
+        _require_layer(self.shapes[group], layer)
+        return MappingProxyType({name: states[:, layer] for name, states in views.items()})
+
+    def states_of_layers(self, group: int) -> Mapping[str, torch.Tensor]:
+        """View tensors of the states of all layers: ``[num_blocks, layers, *shape]``, by name; as :meth:`states`."""
         spec, shape = self._group(group)
         if not isinstance(shape, StateShape):
             raise ConfigurationError(f"group {group} has no states: it is a {type(shape).__name__}")
-        _require_layer(shape, layer)
         pool, offsets = self.pools[spec.pool], shape.offsets()
         views = {}
         for tensor in shape.tensors:
             itemsize = tensor.dtype.itemsize
             typed = pool.device_bytes.view(tensor.dtype)
             inner = torch.empty(tensor.shape, device="meta").stride()
-            offset = (offsets[tensor.name] + layer * tensor.nbytes) // itemsize
-            strides = (pool.block_nbytes // itemsize, *inner)
-            views[tensor.name] = typed.as_strided((pool.num_blocks, *tensor.shape), strides, offset)
+            strides = (pool.block_nbytes // itemsize, tensor.nbytes // itemsize, *inner)
+            sizes = (pool.num_blocks, shape.num_layers, *tensor.shape)
+            views[tensor.name] = typed.as_strided(sizes, strides, offsets[tensor.name] // itemsize)
         return MappingProxyType(views)
 
     def pages(self, group: int, layer: int, page_size: int) -> KernelPages:

@@ -20,6 +20,7 @@ from pagedkv.device.kernels.selection import KernelChoice, kernels_for
 from pagedkv.device.layout import Pieces
 from pagedkv.device.pool_memory import PoolMemory
 from pagedkv.device.shapes import FP8_TYPES
+from pagedkv.device.state_side import StateSide
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.tensors import require_numbers, require_slots, require_tensor
 from pagedkv.device.token_side import TokenSide
@@ -191,12 +192,15 @@ class Transfers:
         Raises:
             TensorError: another type or device. ConfigurationError: the group keeps no states.
         """
-        index = self._state_index(group, block_ids)
-        states = {}
-        for name, state in self.storage.states(group, layer).items():
-            is_there = (index > 0).view(-1, *[1] * (state.ndim - 1))
-            states[name] = torch.where(is_there, state[index], 0)
-        return states
+        self._require_state_blocks(group, block_ids)
+        return self._read({name: view[:, None] for name, view in self.storage.states(group, layer).items()}, block_ids)[
+            0
+        ]
+
+    def gather_states_of_layers(self, group: int, block_ids: torch.Tensor) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Copy the states of all layers out, a kernel a tensor: what :meth:`gather_states` gives, for each layer."""
+        self._require_state_blocks(group, block_ids)
+        return self._read(self.storage.states_of_layers(group), block_ids)
 
     def scatter_states(
         self, group: int, layer: int, block_ids: torch.Tensor, states: Mapping[str, torch.Tensor]
@@ -207,7 +211,7 @@ class Transfers:
             TensorError: another type, shape or device, or tensors of other names.
             ConfigurationError: the group keeps no states.
         """
-        index = self._state_index(group, block_ids)
+        self._require_state_blocks(group, block_ids)
         views = self.storage.states(group, layer)
         require_instance(states, Mapping, "states", TensorError)
         if set(views) != set(states):
@@ -215,11 +219,10 @@ class Transfers:
                 f"a state of group {group} has the tensors {sorted(views)}, got {sorted(states, key=repr)}"
             )
         for name, state in views.items():
-            shape = (len(index), *state.shape[1:])
+            shape = (len(block_ids), *state.shape[1:])
             require_tensor(states[name], name, dtype=state.dtype, shape=shape, device=self.storage.device)
-        for name, state in views.items():
-            kept = torch.where((index > 0).view(-1, *[1] * (state.ndim - 1)), states[name], 0)
-            state[index] = kept  # several null blocks: all write zeros there, which is what it holds
+        sides = [StateSide(view[:, None], states[name].contiguous()[None]) for name, view in views.items()]
+        self._kernels.write_states(sides, block_ids)
 
     # Inside
 
@@ -247,11 +250,20 @@ class Transfers:
             require_slots(slots[:num_tokens], f"slot_mapping of group {group}", num_slots)
         self._kernels.write_tokens(sides, slots)
 
-    def _state_index(self, group: int, block_ids: torch.Tensor) -> torch.Tensor:
+    def _read(self, views: Mapping[str, torch.Tensor], block_ids: torch.Tensor) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Read tensors of ``[num_blocks, layers, *shape]`` for some rows; by layer."""
+        sides = {
+            name: StateSide(view, view.new_empty(view.shape[1], len(block_ids), *view.shape[2:]))
+            for name, view in views.items()
+        }
+        self._kernels.read_states(list(sides.values()), block_ids)
+        num_layers = next(iter(views.values())).shape[1]
+        return [{name: side.rows[layer] for name, side in sides.items()} for layer in range(num_layers)]
+
+    def _require_state_blocks(self, group: int, block_ids: torch.Tensor) -> None:
         where = self.storage.device
         ids = require_tensor(block_ids, "block_ids", dtype=torch.int32, shape=(None,), device=where)
         require_numbers(ids, "block_ids", self.storage.pool_of(group).num_blocks)
-        return ids.long()
 
     def _checked_ids(self, ids: torch.Tensor, pool: str, num_blocks: int) -> torch.Tensor:
         what = f"blocks of pool {pool!r}"

@@ -23,7 +23,7 @@ import torch
 
 from pagedkv.arguments import as_token_array, require_instance
 from pagedkv.arrays import Int32Array
-from pagedkv.attention import CPUBackend
+from pagedkv.attention import backend_for
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
 from pagedkv.engine.answering import Answering, Sampler, Taken
@@ -94,7 +94,15 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduling(publishes_answers=not replays_steps), self.space)
         self.model_end_ids = compat.end_token_ids(model)
         self._num_vocabulary = compat.vocabulary_size(model)
-        backend = CPUBackend(storage, groups.attention)
+        backend = backend_for(
+            storage,
+            groups.attention,
+            max_places=config.max_sequences,
+            max_tokens=config.max_batched_tokens,
+            max_length=space_config.max_tokens,
+            query_dtype=model.dtype,
+            num_draft=config.most_drafts,
+        )
         self._runner = ModelRunner(
             model, groups, self.executor, backend, replays_steps=replays_steps, continues=continues
         )

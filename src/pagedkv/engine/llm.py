@@ -68,8 +68,8 @@ class LLM:
     """Serves prompts with one model, in memory made of blocks.
 
     Args:
-        model: any decoder of transformers in evaluation mode, on a CPU. Engines in several threads may share it: each
-            waits for the others' passes. Nobody else may use it during a step.
+        model: any decoder of transformers in evaluation mode, on a CPU or a GPU. Engines in several threads may share
+            it: each waits for the others' passes. Nobody else may use it during a step.
         config: memory, limits, policies.
         tokenizer: for prompts, answers, stop texts and bad words as text; None: token ids alone.
         sampler: what draws tokens; None: as each request's parameters say.

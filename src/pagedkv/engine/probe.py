@@ -39,6 +39,7 @@ class _Recorder:
     """Notes updates and calls, and answers them as a dense model does."""
 
     model_name: str
+    device: torch.device
     updates: list[_Update] = field(default_factory=list)
     sources: list[SourceSpec] = field(default_factory=list)
     calls: list[CallSpec] = field(default_factory=list)
@@ -55,9 +56,11 @@ class _Recorder:
         self.unread = len(self.updates) - 1
 
     def make_mask(self, options: dict[str, Any]) -> torch.Tensor:
-        mask = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).tril()[None, None]
+        with self.device:  # where masks look up what they know of the pass
+            mask = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).tril()[None, None]
+            rule = rule_of_mask(cast("Callable[..., Any]", options["mask_function"]))
         self.kept.append(mask)  # whoever is freed gives its address to another
-        self.masks[mask.data_ptr()] = rule_of_mask(cast("Callable[..., Any]", options["mask_function"]))
+        self.masks[mask.data_ptr()] = rule
         return mask
 
     def attend(
@@ -186,7 +189,7 @@ def probe(model: compat.Model) -> ModelLayers:
 
     Cost: one forward pass of two tokens.
     """
-    recorder = _Recorder(type(model).__name__)
+    recorder = _Recorder(type(model).__name__, model.device)
     cache = compat.dense_cache(model)
     if any(map(compat.has_indexer, cache.layers)):
         raise recorder._refusal("its attention is sparse, by an indexer with keys of its own", SEE_TABLE)  # noqa: SLF001

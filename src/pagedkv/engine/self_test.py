@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pagedkv.arrays import Int32Array
-from pagedkv.attention import CPUBackend
+from pagedkv.attention import backend_for
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
 from pagedkv.engine.borrowing import BorrowedModel
@@ -148,7 +148,15 @@ def _over_blocks(
     space, storage = BlockSpace(config), KVStorage(config, groups.shapes, model.device)
     tables = BlockTables(config, max_batched_tokens=num_tokens, device=model.device)
     executor = PlanExecutor(storage, tables, zero_new_blocks=False)
-    runner = ModelRunner(model, groups, executor, CPUBackend(storage, groups.attention), continues=continues)
+    backend = backend_for(
+        storage,
+        groups.attention,
+        max_places=len(sequences),
+        max_tokens=num_tokens,
+        max_length=num_tokens,
+        query_dtype=model.dtype,
+    )
+    runner = ModelRunner(model, groups, executor, backend, continues=continues)
     for pool in storage.pools.values():
         pool.device_bytes[pool.block_nbytes :] = 255  # NaN: what is read without being written shows
     cuts = [[0, len(tokens) // 2, len(tokens) - 1, len(tokens)] for tokens in sequences]

@@ -18,6 +18,8 @@ from pagedkv.attention.gathering import gather, spans
 from pagedkv.attention.layer import AttentionLayer
 from pagedkv.attention.metadata import GroupMetadata, StepMetadata
 from pagedkv.device import KVStorage
+from pagedkv.device.kernels.reference import write_tokens as write_tokens_plainly
+from pagedkv.device.token_side import TokenSide
 
 __all__ = ["CPUBackend"]
 
@@ -29,12 +31,13 @@ class CPUBackend:
     Args:
         storage: where the keys lie.
         layers: the layers, by number.
+        latent_dim: of latents, how many dimensions are values, the first ones.
 
     Raises:
         ConfigurationError: a layer that it cannot serve, or a layout that parts the elements of a key.
     """
 
-    def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer]) -> None:
+    def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer], *, latent_dim: int = 0) -> None:
         require_layers(CPUBackend, layers)
         self._layers = tuple(layers)
         of_tokens = {number: each for number, each in enumerate(layers) if not each.is_latent}
@@ -50,6 +53,8 @@ class CPUBackend:
             number: np.array([*self._keys[number].blocks.shape[1:3], each.window, each.chunk], np.int64)
             for number, each in of_tokens.items()
         }
+        self._storage = storage
+        self._latent_dim = latent_dim
         self._no_sinks = np.zeros(0, np.float32)
 
     @staticmethod
@@ -78,15 +83,28 @@ class CPUBackend:
         group = step.groups[spec.group]
         out = query.new_empty(len(query), spec.num_heads, values.shape[3])
         reads_in_place = keys.dtype is torch.float32 and query.dtype is torch.float32
-        if reads_in_place:
-            self._decode(layer, query, group, sinks, out)
-        if reads_in_place and step.num_tokens == step.num_places:
+        if reads_in_place and self._decode(layer, query, group, sinks, out) == step.num_tokens:
             return out
         for span in spans(spec, group):
             if reads_in_place and span.num_queries == 1:
                 continue
             key, value = (gather(blocks, group, span).to(query.dtype) for blocks in (keys, values))
             out[span.tokens] = attend_to(spec, span, query[span.tokens], key, value, sinks)
+        return out
+
+    def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's latents into their slots. O(elements)."""
+        side = TokenSide(latent[:, None], self._latents(layer)[:, :, None])
+        write_tokens_plainly([side], step.groups[self._layers[layer].group].slot_mapping)
+
+    def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+        """Compute attention of absorbed queries to gathered latents, sequence by sequence."""
+        spec = self._layers[layer]
+        group = step.groups[spec.group]
+        out = query.new_empty(len(query), spec.num_heads, self._latent_dim)
+        for span in spans(spec, group):
+            key = gather(self._latents(layer), group, span).to(query.dtype)[:, None]
+            out[span.tokens] = attend_to(spec, span, query[span.tokens], key, key[..., : self._latent_dim])
         return out
 
     def attend_unfolded(
@@ -102,15 +120,18 @@ class CPUBackend:
             first = keys.stop
         return out
 
+    def _latents(self, layer: int) -> torch.Tensor:
+        return self._storage.latents(self._layers[layer].group, self._layers[layer].index)
+
     def _decode(
         self, layer: int, query: torch.Tensor, group: GroupMetadata, sinks: torch.Tensor | None, out: torch.Tensor
-    ) -> None:
-        """Serve those with one query, where their blocks lie."""
+    ) -> int:
+        """Serve those with one query, where their blocks lie. Returns how many these are."""
         spec, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
         offsets, seq_lens = group.query_start_loc.numpy(), group.seq_lens.numpy()
         places = np.flatnonzero(np.diff(offsets) == 1)
         if not len(places):
-            return
+            return 0
         longest = int(seq_lens[places].max())
         exponents = np.empty(longest, np.int32)
         decode_attention(
@@ -132,3 +153,4 @@ class CPUBackend:
             exponents,
             exponents.view(np.float32),
         )
+        return len(places)

@@ -3,6 +3,7 @@
 from pagedkv.device.kernels.reference.attention import attend_rows
 from pagedkv.device.kernels.reference.blocks import copy_blocks, zero_blocks
 from pagedkv.device.kernels.reference.lists import list_work
+from pagedkv.device.kernels.reference.states import read_states, write_states
 from pagedkv.device.kernels.reference.tables import gather_rows, map_slots, pull_packet, step_tables
 from pagedkv.device.kernels.reference.tokens import write_tokens
 
@@ -13,7 +14,9 @@ __all__ = [
     "list_work",
     "map_slots",
     "pull_packet",
+    "read_states",
     "step_tables",
+    "write_states",
     "write_tokens",
     "zero_blocks",
 ]

@@ -5,6 +5,7 @@ from pagedkv.device.kernels.triton.blocks import copy_blocks, zero_blocks
 from pagedkv.device.kernels.triton.calls import gather_rows, map_slots
 from pagedkv.device.kernels.triton.lists import list_work
 from pagedkv.device.kernels.triton.packets import pull_packet
+from pagedkv.device.kernels.triton.states import read_states, write_states
 from pagedkv.device.kernels.triton.tables import step_tables
 from pagedkv.device.kernels.triton.tokens import write_tokens
 
@@ -15,7 +16,9 @@ __all__ = [
     "list_work",
     "map_slots",
     "pull_packet",
+    "read_states",
     "step_tables",
+    "write_states",
     "write_tokens",
     "zero_blocks",
 ]

@@ -1,0 +1,108 @@
+"""The engine with a model on a GPU: families answer as the model does there by itself."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from pagedkv.attention import TritonBackend
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
+from tests.engine.families import CONFIGS, MORE, make_model, moved
+from tests.engine.guesses import guess
+from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
+from tests.engine.test_families import NUM_BLOCKS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@pytest.fixture(autouse=True)
+def _in_float32() -> Iterator[None]:
+    """Let convolutions be computed in 32 bits, as everything else is."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_family_answers_as_it_does_dense(name: str, preemption: str) -> None:
+    model = moved(make_model(name), "cuda")
+    num_blocks = NUM_BLOCKS.get(name, 28)
+    config = replace(CONFIG, num_blocks=num_blocks, self_test=True)
+    if preemption == "swap":
+        config = replace(config, preemption="swap", num_host_blocks=40, min_partial_hit=1)
+    llm = LLM(model, config)
+    assert isinstance(llm.core._runner._backend, TritonBackend)
+    poison(llm)
+    requests, records = serve(llm)
+    compare(requests, reference(model, PROMPTS))
+    assert sum(record.num_hit_tokens for record in records) > 0
+    given_up = [record.num_swapped_out if preemption == "swap" else record.num_recomputed for record in records]
+    assert sum(given_up) > 0
+    assert llm.core.space.num_live_blocks() == 0
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_further_families_do_so_as_well(name: str) -> None:
+    model = moved(make_model(name), "cuda")
+    llm = LLM(model, replace(CONFIG, self_test=True))
+    poison(llm)
+    requests, _ = serve(llm)
+    compare(requests, reference(model, PROMPTS))
+
+
+def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself() -> None:
+    """By the log-probabilities of 20,000 tokens, in chunks of prompts, against a dense pass in 32 bits."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
+    model = moved(make_model("llama", **sizes, head_dim=64, vocab_size=2000), "cuda")
+    prompts = torch.randint(3, 2000, (40, 501), generator=torch.Generator().manual_seed(4)).cuda()
+
+    def dense() -> torch.Tensor:
+        with torch.inference_mode():
+            logprobs = torch.cat([model(prompt[None]).logits[0, :-1].float().log_softmax(1) for prompt in prompts])
+        return logprobs.gather(1, prompts[:, 1:].reshape(-1, 1))[:, 0]
+
+    exact = dense()
+    model = cast("PreTrainedModel", cast("Any", model).bfloat16())
+    own = (dense() - exact).abs()
+    config = EngineConfig(kv_nbytes=2**30, max_sequences=16, max_batched_tokens=768, max_tokens=512)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    answers = LLM(model, config).generate([prompt.tolist() for prompt in prompts], params)
+    told = [each.logprob for answer in answers for each in answer.prompt_logprobs or () if each is not None]
+    paged = (torch.tensor(told, device="cuda") - exact).abs()
+    assert paged.mean() <= 1.1 * own.mean()
+    assert paged.quantile(0.999) <= 1.1 * own.quantile(0.999)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "llama4_text", "deepseek_v3", "falcon_h1"])
+def test_a_family_answers_so_with_guesses(name: str) -> None:
+    model = moved(make_model(name), "cuda")
+    references = reference(model, PROMPTS)
+    llm = LLM(model, replace(CONFIG, num_blocks=60, speculation=PromptLookup()))
+    poison(llm)
+
+    def greet(request: EngineRequest) -> None:
+        guess(request, references[request.number].token_ids, wrong_every=3)
+
+    requests, records = serve(llm, greet=greet)
+    compare(requests, references)
+    assert 0 < sum(record.num_accepted for record in records) < sum(record.num_drafted for record in records)
+
+
+def test_forks_and_beams() -> None:
+    """Answers of one prompt, and beams of another: as a CPU gives them."""
+    model = make_model("llama")
+    told = []
+    for place in ("cpu", "cuda"):
+        llm = LLM(moved(model, place), replace(CONFIG, num_blocks=120))
+        params = [
+            SamplingParams(max_tokens=12, n=3, temperature=0.7, seed=5),
+            SamplingParams(max_tokens=8, num_beams=3),
+        ]
+        answers = llm.generate([PROMPTS[0], PROMPTS[3]], params)
+        told.append([each.token_ids for answer in answers for each in answer.completions])
+    assert told[0] == told[1]
