@@ -103,7 +103,7 @@ with TemporaryDirectory() as folder:
              for at, each in enumerate(prompts)]
     trace.write_text("".join(json.dumps(line) + "\\n" for line in lines))
     for more in ([], ["--model", "gemma-3-27b", "--memory", "4"]):
-        result = CliRunner().invoke(app, ["curve", str(trace), "--block-size", "4", "--json", "-", *more])
+        result = CliRunner().invoke(app, ["curve", str(trace), "--trace-block-size", "4", "--json", "-", *more])
         assert result.exit_code == 0, result.output
 """
 ANSWER = """
@@ -113,7 +113,7 @@ from pagedkv.engine import EngineConfig, LLM, SamplingParams
 config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
                      num_key_value_heads=1, max_position_embeddings=64)
 llm = LLM(LlamaForCausalLM(config).eval(), EngineConfig(num_blocks=40, block_size=4, max_sequences=4))
-answers = llm.generate([[1, 2, 3], [1, 2, 3, 4, 5, 6, 7]], SamplingParams(max_tokens=6))
+answers = llm.generate([[1, 2, 3], [1, 2, 3, 4, 5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))
 assert [len(answer.completions[0].token_ids) for answer in answers] == [6, 6]
 """
 
