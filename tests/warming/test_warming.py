@@ -74,14 +74,6 @@ def noted(piece, **kws):
 
 loop.entry_of = noted
 """
-WARM_UP = """
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.warming import warm_up
-
-told = []
-done = warm_up(tuple(POLICIES), told=lambda *numbers: told.append(numbers))
-assert told[-1] == (done.num_loops, done.num_loops)
-"""
 SERVE = """
 from tests.conftest import *
 from tests.space.mixes import MIXES
@@ -133,17 +125,28 @@ def compiled_by(program: str, **environment: str) -> list[str]:
     return compiled
 
 
+@pytest.fixture(scope="module")
+def _warm() -> None:
+    """Warm up for all policies."""
+    told: list[tuple[int, int]] = []
+    done = warm_up(tuple(POLICIES), told=lambda *numbers: told.append(numbers))
+    assert told[-1] == (done.num_loops, done.num_loops)
+
+
+@pytest.mark.usefixtures("_warm")
 def test_steps_of_every_kind_compile_nothing_after_a_warm_up() -> None:
     """Of all mixes of groups, features and policies that the state machines drive."""
-    assert compiled_by(WARM_UP + SERVE) == []
+    assert compiled_by(SERVE) == []
 
 
+@pytest.mark.usefixtures("_warm")
 def test_curves_compile_nothing_after_a_warm_up() -> None:
-    assert compiled_by(WARM_UP + MEASURE) == []
+    assert compiled_by(MEASURE) == []
 
 
+@pytest.mark.usefixtures("_warm")
 def test_an_engine_on_a_cpu_compiles_nothing_after_a_warm_up() -> None:
-    assert compiled_by(WARM_UP + ANSWER) == []
+    assert compiled_by(ANSWER) == []
 
 
 COMPILE_ATTENTION = """
