@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-plain test-long test-transformers test-numba lint format bench gpu gpu-kernels gpu-device gpu-engine gpu-figures mutants clean
+.PHONY: help run replay test test-plain test-long test-transformers test-numba lint format wheel bench gpu gpu-kernels gpu-device gpu-engine gpu-figures mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -89,6 +89,20 @@ lint: $(STAMP) ## ruff, mypy and the direction of imports
 format: $(STAMP) ## apply ruff's fixes and its format
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+
+# With machine code of the processors, the policies and the Python that are named, which is used where the same Numba is
+# installed: make wheel TARGET=x86-64-v2 WHEEL_POLICIES="lru hazard". The checkout itself never holds any.
+TARGET ?= x86-64-v3
+WHEEL_POLICIES ?= lru
+WHEEL := build/wheel
+
+wheel: $(STAMP) ## a wheel whose loops are compiled already: dist/
+	rm -rf $(WHEEL)
+	mkdir -p $(WHEEL)/project
+	NUMBA_CACHE_DIR=$(WHEEL)/loops $(BIN)/pagedkv warm-up --target $(TARGET) $(WHEEL_POLICIES:%=--eviction %)
+	cp -r LICENSE README.md pyproject.toml .gitignore src $(WHEEL)/project
+	cp -r $(WHEEL)/loops/pagedkv-loops $(WHEEL)/project/src/pagedkv/machine_code
+	$(BIN)/python -m build --wheel --outdir dist $(WHEEL)/project
 
 # Which commit, if not the one that the bars are ratios to: make bench AGAINST=COMMIT
 bench: $(STAMP) ## all benchmarks, in turn with an older commit: a table, and out/bench.json

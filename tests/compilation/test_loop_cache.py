@@ -17,8 +17,10 @@ import pytest
 from numba.extending import is_jitted
 
 from pagedkv.compilation import compiled as compiling
+from pagedkv.compilation.cache_folder import SHIPPED
 from pagedkv.compilation.compiled import compiled, unsigned
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, sources_of
+from pagedkv.compilation.targets import EXACTLY, TARGETS, own_processor
 
 COMPILED = "from pagedkv.compilation.compiled import compiled"
 PLAIN_NUMBA = "import numba\ncompiled = numba.njit(cache=True)"
@@ -50,6 +52,25 @@ tempfile.tempdir = "/dev/null"
 FULL_DISK = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+"""
+READ_ONLY_PACKAGE = """
+import tempfile
+writable = tempfile.TemporaryFile
+def refusing(*args, dir, **kws):  # permissions would not do: root has them all
+    if "__pycache__" in str(dir):
+        raise PermissionError(13, "Permission denied")
+    return writable(*args, dir=dir, **kws)
+tempfile.TemporaryFile = refusing
+"""
+CALLEE_OF_ENVIRONMENT = """
+import os
+from pagedkv.compilation.compiled import compiled
+
+ADDED = int(os.environ.get("ADDED", "1"))
+
+@compiled
+def step(x: int) -> int:
+    return x + ADDED
 """
 EDITED_SINCE_IMPORT = """
 from pathlib import Path
@@ -215,6 +236,53 @@ def test_processes_that_compile_at_once_do_not_disturb_each_other(package: Packa
     racing = [package.start(CALL) for _ in range(2)]
     assert [result(process)["value"] for process in racing] == [20, 20]
     assert package.run()["hits"] == 1
+
+
+def test_entries_in_a_package_that_cannot_be_written_are_read(package: Package) -> None:
+    package.run()
+    answer = package.run(READ_ONLY_PACKAGE + CALL)
+    assert answer["hits"] == 1
+    assert Path(answer["folder"]).is_relative_to(package.home)
+
+
+def test_entries_that_were_installed_with_the_package_are_read_whatever_folder_is_chosen(package: Package) -> None:
+    package.run()
+    (package.folder / "__pycache__/pagedkv-loops").rename(package.folder / SHIPPED)
+    chosen = str(package.root / "chosen")
+    assert package.run(NUMBA_CACHE_DIR=chosen) == {
+        "value": 20,
+        "hits": 1,
+        "folder": f"{chosen}/pagedkv-loops",
+        "warnings": [],
+    }
+
+
+TARGET = next((target for target in TARGETS["x86_64"] if target.runs_on(own_processor())), None)
+needs_target = pytest.mark.skipif(TARGET is None or not is_jitted(unsigned), reason="no target of this processor")
+
+
+@needs_target
+def test_entries_for_a_target_are_loaded_under_another_processor_and_own_ones_go_before_them(package: Package) -> None:
+    """What is added is decided when a loop is compiled, so the value tells whose machine code ran."""
+    assert TARGET is not None
+    (package.folder / "callee.py").write_text(CALLEE_OF_ENVIRONMENT)
+    assert package.run(ADDED="7", **TARGET.environment)["value"] == 80
+    for name in ({}, {"NUMBA_CPU_NAME": "skylake"}):  # whatever the host is called
+        found = package.run(**name)
+        assert (found["value"], found["hits"]) == (80, 1)
+    exactly = package.run(**{EXACTLY: "1"})
+    assert (exactly["value"], exactly["hits"]) == (20, 0)
+    assert package.run()["value"] == 20
+    assert package.run(NUMBA_CPU_NAME="skylake")["value"] == 80
+
+
+@needs_target
+def test_entries_for_a_target_are_refused_where_one_of_its_features_is_missing(package: Package) -> None:
+    assert TARGET is not None
+    package.run(**TARGET.environment)
+    has, lacks = (",".join(f"+{each}" for each in features) for features in (TARGET.features, TARGET.features[:-1]))
+    assert package.run(NUMBA_CPU_NAME="skylake", NUMBA_CPU_FEATURES=f"{has},+sha")["hits"] == 1
+    assert package.run(NUMBA_CPU_NAME="skylake", NUMBA_CPU_FEATURES=f"{lacks},+sha")["hits"] == 0
 
 
 def test_interpreted_loops_look_for_no_folder(package: Package) -> None:

@@ -4,15 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from pagedkv.compilation.targets import TARGETS, own_processor
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.warming import rehearse, warm_up
+from pagedkv.warming import ATTENTION, of_curves, of_model_curves, of_spaces, warm_up
 from pagedkv.warming.recording import recorded
+from pagedkv.warming.rehearsal import rehearse
+from pagedkv.warming.rehearsals import all_of
 
 
 @pytest.mark.interpreted
@@ -22,7 +25,7 @@ def test_a_rehearsal_leaves_its_spaces_in_order(eviction: str) -> None:
 
 
 def test_what_is_recorded_names_each_loop_once_and_depends_on_the_policy() -> None:
-    lru, hazard = recorded(["lru"]), recorded(["hazard"])
+    lru, hazard = recorded([of_spaces("lru")]), recorded([of_spaces("hazard")])
     assert len(lru) == len(set(lru)) > 100
     own = {(each.module, each.name) for each in hazard} - {(each.module, each.name) for each in lru}
     assert all(module.startswith("pagedkv.pool.eviction.hazard.") for module, _ in own)
@@ -36,12 +39,31 @@ def test_an_unknown_policy_is_refused_before_anything_is_compiled() -> None:
         warm_up(["oldest"])
 
 
-SERVE = """
+def test_an_unknown_target_is_refused_before_anything_is_compiled() -> None:
+    with pytest.raises(ConfigurationError, match=r"target must be one of .* got 'x86-64-v9'"):
+        warm_up(target="x86-64-v9")
+
+
+def test_curves_and_attention_have_loops_of_their_own() -> None:
+    of_blocks, in_a_model, attention = (
+        {each.name for each in recorded([rehearsal])}
+        for rehearsal in (of_curves("lru"), of_model_curves("lru"), ATTENTION)
+    )
+    assert {"_serve_prompts", "_serve_all", "_insert", "_fill_table", "_use_prompts", "_mark_distances"} <= of_blocks
+    assert "write_path" in in_a_model
+    assert attention == {"write_tokens", "decode_attention"}
+
+
+def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package() -> None:
+    lru, attention = [of_spaces("lru"), of_curves("lru"), of_model_curves("lru")], ATTENTION
+    assert all_of("lru") == (*lru, attention)
+    assert replace(attention, needs="no_such_package").can_be_run is False
+
+
+COUNTING = """
 import json
 import sys
 from pagedkv.compilation import loop
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.warming import warm_up
 
 compiled = []
 entry_of = loop.entry_of
@@ -51,29 +73,116 @@ def noted(piece, **kws):
     return entry_of(piece, **kws)
 
 loop.entry_of = noted
-told = []
-done = warm_up(tuple(POLICIES), told=lambda *numbers: told.append(numbers))
-
+"""
+SERVE = """
+from tests.conftest import *
 from tests.space.mixes import MIXES
 from tests.space.test_state_machine import drive
 
 for mix in MIXES:
     drive(mix, 2, "quick")
-print(json.dumps({"num_loops": done.num_loops, "told": told[-1], "compiled": compiled}))
+"""
+MEASURE = """
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from pagedkv.cli.app import app
+from typer.testing import CliRunner
+
+with TemporaryDirectory() as folder:
+    trace = Path(folder, "trace.jsonl")
+    prompts = [[0, 1, 2], [0, 1, 3], [4, 5], list(range(10, 2600)), [0, 1, 2], [4, 5]]
+    lines = [{"timestamp": 10 * at, "input_length": 4 * len(each), "output_length": 2, "hash_ids": each}
+             for at, each in enumerate(prompts)]
+    trace.write_text("".join(json.dumps(line) + "\\n" for line in lines))
+    for more in ([], ["--model", "gemma-3-27b", "--memory", "4"]):
+        result = CliRunner().invoke(app, ["curve", str(trace), "--trace-block-size", "4", "--json", "-", *more])
+        assert result.exit_code == 0, result.output
+"""
+ANSWER = """
+from transformers import LlamaConfig, LlamaForCausalLM
+from pagedkv.engine import EngineConfig, LLM, SamplingParams
+
+config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+                     num_key_value_heads=1, max_position_embeddings=64)
+llm = LLM(LlamaForCausalLM(config).eval(), EngineConfig(num_blocks=40, block_size=4, max_sequences=4))
+answers = llm.generate([[1, 2, 3], [1, 2, 3, 4, 5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))
+assert [len(answer.completions[0].token_ids) for answer in answers] == [6, 6]
 """
 
 
-def test_steps_of_every_kind_compile_nothing_after_a_warm_up() -> None:
-    """Of all mixes of groups, features and policies that the state machines drive."""
+def compiled_by(program: str, **environment: str) -> list[str]:
+    """Run a program in a process of its own; give what that compiles."""
     done = subprocess.run(
-        [sys.executable, "-c", "from tests.conftest import *\n" + SERVE],
+        [sys.executable, "-c", f"{COUNTING}{program}\nprint(json.dumps(compiled))"],
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"NUMBA_DISABLE_JIT": "0"},
+        env=os.environ | {"NUMBA_DISABLE_JIT": "0"} | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert answer["compiled"] == []
-    assert answer["told"] == [answer["num_loops"]] * 2
+    compiled: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return compiled
+
+
+@pytest.fixture(scope="module")
+def _warm() -> None:
+    """Warm up for all policies."""
+    told: list[tuple[int, int]] = []
+    done = warm_up(tuple(POLICIES), told=lambda *numbers: told.append(numbers))
+    assert told[-1] == (done.num_loops, done.num_loops)
+
+
+@pytest.mark.usefixtures("_warm")
+def test_steps_of_every_kind_compile_nothing_after_a_warm_up() -> None:
+    """Of all mixes of groups, features and policies that the state machines drive."""
+    assert compiled_by(SERVE) == []
+
+
+@pytest.mark.usefixtures("_warm")
+def test_curves_compile_nothing_after_a_warm_up() -> None:
+    assert compiled_by(MEASURE) == []
+
+
+@pytest.mark.usefixtures("_warm")
+def test_an_engine_on_a_cpu_compiles_nothing_after_a_warm_up() -> None:
+    assert compiled_by(ANSWER) == []
+
+
+COMPILE_ATTENTION = """
+from pagedkv.compilation.targets import target_named
+from pagedkv.warming import ATTENTION
+from pagedkv.warming.warm_up import compile_all
+compile_all([ATTENTION], {target})
+"""
+ATTEND = """
+from pagedkv.warming import ATTENTION, make_ready
+from pagedkv.warming import ready
+ready.compile_all = lambda _: compiled.append("all anew")
+make_ready(ATTENTION)
+ATTENTION.run()
+"""
+TARGET = next((target for target in TARGETS["x86_64"] if target.runs_on(own_processor())), None)
+
+
+@pytest.mark.skipif(TARGET is None, reason="no target of this processor")
+def test_what_is_warmed_up_for_a_target_serves_every_processor_of_that_kind_and_no_other(tmp_path: Path) -> None:
+    assert TARGET is not None
+    here = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    program = COMPILE_ATTENTION.format(target=f"target_named({TARGET.name!r})")
+    assert compiled_by(program, **here) == []  # workers do
+    for name in ({}, {"NUMBA_CPU_NAME": "skylake"}):
+        assert compiled_by(ATTEND, **here, **name) == []
+    lacking = ",".join(f"+{feature}" for feature in TARGET.features[:-1])
+    elsewhere = compiled_by(ATTEND, **here, NUMBA_CPU_NAME="skylake", NUMBA_CPU_FEATURES=lacking)
+    assert elsewhere[0] == "all anew"
+    assert len(elsewhere) == 3
+
+
+@pytest.mark.skipif(TARGET is None, reason="no target of this processor")
+def test_a_warm_up_without_a_target_is_for_the_processor_at_hand_whatever_else_is_there(tmp_path: Path) -> None:
+    assert TARGET is not None
+    for target in (f"target_named({TARGET.name!r})", "None"):
+        compiled_by(COMPILE_ATTENTION.format(target=target), NUMBA_CACHE_DIR=str(tmp_path))
+        names = [file.name for file in tmp_path.rglob("*.nbc") if not file.name.startswith("all-loops")]
+    assert len(names) == 4

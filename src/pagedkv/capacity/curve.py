@@ -20,14 +20,13 @@ import numpy as np
 from pagedkv.arrays import Int64Array
 from pagedkv.capacity.optimum import optimal_hits
 from pagedkv.capacity.pool_hits import pool_hits
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.capacity.references import BlockReferences
 from pagedkv.capacity.side_by_side import Pause, Point, measure_side_by_side
 from pagedkv.capacity.stack_distances import lru_hits_by_capacity
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction import registry
 from pagedkv.pool.eviction.lru import LRU
 from pagedkv.pool.eviction.policy import EvictionPolicy
-from pagedkv.traces.request import Request
 
 __all__ = [
     "FOR_MANY_REQUESTS",
@@ -36,7 +35,6 @@ __all__ = [
     "POLICIES",
     "CapacityCurve",
     "Policy",
-    "compile_loops",
     "default_capacities",
     "measure_curve",
     "policies_for",
@@ -301,11 +299,3 @@ def _compare(capacity: int, num_hits: int, expected: int) -> None:
 
 def _with_text_keys(by_capacity: Mapping[int, int | float]) -> dict[str, int | float]:
     return {str(capacity): value for capacity, value in by_capacity.items()}
-
-
-def compile_loops() -> None:
-    """Measure a tiny trace that is thrown away, so that loops compile before anyone waits for a progress bar."""
-    collector = ReferenceCollector("nowhere")
-    for block_ids in ([0, 1, 2], [0, 1, 3], [4], [0, 1, 2]):
-        collector.add(Request(0.0, len(block_ids), 0, np.array(block_ids, np.int64), 1))
-    measure_curve(collector.references(), [2])

@@ -131,7 +131,7 @@ def replay_with_engine(
     with working("Loading the model"), leaving_at_once():
         model = load_trained(max_positions=LONGEST) if model_path is None else load(model_path)[0]
     requests = _for_model(told, model, options.samples)
-    prepare(compile_loops)
+    prepare(lambda: compile_loops(config.policy))
     script = Script(compat.vocabulary_size(model))
     with working("Measuring steps of the model"), leaving_at_once():
         llm = LLM(model, _engine_config(config), sampler=script)

@@ -22,9 +22,11 @@ from typing import Any, Final, cast
 import numba
 from numba.misc import appdirs
 
-__all__ = ["CacheFolder", "find_cache_folder", "warn_once"]
+__all__ = ["SHIPPED", "CacheFolder", "find_cache_folder", "folders_to_read", "warn_once"]
 
 FOLDER_NAME: Final = "pagedkv-loops"
+SHIPPED: Final = "machine_code"
+"""A folder in the package, with entries that were installed with it."""
 SUFFIX: Final = ".nbc"
 CHECKSUM_NBYTES: Final = 32
 KEY_NBYTES: Final = 8
@@ -133,6 +135,21 @@ def find_cache_folder(package_folder: Path) -> CacheFolder | None:
 
 
 @cache
+def folders_to_read(package_folder: Path) -> tuple[CacheFolder, ...]:
+    """Give the folders in which entries are looked for: the one that is written, then those that others have written.
+
+    Whoever may write into the package makes us run what is in it anyway. So an image that was warmed up by one user
+    serves all of them, and entries may be installed with the package. A chosen folder (``NUMBA_CACHE_DIR``) stands in
+    for that of the package.
+    """
+    written = find_cache_folder(package_folder)
+    is_chosen = bool(cast("Any", numba).config.CACHE_DIR)
+    others = [package_folder / SHIPPED, *([] if is_chosen else [_beside(package_folder)])]
+    found = [CacheFolder(path) for path in others if path.is_dir() and (written is None or path != written.path)]
+    return (*([] if written is None else [written]), *found)
+
+
+@cache
 def warn_once(message: str) -> None:
     """Warn, the first time that this process is told so."""
     warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -147,10 +164,14 @@ def _candidates(package_folder: Path) -> Iterator[CacheFolder]:
     chosen = cast("Any", numba).config.CACHE_DIR  # NUMBA_CACHE_DIR
     if chosen:
         yield CacheFolder(Path(chosen).absolute() / FOLDER_NAME)
-    yield CacheFolder(package_folder / "__pycache__" / FOLDER_NAME)
+    yield CacheFolder(_beside(package_folder))
     of_user = Path(cast("Any", appdirs).user_cache_dir(FOLDER_NAME, appauthor=False))
     if of_user.is_absolute():  # not "~/.cache", of a user without a home
         yield CacheFolder(of_user)
     user = "" if sys.platform == "win32" else f"-{os.getuid()}"
     with suppress(FileNotFoundError):  # there is no folder for temporary files either
         yield CacheFolder(Path(tempfile.gettempdir(), FOLDER_NAME + user), is_private=True)
+
+
+def _beside(package_folder: Path) -> Path:
+    return package_folder / "__pycache__" / FOLDER_NAME

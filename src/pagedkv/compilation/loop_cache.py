@@ -6,7 +6,8 @@ through the interface that Numba's dispatcher has for it; other users of Numba i
 
 An entry is named by the loop, by the digest of all sources that the loop can reach (``loop_sources.py``), and by the
 types of its arguments and the processor. So a loop whose sources have changed finds nothing, sources that come back (a
-branch of before) find what they left, and two processes never write different things under one name.
+branch of before) find what they left, and two processes never write different things under one name. What is made for
+the processor at hand is looked for first, then what is made for many (``targets.py``).
 """
 
 import inspect
@@ -17,9 +18,10 @@ from typing import Any, TypeAlias, cast
 from numba.core import serialize
 from numba.core.caching import _Cache
 
-from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, warn_once
+from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, folders_to_read, warn_once
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
 from pagedkv.compilation.piece import packed, restored
+from pagedkv.compilation.targets import Processor, runnable
 
 __all__ = ["LoopCache"]
 
@@ -62,39 +64,42 @@ class LoopCache(_Cache):
     def load_overload(self, sig: Opaque, target_context: Opaque) -> Opaque:
         """Give the machine code for arguments of these types, or None if it must be compiled."""
         target_context.refresh()  # as Numba's own caches do before they look
-        key = self._key(sig, target_context.codegen())
-        if (place := self._place(key)) is None:
+        if (digest := self._digest()) is None:
             return None
-        folder, name = place
-        if (entry := folder.read(name)) is None:
-            return None
-        kept_key, parts = pickle.loads(entry)  # noqa: S301  # we wrote it, where nobody else can write
-        if kept_key != key:
-            return None
-        return restored(target_context, parts)
+        for processor in runnable(target_context.codegen().magic_tuple()):
+            key = self._key(sig, processor)
+            name = CacheFolder.named(self._name, digest, key)
+            for folder in folders_to_read(PACKAGE_FOLDER):
+                if (parts := _parts(folder.read(name), key)) is not None:
+                    return restored(target_context, parts)
+        return None
 
     def save_overload(self, sig: Opaque, data: Opaque) -> None:
         """Keep what was compiled, unless it holds addresses of this process."""
-        key = self._key(sig, data.codegen)
-        if (place := self._place(key)) is None or data.library.has_dynamic_globals:
+        if (digest := self._digest()) is None or (folder := find_cache_folder(PACKAGE_FOLDER)) is None:
             return
-        folder, name = place
-        folder.write(name, cast("Any", serialize).dumps((key, packed(data))))
+        key = self._key(sig, data.codegen.magic_tuple())
+        if not data.library.has_dynamic_globals:
+            folder.write(folder.named(self._name, digest, key), cast("Any", serialize).dumps((key, packed(data))))
 
-    def _key(self, sig: Opaque, codegen: Opaque) -> Opaque:
+    def _key(self, sig: Opaque, processor: Processor) -> Opaque:
         # The line tells apart two functions of one name, of which a condition takes one.
-        return sig, codegen.magic_tuple(), self._line
+        return sig, processor, self._line
 
-    def _place(self, key: Opaque) -> tuple[CacheFolder, str] | None:
-        """Find the folder and the name of an entry; None where nothing is kept."""
+    def _digest(self) -> str | None:
+        """Name the sources of the loop; None where nothing is read nor kept."""
         if not self._is_enabled:
             return None
         try:
-            digest = digest_of_sources(self._source)
+            return digest_of_sources(self._source)
         except OSError:
             warn_once(f"pagedkv compiles its loops anew in each process: there are no sources in {PACKAGE_FOLDER}.")
             return None
-        folder = find_cache_folder(PACKAGE_FOLDER)
-        if digest is None or folder is None:
-            return None
-        return folder, folder.named(self._name, digest, key)
+
+
+def _parts(entry: bytes | None, key: Opaque) -> Opaque:
+    """Give what an entry holds; None if there is none, or it is of another key that has the same name."""
+    if entry is None:
+        return None
+    kept_key, parts = pickle.loads(entry)  # noqa: S301  # we wrote it, where nobody else can write
+    return parts if kept_key == key else None

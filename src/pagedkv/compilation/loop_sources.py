@@ -10,10 +10,10 @@ import and is none (in a docstring) adds a file that need not be there, which is
 
 import hashlib
 import re
-import sys
 import time
 from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,9 @@ __all__ = ["digest_of_sources", "sources_of"]
 
 PACKAGE: Final = __name__.partition(".")[0]
 PACKAGE_FOLDER: Final = Path(__file__).parents[__name__.count(".") - 1]
-COMPILERS: Final = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
+COMPILERS: Final = (EXTENSION_SUFFIXES[0], numba.__version__, llvmlite.__version__, np.__version__.rpartition(".")[0])
+"""What machine code depends on: the interface of this Python to extensions, which all its patch releases share, the
+compilers, and NumPy's, likewise."""
 IMPORTED_NS: Final = time.time_ns()
 """When this process imported the loops, for all that we know."""
 

@@ -29,7 +29,7 @@ from pagedkv.engine.refusals import require_supported
 from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.engine.self_test import self_test
 from pagedkv.errors import RequestError, TokenError
-from pagedkv.warming import make_ready
+from pagedkv.warming import ATTENTION, make_ready, of_spaces
 
 __all__ = ["LLM", "Prompt", "TokenUpdate", "Tokenizer"]
 
@@ -93,7 +93,7 @@ class LLM:
         sampler: Sampler | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
-        make_ready(config.eviction)
+        make_ready(of_spaces(config.eviction), ATTENTION)
         self.groups = find_groups(model, config)
         self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
         found = self.self_test

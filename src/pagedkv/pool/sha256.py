@@ -9,14 +9,15 @@ functions with one signature give the same words:
 
 - ``compress_portable`` is FIPS 180-4 written down: 210 ns for 64 bytes. Interpreted it works too.
 - ``compress_hardware`` uses the SHA instructions of x86: 33 ns, which is the processor's limit for one chain
-  (32 dependent instructions of 4 cycles). It is None where Numba compiles for a processor without them.
+  (32 dependent instructions of 4 cycles). It is None where there are none.
 
-``compress`` is the better one, chosen once, at import, by the CPU features for which Numba generates code.
-Numba's disk cache is keyed by the same features, so code cached for another processor is never loaded.
+``compress`` is the better one. Code for the processor at hand holds that one alone; code for many processors
+holds both, and asks when it runs (``sha_instructions.py``).
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 import numpy as np
@@ -26,13 +27,12 @@ import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core.errors import TypingError
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic, is_jitted
 
 from pagedkv.compilation.compiled import compiled
+from pagedkv.pool.sha_instructions import FEATURES, PRESENCE, SHA, Known, has_sha_instructions
 
 __all__ = [
-    "HAS_SHA_INSTRUCTIONS",
     "STATE_WORDS",
     "compress",
     "compress_hardware",
@@ -157,6 +157,7 @@ def compress_portable(state: Words, message: Bytes, offset: int) -> None:
 
 NUM_QUADS: Final = NUM_ROUNDS // 4  # rounds and words of the schedule go by fours: a vector of words
 UINT32X4: Final = ir.VectorType(ir.IntType(32), 4)
+NAME_OF_FUNCTION: Final = "pagedkv_compress_by_sha_instructions"
 
 
 def _instruction(builder: ir.IRBuilder, name: str, *operands: ir.Value) -> ir.Value:
@@ -212,6 +213,19 @@ def _emit_compression(builder: ir.IRBuilder, state: ir.Value, chunk: ir.Value) -
     builder.store(_lanes(builder, abef, cdgh, (1, 0, 5, 4)), efgh_at, align=1)
 
 
+def _function_of_its_own(module: ir.Module) -> ir.Function:
+    """Give a module a function that compresses, in which LLVM knows the instructions whatever it compiles for."""
+    if NAME_OF_FUNCTION not in module.globals:
+        signature = ir.FunctionType(ir.VoidType(), [ir.IntType(32).as_pointer(), ir.IntType(8).as_pointer()])
+        function = ir.Function(module, signature, NAME_OF_FUNCTION)
+        function.linkage = "internal"
+        set.add(function.attributes, FEATURES)  # llvmlite's own method knows no attributes with values
+        builder = ir.IRBuilder(function.append_basic_block())
+        _emit_compression(builder, *function.args)
+        builder.ret_void()
+    return module.globals[NAME_OF_FUNCTION]
+
+
 def _emit_call(
     context: CodeContext, builder: ir.IRBuilder, signature: CodeContext, arguments: list[ir.Value]
 ) -> ir.Value:
@@ -219,7 +233,11 @@ def _emit_call(
     state = context.make_array(state_type)(context, builder, arguments[0])
     message = context.make_array(message_type)(context, builder, arguments[1])
     offset = context.cast(builder, arguments[2], offset_type, types.intp)
-    _emit_compression(builder, state.data, builder.gep(message.data, [offset]))
+    chunk = builder.gep(message.data, [offset])
+    if SHA is Known.PRESENT:
+        _emit_compression(builder, state.data, chunk)
+    else:
+        builder.call(_function_of_its_own(builder.module), [state.data, chunk])
     return context.get_dummy_value()
 
 
@@ -247,21 +265,23 @@ def _compress_hardware(state: Words, message: Bytes, offset: int) -> None:
     _compress_by_instructions(state, message, offset)
 
 
-def _compiles_for_sha_instructions() -> bool:
-    """Tell whether Numba generates code for a processor with them (``NUMBA_CPU_NAME`` may ask for another)."""
-    if not is_jitted(compress_portable):
-        return False
-    _triple, _cpu_name, features = cpu_target.target_context.codegen().magic_tuple()
-    return "+sha" in features.split(",")
+@compiled
+def _compress_asking(state: Words, message: Bytes, offset: int) -> None:
+    """:func:`compress` by whichever the processor at hand is better at."""
+    if has_sha_instructions():
+        _compress_by_instructions(state, message, offset)
+    else:
+        compress_portable(state, message, offset)
 
 
-HAS_SHA_INSTRUCTIONS: Final = _compiles_for_sha_instructions()
-"""Whether compiled code uses the SHA instructions of x86; False when interpreted."""
+COMPRESS: Final[Mapping[Known, Compress]] = MappingProxyType(
+    {Known.PRESENT: _compress_hardware, Known.ASKED: _compress_asking, Known.ABSENT: compress_portable}
+)
 
-compress_hardware: Final[Compress | None] = _compress_hardware if HAS_SHA_INSTRUCTIONS else None
+compress_hardware: Final[Compress | None] = _compress_hardware if PRESENCE.value else None
 """As ``compress``, or None where there are no such instructions."""
 
-compress: Final[Compress] = compress_hardware or compress_portable
+compress: Final[Compress] = COMPRESS[SHA]
 """Absorb the 64 bytes at ``message[offset:]`` into ``state`` (FIPS 180-4, 6.2.2).
 
 ``state`` is uint32 ``[8]``, from :func:`initial_state` at first; ``message`` is uint8 ``[nbytes]``; both are

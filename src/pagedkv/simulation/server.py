@@ -23,7 +23,7 @@ from pagedkv.simulation.watched_space import WatchedSpace
 from pagedkv.space import SpaceStatistics
 from pagedkv.spec import DEFAULT_EVICTION
 from pagedkv.traces.request import Request, TokenizedRequest
-from pagedkv.warming import make_ready
+from pagedkv.warming import make_ready, of_spaces
 
 __all__ = ["VirtualServer", "compile_loops"]
 
@@ -80,7 +80,7 @@ def compile_loops(policy: str = DEFAULT_EVICTION) -> None:
     Args:
         policy: what the space of the replay evicts by.
     """
-    make_ready(policy)
+    make_ready(of_spaces(policy))
     config = ServingConfig(
         num_blocks=12, num_host_blocks=12, block_size=2, max_sequences=8, max_batched_tokens=8, policy=policy
     )

@@ -1,11 +1,12 @@
 """Loops compiled ahead of the first request.
 
-``rehearsal`` does all that a space can do, ``recording`` finds out which loops that takes, ``warm_up`` compiles them on
-all cores; ``ready`` has that done before a first request.
+``rehearsal`` does all that a space can do, ``curves`` all that a curve takes; ``rehearsals`` names these and what other
+rooms have of the kind. ``recording`` finds out which loops they reach, ``warm_up`` compiles them on all cores, for this
+processor or for a target, ``stamps`` note that it is done; ``ready`` has it done before a first request.
 """
 
 from pagedkv.warming.ready import make_ready
-from pagedkv.warming.rehearsal import rehearse
+from pagedkv.warming.rehearsals import ATTENTION, of_curves, of_model_curves, of_spaces
 from pagedkv.warming.warm_up import WarmUp, warm_up
 
-__all__ = ["WarmUp", "make_ready", "rehearse", "warm_up"]
+__all__ = ["ATTENTION", "WarmUp", "make_ready", "of_curves", "of_model_curves", "of_spaces", "warm_up"]

@@ -1,4 +1,4 @@
-"""Which loops spaces of some eviction policies can reach: as a process of its own, in which nothing is compiled."""
+"""Which loops rehearsals reach: found out by a process of its own, in which nothing is compiled."""
 
 import pickle
 import subprocess
@@ -8,20 +8,22 @@ from os import environ
 from typing import cast
 
 from pagedkv.compilation.requests import RECORDED, RECORDING, Request
+from pagedkv.warming.rehearsals import Rehearsal
 
 __all__ = ["recorded"]
 
 
-def recorded(evictions: Sequence[str]) -> list[Request]:
-    """Rehearse in another process, and give what it asked for, in that order.
+def recorded(rehearsals: Sequence[Rehearsal]) -> list[Request]:
+    """Rehearse in another process, and give what that asked for, in that order.
 
     Raises:
         RuntimeError: it failed; with what it wrote.
     """
-    program = "import sys; from pagedkv.warming.recording import record; record(sys.argv[1:])"
-    done = subprocess.run(  # noqa: S603  # this interpreter, and names of policies
-        [sys.executable, "-c", program, *evictions],
+    program = "from pagedkv.warming.recording import record; record()"
+    done = subprocess.run(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", program],
         env=environ | {RECORDING: "1", "NUMBA_DISABLE_JIT": "1"},
+        input=pickle.dumps(list(rehearsals)),
         capture_output=True,
         check=False,
     )
@@ -30,10 +32,8 @@ def recorded(evictions: Sequence[str]) -> list[Request]:
     return cast("list[Request]", pickle.loads(done.stdout))  # noqa: S301  # our own process wrote it
 
 
-def record(evictions: Sequence[str]) -> None:
-    """Rehearse with each of these policies, and write what that asked for to stdout."""
-    from pagedkv.warming.rehearsal import rehearse  # noqa: PLC0415  # not before the environment says what loops are
-
-    for eviction in evictions:
-        rehearse(eviction)
+def record() -> None:
+    """Do the rehearsals that come by stdin, and write what they asked for to stdout."""
+    for rehearsal in pickle.load(sys.stdin.buffer):  # noqa: S301  # the process above wrote them
+        rehearsal.run()
     sys.stdout.buffer.write(pickle.dumps(list(RECORDED.found)))

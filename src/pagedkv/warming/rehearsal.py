@@ -4,6 +4,10 @@ What is asked for depends on the eviction policy and on nothing else in a config
 all others. Nothing here is judged; tests/warming holds it to be complete.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
 import numpy as np
 
 from pagedkv.answers import Allocation, Load
@@ -26,18 +30,47 @@ PROMPT = tuple(range(1, 20))
 
 
 def rehearse(eviction: str) -> None:
-    """Do all that a space can do, on spaces that evict by this policy."""
-    _serve(_attention(eviction))
-    _serve(_attention(eviction, in_order=True))
-    _swap(_attention(eviction))
-    _look_ahead(_attention(eviction))
-    _share(_attention(eviction))
-    _bring(_attention(eviction))
-    _change_weights(_attention(eviction))
-    _overflow(_attention(eviction))
-    _keep_states(_hybrid(eviction))
-    _replay(_replaying(eviction))
-    _roll_back(BlockSpace(SpaceConfig((FullAttention(2),), 40, max_sequences=4, max_tokens=64, eviction=eviction)))
+    """Do all that a space can do, on spaces that evict by this policy, with token ids of both kinds."""
+    for of in (lambda space: space, _taking_arrays):
+        _serve(of(_attention(eviction)))
+        _serve(of(_attention(eviction, in_order=True)))
+        _swap(of(_attention(eviction)))
+        _look_ahead(of(_attention(eviction)))
+        _share(of(_attention(eviction)))
+        _bring(of(_attention(eviction)))
+        _change_weights(of(_attention(eviction)))
+        _overflow(of(_attention(eviction)))
+        _keep_states(of(_hybrid(eviction)))
+        _replay(of(_replaying(eviction)))
+        _roll_back(of(_plain(eviction)))
+
+
+class _TakingArrays:
+    """A space that is given arrays where tuples are written here.
+
+    Token ids out of a tuple or a list cannot be written, those of an array can: to a compiler two types.
+    """
+
+    def __init__(self, space: BlockSpace) -> None:
+        self._space = space
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._space, name)
+        return partial(self._call, found) if callable(found) else found
+
+    @staticmethod
+    def _call(method: Callable[..., object], *args: object, **kws: object) -> object:
+        return method(*(np.array(arg, np.int32) if isinstance(arg, tuple) else arg for arg in args), **kws)
+
+
+def _taking_arrays(space: BlockSpace) -> BlockSpace:
+    return cast("BlockSpace", _TakingArrays(space))
+
+
+def _plain(eviction: str) -> BlockSpace:
+    return BlockSpace(
+        SpaceConfig((FullAttention(2),), 40, max_sequences=4, max_tokens=64, explain=True, eviction=eviction)
+    )
 
 
 def _attention(eviction: str, *, in_order: bool = False) -> BlockSpace:
@@ -81,9 +114,10 @@ def _replaying(eviction: str) -> BlockSpace:
     groups = (
         FullAttention(block_size=2),
         SlidingWindow(window=3, block_size=2, pool="windows", replay=Replay(4, 2)),
+        SlidingWindow(window=3, block_size=2, num_sink_tokens=2, pool="windows", replay=Replay(4, 2)),
         SlidingWindow(window=4, block_size=2, pool="windows", prefix_caching=False),
     )
-    pools = {"device": 400, "windows": 24}
+    pools = {"device": 400, "windows": 40}
     return BlockSpace(SpaceConfig(groups, pools, max_sequences=8, max_tokens=64, explain=True, eviction=eviction))
 
 
@@ -125,10 +159,20 @@ def _serve(space: BlockSpace) -> None:
     space.mark_computed([row])
     _look(space, row)
     space.abort(space.plan_step().step_id)
+    _abort(space, row)
     again = _admitted(space, (*PROMPT[:9], 77, 78, 79), "other")
     space.free([row, again], num_generated=[3, 1], keep_until_s=9.0)
     space.drain_events()
     space.reset_prefix_cache()
+
+
+def _abort(space: BlockSpace, row: int) -> None:
+    """Abort a step that handed out blocks to a row which goes on; ask why its content does not hit meanwhile."""
+    space.append([row], [90, 91, 92, 93, 94], [5])
+    plan = space.plan_step()
+    space.explain(PROMPT)
+    space.abort(plan.step_id)
+    _step(space)
 
 
 def _look(space: BlockSpace, row: int) -> None:
@@ -215,6 +259,7 @@ def _change_weights(space: BlockSpace) -> None:
     row = _admitted(space)
     for epoch in (1, 2):
         space.set_weights_epoch(epoch)
+        space.explain(PROMPT)
         _admitted(space)
         space.append([row], [8])
         _step(space)
@@ -236,6 +281,11 @@ def _overflow(space: BlockSpace) -> None:
 
 
 def _keep_states(space: BlockSpace) -> None:
+    first = space.allocate(PROMPT)
+    space.explain(PROMPT)  # a state is found that the open step has still to compute
+    _step(space)
+    assert isinstance(first, Allocation), "a prompt found no room in empty pools"
+    space.free([first.row])
     row = _admitted(space)
     for _ in range(4):
         space.append([row], [1, 2, 3], [3], num_draft=2)
@@ -284,3 +334,7 @@ def _roll_back(space: BlockSpace) -> None:
     space.append([row], [5, 6], [2])
     _step(space)
     space.free([row])
+    foreign = np.zeros((len(PROMPT) // 2, 32), np.uint8)
+    space.explain(PROMPT, digests=foreign)
+    space.allocate(PROMPT, digests=foreign)
+    _step(space)

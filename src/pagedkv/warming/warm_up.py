@@ -1,4 +1,4 @@
-"""All loops that a space can reach, compiled side by side and kept on disk."""
+"""All loops that rehearsals reach, compiled side by side and kept on disk."""
 
 import os
 import pickle
@@ -15,10 +15,13 @@ from pagedkv.compilation.cache_folder import find_cache_folder
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER
 from pagedkv.compilation.notice import SETTING
 from pagedkv.compilation.requests import Request
-from pagedkv.pool.eviction.registry import DEFAULT, policy_named
+from pagedkv.compilation.targets import EXACTLY, Target, own_processor, target_named
+from pagedkv.pool.eviction.registry import DEFAULT
 from pagedkv.warming.recording import recorded
+from pagedkv.warming.rehearsals import Rehearsal, all_of
+from pagedkv.warming.stamps import stamp
 
-__all__ = ["WarmUp", "warm_up"]
+__all__ = ["WarmUp", "compile_all", "warm_up"]
 
 DONE: Final = b"done\n"
 
@@ -43,27 +46,41 @@ class WarmUp:
 def warm_up(
     evictions: Sequence[str] = (DEFAULT.name,),
     *,
+    target: str | None = None,
     num_processes: int | None = None,
     told: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> WarmUp:
-    """Compile all loops that spaces with these eviction policies can reach, unless they are on disk.
+    """Compile all loops of spaces with these eviction policies, of curves and of engines, unless they are on disk.
 
-    What is on disk serves every process of this machine, and every machine with the same processor, versions and
-    sources that sees the folder.
+    What is on disk serves every process of this machine, and every machine with the same versions and sources that sees
+    the folder and has the same processor; with a target, every machine whose processor is of that kind.
 
     Args:
         evictions: names of policies (:class:`~pagedkv.SpaceConfig`); all other settings share machine code.
+        target: a kind of processors, such as ``"x86-64-v3"``; None: the processor at hand, the fastest.
         num_processes: how many compile at once; one a core unless given.
         told: called with the number of loops done and of all, after each.
 
     Raises:
-        ConfigurationError: a policy is not known.
+        ConfigurationError: a policy or a target is not known.
         RuntimeError: a process ended before its loops were compiled; with what it wrote.
     """
+    chosen = None if target is None else target_named(target)
+    rehearsals = list(dict.fromkeys(rehearsal for eviction in evictions for rehearsal in all_of(eviction)))
+    return compile_all(rehearsals, chosen, num_processes=num_processes, told=told)
+
+
+def compile_all(
+    rehearsals: Sequence[Rehearsal],
+    target: Target | None = None,
+    *,
+    num_processes: int | None = None,
+    told: Callable[[int, int], None] = lambda _done, _all: None,
+) -> WarmUp:
+    """Compile all loops that rehearsals reach: :func:`warm_up` has the rest."""
     began = time.perf_counter()
-    for eviction in evictions:
-        policy_named(eviction)
-    requests = recorded(evictions)
+    requests = recorded(rehearsals)
+    environment = {SETTING: "0", EXACTLY: "1"} | ({} if target is None else target.environment)
     processes = min(num_processes or os.cpu_count() or 1, max(1, len(requests)))
     waiting: SimpleQueue[Request] = SimpleQueue()
     for request in requests:
@@ -71,21 +88,24 @@ def warm_up(
     told(0, len(requests))
     with ThreadPoolExecutor(processes) as threads:
         workers = [
-            threads.submit(_drive, waiting, lambda: told(len(requests) - waiting.qsize(), len(requests)))
+            threads.submit(_drive, waiting, environment, lambda: told(len(requests) - waiting.qsize(), len(requests)))
             for _ in range(processes)
         ]
         for worker in workers:
             worker.result()
+    own = own_processor()
+    for rehearsal in rehearsals:
+        stamp(rehearsal, own if target is None else target.processor(own[0]))
     folder = find_cache_folder(PACKAGE_FOLDER)
     return WarmUp(len(requests), time.perf_counter() - began, processes, None if folder is None else str(folder.path))
 
 
-def _drive(waiting: "SimpleQueue[Request]", done: Callable[[], None]) -> None:
-    """Have one process compile what waits, one after the other."""
+def _drive(waiting: "SimpleQueue[Request]", environment: dict[str, str], done: Callable[[], None]) -> None:
+    """Have one process, with these variables, compile what waits, one after the other."""
     program = "from pagedkv.warming.warm_up import work; work()"
     with subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", program],
-        env=os.environ | {SETTING: "0"},
+        env=os.environ | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ in stored bytes; then the share of the points, of which there is one for each po
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Annotated, Final
@@ -20,7 +21,6 @@ from pagedkv.capacity.curve import (
     OPTIMAL,
     POLICIES,
     CapacityCurve,
-    compile_loops,
     default_capacities,
     measure_curve,
     policies_for,
@@ -42,6 +42,8 @@ from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
 from pagedkv.traces.token_blocks import ContentBlocks
+from pagedkv.warming import make_ready, of_curves, of_model_curves
+from pagedkv.warming.rehearsals import Rehearsal
 
 __all__ = ["curve", "curve_of_trace", "has_content"]
 
@@ -110,7 +112,13 @@ def curve(
         require_writable(json_file, trace)
     model = sizes.of_model()
     names, num_threads = measured.names, measured.num_threads
-    read = TraceBlocks(trace, reading, full_blocks_only=measured.full_blocks_only, block_size=sizes.block_size)
+    read = TraceBlocks(
+        trace,
+        reading,
+        map(of_curves if model is None else of_model_curves, names or policies_for(0)),
+        full_blocks_only=measured.full_blocks_only,
+        block_size=sizes.block_size,
+    )
     if model is None:
         result: CapacityCurve | ModelCurve = _curve(read, sizes.of_one_pool(), names=names, num_threads=num_threads)
     else:
@@ -151,7 +159,8 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may b
         TraceError: the trace cannot be read, or has no content.
         InterruptedRunError: Ctrl-C.
     """
-    blocks = TraceBlocks(path, options, full_blocks_only=full_blocks_only, block_size=block_size)
+    rehearsals = map(of_curves, policies_for(0))
+    blocks = TraceBlocks(path, options, rehearsals, full_blocks_only=full_blocks_only, block_size=block_size)
     return _curve(blocks, capacities, num_tokens=num_tokens)
 
 
@@ -160,6 +169,7 @@ class TraceBlocks:
 
     Args:
         path: the trace; options: how to read it.
+        rehearsals: what will be done with the blocks.
         full_blocks_only: leave out the id of a partly filled last block.
         block_size: tokens of the blocks that are made of tokens and texts.
 
@@ -168,8 +178,17 @@ class TraceBlocks:
         notes: what must be known of it, each in a sentence; likewise.
     """
 
-    def __init__(self, path: str, options: TraceOptions, *, full_blocks_only: bool, block_size: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        options: TraceOptions,
+        rehearsals: Iterable[Rehearsal],
+        *,
+        full_blocks_only: bool,
+        block_size: int,
+    ) -> None:
         self._path = path
+        self._rehearsals = tuple(rehearsals)
         self._options = options
         self._full_blocks_only = full_blocks_only
         self._blocks = ContentBlocks(block_size)
@@ -181,7 +200,7 @@ class TraceBlocks:
         """Read what the trace refers to, and show progress meanwhile and afterwards."""
         with self._options.open(self._path) as trace:
             requests = self._blocks.of(self._options.requests(trace))
-            prepare(compile_loops)
+            prepare(partial(make_ready, *self._rehearsals))
             with progress_bars() as progress:
                 collector = ReferenceCollector(self._path, full_blocks_only=self._full_blocks_only)
                 references = _collect(trace, requests, collector, PurePath(self._path).name, progress)

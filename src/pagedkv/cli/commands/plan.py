@@ -19,10 +19,9 @@ from pagedkv.cli.planning.document import plan_document
 from pagedkv.cli.planning.runs import PointRunner
 from pagedkv.cli.planning.store import PointStore, default_folder, digest_of_file
 from pagedkv.cli.planning.tables import print_plan
-from pagedkv.cli.progress import prepare, working
+from pagedkv.cli.progress import working
 from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
 from pagedkv.errors import ConfigurationError
-from pagedkv.simulation import compile_loops
 from pagedkv.simulation.planning import PlanPoint, PointFigures
 
 __all__ = ["plan"]
@@ -112,8 +111,6 @@ def _figures(runner: PointRunner, points: Sequence[PlanPoint], store: PointStore
     found = {place: None if runs.fresh else store.get(point) for place, point in enumerate(points)}
     known = {place: figures for place, figures in found.items() if figures is not None}
     places = [place for place in found if place not in known]
-    if places:
-        prepare(compile_loops)
 
     def keep(number: int, figures: PointFigures) -> None:
         store.put(points[places[number]], figures)

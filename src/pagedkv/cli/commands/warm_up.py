@@ -20,6 +20,10 @@ def warm_up(
         list[str] | None,
         typer.Option(help="An eviction policy that will be used; more than once for several. Without it: lru."),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="A kind of processors, such as x86-64-v3, for an image. Without it: this one, the fastest."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once. Without it: one a core.")] = None,
     json_file: opt.JsonFile = None,
 ) -> None:
@@ -27,14 +31,17 @@ def warm_up(
 
     Every process that sees the folder then starts in a second. NUMBA_CACHE_DIR names another folder.
 
-    Example, in a Dockerfile: RUN pagedkv warm-up --eviction lru
+    With --target, on every processor of that kind: an image is built on one machine and runs on others.
+
+    Example, in a Dockerfile: RUN pagedkv warm-up --target x86-64-v3
     """
-    with reported({"eviction": "--eviction"}):
+    with reported({"eviction": "--eviction", "target": "--target"}):
         columns = (TextColumn("compiling loops"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, transient=True, disable=json_file is not None) as progress:
             task = progress.add_task("loops", total=None)
             done = compile_all(
                 tuple(eviction or ("lru",)),
+                target=target,
                 num_processes=jobs,
                 told=lambda done, total: progress.update(task, completed=done, total=total),
             )

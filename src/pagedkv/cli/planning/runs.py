@@ -1,7 +1,8 @@
 """Points in processes of their own, as many as are wanted at once; one bar for all.
 
-Workers live until there is no point left, so that each reads the compiled loops once. They do not hear Ctrl-C: who
-started them does, keeps what is done and ends them. Figures are the same in any number of processes.
+Workers live until there is no point left, so that each reads the compiled loops once; all loops are on disk before the
+first of them starts. They do not hear Ctrl-C: who started them does, keeps what is done and ends them. Figures are the
+same in any number of processes.
 """
 
 import multiprocessing
@@ -9,11 +10,12 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Final
 
-from pagedkv.cli.progress import progress_bars
+from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError, TraceError
@@ -60,6 +62,7 @@ class PointRunner:
             ConfigurationError: a point cannot be run, or a process was ended by somebody.
             InterruptedRunError: Ctrl-C.
         """
+        prepare(partial(_compile_for, points))
         total, num_done = num_known + len(points), num_known
         number = min(self.num_processes, len(points))
         try:
@@ -79,6 +82,11 @@ class PointRunner:
         except KeyboardInterrupt as error:
             told = f"interrupted after {num_done} of {total} points; they are kept, the same command goes on from there"
             raise InterruptedRunError(told) from error
+
+
+def _compile_for(points: Sequence[PlanPoint]) -> None:
+    for policy in sorted({point.config.policy for point in points}):
+        compile_loops(policy)
 
 
 def _give(worker: _Worker, left: Iterator[tuple[int, PlanPoint]]) -> None:
@@ -139,7 +147,6 @@ def _work(line: "Connection[Any, Any]", shares: Any, place: int, path: str, read
     """Run what comes down the line, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    compile_loops()
     while True:
         try:
             _, point = line.recv()

@@ -27,6 +27,7 @@ from pagedkv.simulation.one_at_a_time.summary import ReplayCounts, ReplaySummary
 from pagedkv.space import BlockSpace
 from pagedkv.spec import FullAttention, SpaceConfig
 from pagedkv.traces.request import TokenizedRequest
+from pagedkv.warming import make_ready, of_spaces
 
 __all__ = ["ReplayConfig", "Replayer", "compile_loops"]
 
@@ -152,7 +153,9 @@ def compile_loops() -> None:
 
     They hit, evict, end on a block boundary and repeat what is cached: all that a replay can come upon.
     """
-    replayer = Replayer(ReplayConfig(num_blocks=5, block_size=2), clock=lambda: 0)
+    config = ReplayConfig(num_blocks=5, block_size=2)
+    make_ready(of_spaces(config.space_config().eviction))
+    replayer = Replayer(config, clock=lambda: 0)
     for first_token in (0, 0, 100, 200, 0):
         token_ids = np.arange(first_token, first_token + 7, dtype=np.int32)
         replayer.serve(TokenizedRequest(0.0, prompt_token_ids=token_ids[:4], output_token_ids=token_ids[4:]))
