@@ -99,3 +99,17 @@ def test_a_cleared_cache_is_that_of_the_device_alone() -> None:
     residency.store(store(5, medium="CPU"))
     residency.advance(10.0)
     assert (gpu.seconds, cpu.seconds, residency.is_exact) == (10.0, 4.0, True)
+
+
+def test_a_clear_empties_the_host_memory_of_sglang_too() -> None:
+    residency = Residency()
+    residency.advance(0.0)
+    residency.store(store(1, 2))
+    residency.store(store(1, 2, medium="CPU_PINNED"))
+    residency.store(store(1, 2, medium="DISK"))
+    residency.advance(2.0)
+    residency.clear()
+    residency.store(store(7, medium="CPU_PINNED"))
+    residency.advance(4.0)
+    found = {name: (medium.num_blocks, medium.num_removed, medium.mean) for name, medium in residency.media.items()}
+    assert found == {"GPU": (0, 2, 0.0), "CPU_PINNED": (1, 2, 1.0), "DISK": (2, 0, None)}

@@ -1,7 +1,7 @@
 """Which blocks are where, followed event by event: how many there are, and how long they stay.
 
-Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for the device's own
-medium, a cache that was cleared: that leaves host and storage as they are. After a gap, or where the recording began in
+Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for some media, a
+cache that was cleared: the device's, and the host's of SGLang, which empties both at once; others stay as they are. After a gap, or where the recording began in
 the middle, blocks that nobody saw stored may be there, and those that were seen may be gone: counting begins anew, with
 what is seen stored from then on, and is not called exact.
 """
@@ -18,6 +18,8 @@ __all__ = ["LIFETIME_EDGES_S", "MediumRecord", "Residency"]
 LIFETIME_EDGES_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
 """Upper edges of the histogram of lifetimes; the last bucket has none."""
 MOST_POINTS: Final = 1024
+CLEARED_AT_ONCE: Final = (DEVICE, "CPU_PINNED")
+"""What a clear empties. The second is SGLang's name for its host memory, and nobody else's; vLLM's is CPU."""
 
 
 @dataclass(slots=True)
@@ -103,10 +105,10 @@ class Residency:
         self._note(removed.medium)
 
     def clear(self) -> None:
-        """Take every block of the device away; what is there is known from here on."""
+        """Take every block of the media away that are cleared at once; what is there is known from here on."""
         self.num_clears += 1
-        for key in [key for key in self._since_s if key[0] == DEVICE]:
-            self._end(self._medium(DEVICE), self._since_s.pop(key))
+        for key in [key for key in self._since_s if key[0] in CLEARED_AT_ONCE]:
+            self._end(self._medium(key[0]), self._since_s.pop(key))
         self._begin_exact()
 
     def begin_empty(self) -> None:
@@ -144,7 +146,7 @@ class Residency:
         return self._now_s
 
     def _is_exact(self, name: str) -> bool:
-        return self.is_exact if name == DEVICE else self._are_others_exact
+        return self.is_exact if name in CLEARED_AT_ONCE else self._are_others_exact
 
     def _medium(self, name: str) -> MediumRecord:
         return self.media.setdefault(name, MediumRecord())
