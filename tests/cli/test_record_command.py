@@ -205,6 +205,7 @@ def test_a_signal_ends_the_recording_and_the_trace_is_whole(tmp_path: Path, numb
             publisher.send(as_maps(BEGIN_S + 1), number=9)
             publisher.answer_replay()  # so whatever was sent before was received
             os.kill(os.getpid(), number)
+            publisher.answer_replay()  # what is asked for at the end
 
         with doing(work):
             options = ("--log", log, "-o", output, "--replay", publisher.replay)
