@@ -66,6 +66,7 @@ def test_events_and_a_log_become_a_trace(tmp_path: Path, encode: Callable[..., b
     assert document["ended_by"] == "limit"
     assert document["blocks"]["GPU"] | {"lifetimes": 0, "timeline": 0, "exact_s": 0, "mean": 0} == {
         "num_stored": 3,
+        "num_copies": 0,
         "num_removed": 1,
         "num_removed_unseen": 0,
         "num_blocks": 2,

@@ -181,6 +181,7 @@ def _until_gone(medium: MediumRecord, share: float) -> str:
 def _medium_document(medium: MediumRecord) -> Mapping[str, object]:
     return {
         "num_stored": medium.num_stored,
+        "num_copies": medium.num_copies,
         "num_removed": medium.num_removed,
         "num_removed_unseen": medium.num_removed_unseen,
         "num_blocks": medium.num_blocks,

@@ -29,6 +29,7 @@ class MediumRecord:
     Args:
         num_blocks: there now, as far as seen.
         num_stored: blocks that came.
+        num_copies: blocks that came while their content was there; they count nowhere else.
         num_removed: blocks that went, and were seen to come.
         num_removed_unseen: blocks that went and were never seen to come.
         peak: most at once, in exact stretches.
@@ -40,6 +41,7 @@ class MediumRecord:
 
     num_blocks: int = 0
     num_stored: int = 0
+    num_copies: int = 0
     num_removed: int = 0
     num_removed_unseen: int = 0
     peak: int = 0
@@ -69,6 +71,7 @@ class Residency:
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int, BlockHash], float] = {}
+        self._copies: dict[tuple[str, int, BlockHash], int] = {}
         self.media: dict[str, MediumRecord] = {}
         """What happened, by medium."""
         self.is_exact = False
@@ -83,21 +86,28 @@ class Residency:
         self._now_s: float | None = None
 
     def store(self, stored: BlocksStored) -> None:
-        """Take blocks; those that are there already stay as they are. At the time of the last `advance`."""
+        """Take blocks, those that are there already as copies. At the time of the last `advance`."""
         medium = self._medium(stored.medium)
         for block_hash in stored.block_hashes:
             key = (stored.medium, stored.group, block_hash)
-            if key not in self._since_s:
+            if key in self._since_s:
+                self._copies[key] = self._copies.get(key, 0) + 1
+                medium.num_copies += 1
+            else:
                 self._since_s[key] = self._at_s
                 medium.num_stored += 1
                 medium.num_blocks += 1
         self._note(stored.medium)
 
     def remove(self, removed: BlocksRemoved) -> None:
-        """Take blocks away."""
+        """Take blocks away, of copies one."""
         medium = self._medium(removed.medium)
         for block_hash in removed.block_hashes:
-            since_s = self._since_s.pop((removed.medium, removed.group, block_hash), None)
+            key = (removed.medium, removed.group, block_hash)
+            if key in self._copies:
+                self._remove_copy(key)
+                continue
+            since_s = self._since_s.pop(key, None)
             if since_s is None:
                 medium.num_removed_unseen += 1
             else:
@@ -109,6 +119,7 @@ class Residency:
         self.num_clears += 1
         for key in [key for key in self._since_s if key[0] in CLEARED_AT_ONCE]:
             self._end(self._medium(key[0]), self._since_s.pop(key))
+            self._copies.pop(key, None)
         self._begin_exact()
 
     def begin_empty(self) -> None:
@@ -156,11 +167,17 @@ class Residency:
         medium.num_blocks -= 1
         medium.lifetimes[bisect_left(LIFETIME_EDGES_S, self._at_s - since_s)] += 1
 
+    def _remove_copy(self, key: tuple[str, int, BlockHash]) -> None:
+        self._copies[key] -= 1
+        if not self._copies[key]:
+            del self._copies[key]
+
     def _censor(self) -> None:
         self.num_censored += len(self._since_s)
         for name, count in Counter(name for name, _, _ in self._since_s).items():
             self.media[name].num_blocks -= count
         self._since_s.clear()
+        self._copies.clear()
 
     def _begin_exact(self) -> None:
         self.is_exact = self.was_exact = True
