@@ -200,8 +200,7 @@ def test_what_nobody_received_is_asked_for_at_the_end(ending: Ending) -> None:
 
         def work() -> None:
             publisher.await_subscriber()
-            publisher.answer_replay()
-            publisher.answer_replay()  # whether that was all
+            publisher.answer_replay()  # once: an engine that goes on would have more each time
 
         with doing(work), recorder_of(publisher.endpoint, publisher.replay) as recorder:
             times_s = iter([0.0, *([1.0] * 1000)])

@@ -132,7 +132,10 @@ def test_a_salt_tells_blocks_apart() -> None:
 def test_batches_of_the_real_publisher_of_vllm() -> None:
     """Two blocks of an adapter; then a block that a connector offloaded, of which it tells neither tokens nor size."""
     first, second = (decode_batch(payload, "here") for payload in VLLM)
-    assert [(batch.sent_s, batch.rank, batch.unknown_kinds) for batch in (first, second)] == [(1.5, 0, ()), (2.5, 0, ())]
+    assert [(batch.sent_s, batch.rank, batch.unknown_kinds) for batch in (first, second)] == [
+        (1.5, 0, ()),
+        (2.5, 0, ()),
+    ]
     hashes = (b"\0\1\2\3", b"\4\5\6\7")
     assert [summary(event) for event in first.events] == [(hashes, None, [1, 256, 3, 4], 2, "GPU", 0)]
     assert [summary(event) for event in second.events] == [
@@ -148,7 +151,10 @@ def test_batches_of_the_real_publisher_of_vllm() -> None:
 def test_batches_of_the_real_publisher_of_sglang() -> None:
     """Of rank 1, a store in host memory among them; hashes have a sign."""
     first, second = (decode_batch(payload, "here") for payload in SGLANG)
-    assert [(batch.sent_s, batch.rank, batch.unknown_kinds) for batch in (first, second)] == [(1.5, 1, ()), (2.5, 1, ())]
+    assert [(batch.sent_s, batch.rank, batch.unknown_kinds) for batch in (first, second)] == [
+        (1.5, 1, ()),
+        (2.5, 1, ()),
+    ]
     assert [summary(event) for event in first.events] == [(), ((7, -10), None, [1, 256, 3, 4], 2, "GPU", 0)]
     assert [summary(event) for event in second.events] == [
         ((7,), None, [1, 256], 2, "CPU_PINNED", 0),
