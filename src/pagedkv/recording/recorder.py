@@ -179,8 +179,7 @@ class Recorder:
                     ending = Ending.ASKED
                 elif message is None and not self._subscription.is_connected and alone_s >= patience_s:
                     ending = Ending.GONE
-            if was_connected and ending in {Ending.DURATION, Ending.ASKED}:
-                self._take_the_rest()
+            self._take_the_rest(is_wanted=was_connected and ending in {Ending.DURATION, Ending.ASKED})
         finally:
             self.ended_s = max(self.began_s, self._clock())
             if self._numbers.has_begun:
@@ -254,13 +253,11 @@ class Recorder:
                 is_proven = True
             if not is_proven:
                 return False
-            if message.number < self._numbers.expected:
-                continue
             if message.number > self._numbers.expected:
                 if self._numbers.expected > first:
                     return True
                 self._miss(min(message.number, number))
-            if self._numbers.expected < number:
+            if self._numbers.expected <= message.number < number:
                 batch = self._decoded(message)
                 if batch is not None:
                     self.num_asked_again += 1
@@ -270,9 +267,10 @@ class Recorder:
         is_whole = number == BEYOND_ALL and self._subscription.silence is None  # a busy engine goes on for ever
         return first < self._numbers.expected < number and not is_whole
 
-    def _take_the_rest(self) -> None:
-        """Take what was sent and never received, which no later message shows: the last ones, or all of an idle engine."""
-        self._catch_up(BEYOND_ALL)
+    def _take_the_rest(self, *, is_wanted: bool) -> None:
+        """Take what was sent and not received, which no later message shows: the last ones, or all of an idle engine."""
+        if is_wanted:
+            self._catch_up(BEYOND_ALL)
 
     def _prove_continuity(self, number: int) -> None:
         """After a break, the number that was expected may be that of another process."""
