@@ -1,4 +1,4 @@
-"""Stands in for packages that SGLang imports and a machine without a GPU has not, so that its caches can be imported."""
+"""Stands in for packages that SGLang imports and a machine without a GPU has not: its caches do without them."""
 
 import importlib.abc
 import importlib.machinery
@@ -50,7 +50,7 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = _AbsentModule(spec.name)
-        module.__version__ = "0"  # type: ignore[attr-defined] - as some ask
+        vars(module)["__version__"] = "0"
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -63,5 +63,5 @@ def stand_in() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
 
     register = CONFIG_MAPPING.register
-    CONFIG_MAPPING.register = lambda key, value, exist_ok=False: register(key, value, exist_ok=True)  # noqa: ARG005
+    vars(CONFIG_MAPPING)["register"] = lambda key, value, exist_ok=False: register(key, value, exist_ok=True)  # noqa: ARG005
     sys.meta_path.append(_Absent())

@@ -204,7 +204,10 @@ def test_what_nobody_received_is_asked_for_at_the_end(ending: Ending) -> None:
 
         with doing(work), recorder_of(publisher.endpoint, publisher.replay) as recorder:
             times_s = iter([0.0, *([1.0] * 1000)])
-            is_there = lambda: recorder._subscription.is_connected  # noqa: E731 - as its callers say it
+
+            def is_there() -> bool:
+                return recorder._subscription.is_connected
+
             if ending is Ending.ASKED:
                 assert recorder.run(Bounds(), is_over=is_there) is ending
             else:

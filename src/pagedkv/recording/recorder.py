@@ -268,7 +268,7 @@ class Recorder:
         return first < self._numbers.expected < number and not is_whole
 
     def _take_the_rest(self, *, is_wanted: bool) -> None:
-        """Take what was sent and not received, which no later message shows: the last ones, or all of an idle engine."""
+        """Take what was sent and not received, which no later message shows: the last, or all of an idle engine."""
         if is_wanted:
             self._catch_up(BEYOND_ALL)
 

@@ -1,9 +1,12 @@
 """Which blocks are where, followed event by event: how many there are, and how long they stay.
 
 Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for some media, a
-cache that was cleared: the device's, and the host's of SGLang, which empties both at once; others stay as they are. After a gap, or where the recording began in
-the middle, blocks that nobody saw stored may be there, and those that were seen may be gone: counting begins anew, with
-what is seen stored from then on, and is not called exact.
+cache that was cleared: the device's, and the host's of SGLang, which empties both at once; others stay as they are.
+After a gap, or where the recording began in the middle, blocks that nobody saw stored may be there, and those that
+were seen may be gone: counting begins anew, with what is seen stored from then on, and is not called exact.
+
+Two blocks may hold the same content: of equal prompts that end with a block, vLLM computes the last block each time.
+Both are stored and both are removed, so the content is there until the last of them goes.
 """
 
 from bisect import bisect_left
