@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-plain test-long test-transformers test-numba lint format wheel bench gpu gpu-kernels gpu-device gpu-engine gpu-figures mutants clean
+.PHONY: help run replay test test-plain test-long test-transformers test-numba test-peers lint format wheel bench gpu gpu-kernels gpu-device gpu-engine gpu-figures mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -79,6 +79,30 @@ OLDEST_NUMBA ?= 0.61.2
 test-numba: .venv/numba-$(OLDEST_NUMBA)/.installed ## tests of how loops are compiled, and of some loops, with the oldest Numba that is allowed
 	.venv/numba-$(OLDEST_NUMBA)/bin/python -m $(notdir $(PYTEST)) --hypothesis-profile quick \
 		tests/compilation tests/pool tests/space/test_promises_chunks.py
+
+# The code of engines whose events are recorded: vLLM's source distribution and SGLang's wheel, unpacked as they are, in a
+# folder of yours: make test-peers PEERS=FOLDER. What they import is installed into an environment of its own.
+PEERS ?= ../peers
+PEER_vllm := vllm-0.33.0
+PEER_sglang := sglang-0.5.23
+PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle dill einops fastapi ijson ipython lark \
+	llguidance mcp msgpack openai openai-harmony orjson partial-json-parser prometheus-client psutil py-cpuinfo pybase64 \
+	requests scipy setproctitle uvicorn uvloop xgrammar xxhash
+
+.venv/peers/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
+		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
+	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt $(PEER_PACKAGES)
+	@touch $@
+
+test-peers: .venv/peers/.installed ## what `record` does with the events of vLLM and SGLang, against their own code (PEERS)
+	@failed=0; for peer in vllm:$(PEER_vllm) sglang:$(PEER_sglang); do code="$(PEERS)/$${peer#*:}"; name=$${peer%%:*}; \
+		if [ ! -d "$$code/$$name" ]; then failed=1; \
+			echo "not tested: there is no $$code/$$name. Unpack $${peer#*:} there, or name the folder: PEERS=FOLDER" >&2; \
+		else echo "$$code"; PAGEDKV_PEERS=1 PYTHONPATH="$$code" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR \
+			.venv/peers/bin/python -m pytest -q -W ignore -p no:cacheprovider tests/peers/test_$$name.py || failed=1; \
+		fi; done; exit $$failed
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check

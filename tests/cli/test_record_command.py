@@ -66,6 +66,7 @@ def test_events_and_a_log_become_a_trace(tmp_path: Path, encode: Callable[..., b
     assert document["ended_by"] == "limit"
     assert document["blocks"]["GPU"] | {"lifetimes": 0, "timeline": 0, "exact_s": 0, "mean": 0} == {
         "num_stored": 3,
+        "num_copies": 0,
         "num_removed": 1,
         "num_removed_unseen": 0,
         "num_blocks": 2,
@@ -205,6 +206,7 @@ def test_a_signal_ends_the_recording_and_the_trace_is_whole(tmp_path: Path, numb
             publisher.send(as_maps(BEGIN_S + 1), number=9)
             publisher.answer_replay()  # so whatever was sent before was received
             os.kill(os.getpid(), number)
+            publisher.answer_replay()  # what is asked for at the end
 
         with doing(work):
             options = ("--log", log, "-o", output, "--replay", publisher.replay)

@@ -1,4 +1,7 @@
-"""A publisher of KV events over real sockets, which speaks as engines do; what it does is told step by step."""
+"""A publisher of KV events over real sockets, in the frames of real ones; what it does is told step by step.
+
+tests/recording/golden_frames.py has those frames as they came from vLLM and SGLang.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +31,7 @@ class Publisher:
         self.number = 0
         self.kept = kept
         self.asked_from: list[int] = []
+        self.topic = b""
         self._router = self._context.socket(zmq.ROUTER)
         self.replay = _bound(self._router, "tcp://127.0.0.1:*")
 
@@ -63,17 +67,27 @@ class Publisher:
         """Publish anything."""
         self._socket.send_multipart(frames)
 
-    def answer_replay(self) -> None:
-        """Answer one question for messages that were missed."""
+    def answer_replay(self, *, after: int | None = None, at_most: int | None = None, ends: bool = True) -> None:
+        """Answer one question for messages that were missed.
+
+        Args:
+            after: the messages up to this number are lost on the way.
+            at_most: so many messages are sent, the others lost.
+            ends: whether the end is sent, or lost as well.
+        """
         assert self._router.poll(PATIENCE_MS), "nobody asked again"
         client, empty, asked = self._router.recv_multipart()
         assert empty == b""
         first = int.from_bytes(asked, "big")
         self.asked_from.append(first)
-        for number, payload in self.kept or ():
-            if number >= first:
-                self._router.send_multipart([client, b"", number.to_bytes(NUMBER_NBYTES, "big"), payload])
-        self._router.send_multipart([client, b"", (-1).to_bytes(NUMBER_NBYTES, "big", signed=True), b""])
+        found = [(number, payload) for number, payload in self.kept or () if number >= first]
+        for number, payload in [each for each in found if after is None or each[0] > after][:at_most]:
+            self._answer(client, self.topic, number.to_bytes(NUMBER_NBYTES, "big"), payload)
+        if ends:
+            self._answer(client, b"", (-1).to_bytes(NUMBER_NBYTES, "big", signed=True), b"")
+
+    def _answer(self, client: bytes, topic: bytes, number: bytes, payload: bytes) -> None:
+        self._router.send_multipart([client, b"", topic, number, payload])
 
 
 def _bound(socket: zmq.Socket[bytes], endpoint: str) -> str:

@@ -106,3 +106,9 @@ def test_hashes_of_a_new_process_mean_something_else() -> None:
 def test_the_size_of_most_blocks_is_the_engines() -> None:
     assert Contents().block_size is None
     assert contents(block(1, [1] * 4), block(2, [1] * 2), block(3, [2] * 2)).block_size == 2
+
+
+def test_blocks_of_no_size_say_nothing_of_the_engines() -> None:
+    offloaded = BlocksStored((1, 2, 3), None, None, 0, "CPU")
+    known = contents(offloaded, block(1, [1] * 2), BlocksStored((), None, None, 4))
+    assert (known.block_size, known.num_unknown, dict(known.num_by_block_size)) == (2, 3, {2: 1})

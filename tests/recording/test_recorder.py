@@ -118,16 +118,103 @@ def test_a_gap_is_filled_from_the_same_process() -> None:
     assert recorder.residency.is_exact
 
 
-def test_the_answer_of_another_process_fills_nothing() -> None:
+def test_the_answer_of_another_process_fills_no_gap_and_is_followed_from_its_beginning() -> None:
     with Publisher(kept=[(0, THIRD), (1, SECOND)]) as publisher:
 
         def work() -> None:
             publisher.send(FIRST)
             publisher.send(THIRD, number=2)
             publisher.answer_replay()
+            publisher.answer_replay()
 
-        recorder = recorded(publisher, work, 2, replay=True)
-    assert [(gap.first, gap.last) for gap in recorder.gaps] == [(1, 1)]
+        recorder = recorded(publisher, work, 4, replay=True)
+        assert publisher.asked_from == [0, 0]
+    assert (recorder.gaps, recorder.num_restarts, recorder.num_asked_again) == ([], 1, 2)
+    gpu = recorder.residency.media["GPU"]
+    assert (gpu.num_stored, gpu.num_blocks, recorder.residency.num_censored) == (3, 1, 2)
+
+
+def test_a_message_of_the_old_process_is_none_of_the_new_one() -> None:
+    again = as_maps(200.0, stored([7], [1, 2]))
+    with Publisher(kept=[(0, again)]) as publisher:
+
+        def work() -> None:
+            publisher.send(FIRST)
+            publisher.send(THIRD, number=5)  # it still came, and what is asked is answered by the new process
+            publisher.answer_replay()
+            publisher.answer_replay()
+            publisher.answer_replay()  # whether there are more by now
+            publisher.send(as_maps(201.0, stored([8], [3, 4], parent=7)), number=1)
+
+        recorder = recorded(publisher, work, 3, replay=True)
+    assert (recorder.gaps, recorder.num_restarts) == ([], 1)
+    assert recorder.residency.media["GPU"].num_blocks == 2
+    assert recorder.residency.is_exact
+
+
+def test_an_answer_that_breaks_off_is_asked_on_and_one_without_an_end_is_enough() -> None:
+    """A publisher of SGLang drops what its queue cannot hold: messages in the middle, and the end."""
+    kept = [(number, as_maps(100.0 + number, stored([number], [number, 0]))) for number in range(10)]
+    with Publisher(kept=kept) as publisher:
+
+        def work() -> None:
+            publisher.send(kept[9][1], number=9)
+            publisher.answer_replay(at_most=4, ends=True)
+            publisher.answer_replay(at_most=6, ends=False)  # the last one that was had, and the other five
+
+        recorder = recorded(publisher, work, 10, replay=True)
+        assert publisher.asked_from == [0, 3]
+    assert (recorder.gaps, recorder.num_asked_again) == ([], 9)
+    assert recorder.residency.media["GPU"].num_blocks == 10
+
+
+def test_a_hole_in_an_answer_is_asked_for() -> None:
+    kept = [(number, as_maps(100.0 + number, stored([number], [number, 0]))) for number in range(6)]
+    with Publisher(kept=kept) as publisher:
+
+        def work() -> None:
+            publisher.send(kept[0][1], number=0)
+            publisher.send(kept[5][1], number=5)
+            publisher.answer_replay(at_most=2)
+            publisher.answer_replay()
+
+        recorder = recorded(publisher, work, 6, replay=True)
+        assert publisher.asked_from == [0, 1]
+    assert (recorder.gaps, recorder.num_asked_again) == ([], 4)
+
+
+def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedkv.recording.subscription.REPLAY_PATIENCE_MS", 1)
+    with Publisher() as publisher:
+        recorder = recorded(publisher, lambda: publisher.send(SECOND, number=7), 1, replay=True)
+    (gap,) = recorder.gaps
+    assert gap.reason == (
+        f"were sent before the recording began, and {publisher.replay} answered nothing more for 0.001 s"
+    )
+
+
+@pytest.mark.parametrize("ending", [Ending.ASKED, Ending.DURATION])
+def test_what_nobody_received_is_asked_for_at_the_end(ending: Ending) -> None:
+    """An idle engine shows no gap: what it holds was sent before the recording, and nothing comes behind it."""
+    with Publisher(kept=[(0, FIRST), (1, SECOND)]) as publisher:
+
+        def work() -> None:
+            publisher.await_subscriber()
+            publisher.answer_replay()  # once: an engine that goes on would have more each time
+
+        with doing(work), recorder_of(publisher.endpoint, publisher.replay) as recorder:
+            times_s = iter([0.0, *([1.0] * 1000)])
+
+            def is_there() -> bool:
+                return recorder._subscription.is_connected
+
+            if ending is Ending.ASKED:
+                assert recorder.run(Bounds(), is_over=is_there) is ending
+            else:
+                recorder._clock = lambda: 1e4 if is_there() else next(times_s)
+                assert recorder.run(Bounds(duration_s=1e3)) is ending
+    assert (recorder.num_messages, recorder.num_asked_again, recorder.gaps) == (2, 2, [])
+    assert recorder.residency.media["GPU"].num_blocks == 2
 
 
 def test_messages_that_come_twice_count_once() -> None:
@@ -194,6 +281,30 @@ def test_after_a_break_an_expected_number_proves_nothing(tmp_path: Path) -> None
     assert not recorder.residency.is_exact
 
 
+def test_after_a_break_another_process_is_known_by_what_it_sends_again(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/events"
+    new = as_maps(200.0, stored([9], [7, 7]))
+    with Publisher(kept=[(0, new), (1, SECOND)]) as answering:
+        first = Publisher(endpoint)
+
+        def live() -> None:
+            with first:
+                first.await_subscriber()
+                first.send(FIRST)
+            with Publisher(endpoint) as second:
+                second.await_subscriber()
+                second.send(as_maps(201.0, stored([8], [6, 6])), number=1)
+                answering.answer_replay()
+                answering.answer_replay()
+                second.await_departure()
+
+        with doing(live), recorder_of(endpoint, answering.replay) as recorder:
+            recorder.run(Bounds(max_messages=3))
+    assert (recorder.gaps, recorder.num_restarts, recorder.num_asked_again) == ([], 1, 1)
+    assert recorder.residency.media["GPU"].num_blocks == 2
+    assert recorder.residency.is_exact
+
+
 def test_a_publisher_that_dies_for_good_ends_the_recording() -> None:
     publisher = Publisher()
 
@@ -242,6 +353,24 @@ def test_topics_are_asked_for() -> None:
         with doing(work), recorder_of(publisher.endpoint, topic="kv-events") as recorder:
             recorder.run(Bounds(max_messages=1))
     assert recorder.gaps == []
+
+
+def test_engines_of_several_topics_at_one_endpoint_are_refused() -> None:
+    """As when many engines connect to one subscriber: their numbers run side by side, and look like restarts."""
+    with Publisher() as publisher:
+
+        def work() -> None:
+            publisher.await_subscriber()
+            publisher.send(FIRST, topic=b"kv@10.0.0.1@m")
+            publisher.send(FIRST, number=0, topic=b"kv@10.0.0.2@m")
+
+        with (
+            doing(work),
+            recorder_of(publisher.endpoint, topic="kv@") as recorder,
+            pytest.raises(RecordingError, match=r"topic 'kv@10.0.0.2@m', those before 'kv@10.0.0.1@m'.*--topic"),
+        ):
+            recorder.run(Bounds())
+    assert recorder.num_messages == 1
 
 
 def test_something_else_than_events_is_an_error_at_first_and_a_gap_later() -> None:

@@ -16,7 +16,7 @@ def test_an_empty_cache_is_followed_exactly() -> None:
     residency.begin_empty()
     residency.store(store(1, 2, 3))
     residency.advance(12.0)
-    residency.store(store(3, 4))  # 3 is there already
+    residency.store(store(3, 4))  # a copy of 3
     residency.remove(BlocksRemoved((1, 2)))
     residency.advance(14.0)
     gpu = residency.media["GPU"]
@@ -99,3 +99,37 @@ def test_a_cleared_cache_is_that_of_the_device_alone() -> None:
     residency.store(store(5, medium="CPU"))
     residency.advance(10.0)
     assert (gpu.seconds, cpu.seconds, residency.is_exact) == (10.0, 4.0, True)
+
+
+def test_a_clear_empties_the_host_memory_of_sglang_too() -> None:
+    residency = Residency()
+    residency.advance(0.0)
+    residency.store(store(1, 2))
+    residency.store(store(1, 2, medium="CPU_PINNED"))
+    residency.store(store(1, 2, medium="DISK"))
+    residency.advance(2.0)
+    residency.clear()
+    residency.store(store(7, medium="CPU_PINNED"))
+    residency.advance(4.0)
+    found = {name: (medium.num_blocks, medium.num_removed, medium.mean) for name, medium in residency.media.items()}
+    assert found == {"GPU": (0, 2, 0.0), "CPU_PINNED": (1, 2, 1.0), "DISK": (2, 0, None)}
+
+
+def test_content_is_there_until_the_last_copy_goes() -> None:
+    residency = Residency()
+    residency.advance(0.0)
+    residency.begin_empty()
+    for _ in range(3):
+        residency.store(store(1))
+    residency.remove(BlocksRemoved((1,)))
+    residency.remove(BlocksRemoved((1,)))
+    gpu = residency.media["GPU"]
+    assert (gpu.num_blocks, gpu.num_stored, gpu.num_copies, gpu.num_removed) == (1, 1, 2, 0)
+    residency.remove(BlocksRemoved((1,)))
+    assert (gpu.num_blocks, gpu.num_removed, gpu.num_removed_unseen) == (0, 1, 0)
+    residency.store(store(1, 1))
+    residency.clear()
+    residency.store(store(1))
+    residency.lose_track()
+    residency.remove(BlocksRemoved((1,)))
+    assert (gpu.num_blocks, gpu.num_copies, gpu.num_removed, gpu.num_removed_unseen) == (0, 3, 2, 1)

@@ -6,6 +6,7 @@ import pytest
 from pagedkv.errors import RecordingError
 from pagedkv.recording.wire import BlocksRemoved, BlocksStored, Cleared, Event, decode_batch
 from tests.recording.events import as_arrays, as_maps, removed, stored
+from tests.recording.golden_frames import SGLANG, VLLM
 
 # MessagePack by hand: 9n array, 8n map, an text, cb float64, c0 nil, c4 bytes, cf uint64, d3 int64, 0n number.
 TIME = b"\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"  # 1.5
@@ -98,7 +99,7 @@ def test_events_of_other_kinds_are_counted_and_other_fields_ignored() -> None:
         (b"\x92\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00\x90", "the time is nan"),
         (b"\x92" + TIME + b"\x91\x90", "an event without a kind: []"),
         (b"\x92" + TIME + b"\x91\x91\x07", "an event without a kind"),
-        (msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, [1], 0]]]), "Expected `int` >= 1"),
+        (msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, [1], -1]]]), "Expected `int` >= 0"),
         (msgspec.msgpack.encode([1.0, [["BlockStored", ["x"], None, [1], 1]]]), "Expected `int | bytes`, got `str`"),
         (msgspec.msgpack.encode([1.0, [["BlockRemoved"]]]), "missing required field `block_hashes`"),
         (b"\x91" * 5000, "not a batch of KV events"),
@@ -126,3 +127,42 @@ def test_a_salt_tells_blocks_apart() -> None:
     (event,) = decode_batch(as_maps(1.0, stored([1], [5, 6]) | {"cache_salt": "tenant"}), "here").events
     assert isinstance(event, BlocksStored)
     assert event.has_keys
+
+
+def test_batches_of_the_real_publisher_of_vllm() -> None:
+    """Two blocks of an adapter; then a block that a connector offloaded, of which it tells neither tokens nor size."""
+    first, second = (decode_batch(payload, "here") for payload in VLLM)
+    assert [(batch.sent_s, batch.rank, batch.unknown_kinds) for batch in (first, second)] == [
+        (1.5, 0, ()),
+        (2.5, 0, ()),
+    ]
+    hashes = (b"\0\1\2\3", b"\4\5\6\7")
+    assert [summary(event) for event in first.events] == [(hashes, None, [1, 256, 3, 4], 2, "GPU", 0)]
+    assert [summary(event) for event in second.events] == [
+        ((hashes[0],), None, None, 0, "CPU", 1),
+        ((hashes[0],), "GPU", 0),
+        (),
+    ]
+    (stored_first,) = first.events
+    assert isinstance(stored_first, BlocksStored)
+    assert stored_first.has_keys
+
+
+def test_batches_of_the_real_publisher_of_sglang() -> None:
+    """Of rank 1, a store in host memory among them; hashes have a sign."""
+    first, second = (decode_batch(payload, "here") for payload in SGLANG)
+    assert [(batch.sent_s, batch.rank, batch.unknown_kinds) for batch in (first, second)] == [
+        (1.5, 1, ()),
+        (2.5, 1, ()),
+    ]
+    assert [summary(event) for event in first.events] == [(), ((7, -10), None, [1, 256, 3, 4], 2, "GPU", 0)]
+    assert [summary(event) for event in second.events] == [
+        ((7,), None, [1, 256], 2, "CPU_PINNED", 0),
+        ((7,), "GPU", 0),
+    ]
+
+
+def test_without_a_size_tokens_are_unknown() -> None:
+    (event,) = decode_batch(as_maps(1.0, stored([1], [], size=0)), "here").events
+    assert isinstance(event, BlocksStored)
+    assert (event.block_size, event.token_ids) == (0, None)

@@ -38,6 +38,7 @@ def recording_document(
     return {
         "began_s": recorder.began_s,
         "ended_s": recorder.ended_s,
+        "rank": recorder.rank,
         "ended_by": "failure" if ending is None else ending.name.lower(),
         "messages": {
             "num_messages": recorder.num_messages,
@@ -80,7 +81,10 @@ def _of_events(recorder: Recorder, ending: Ending | None) -> Iterator[str]:
     if ending is Ending.GONE:
         yield f"the publisher went away behind message {recorder.num_messages:,}; what came until then is told"
     if recorder.num_messages == 0:
-        yield "no message came: nothing is known of the cache"
+        yield (
+            "no message came, so nothing is known of the cache: did the engine serve anything meanwhile, and does its "
+            "topic begin as --topic says? What was sent before is had by --replay"
+        )
     for gap in recorder.gaps[:SHOWN_GAPS]:
         which = f"message {gap.first:,} on" if gap.last is None else f"messages {gap.first:,} to {gap.last:,}"
         yield f"{which}: {gap.reason}; what the cache held from there on is unknown until it is cleared"
@@ -130,6 +134,8 @@ def _of_metrics(metrics: EngineMetrics | None) -> Iterator[str]:
 def _figures(recorder: Recorder, counts: JoinCounts | None) -> Iterator[tuple[str, str]]:
     yield "began", _date(recorder.began_s)
     yield "ended", _date(recorder.ended_s)
+    if recorder.rank is not None:
+        yield "data-parallel rank", f"{recorder.rank}"
     asked = f", {recorder.num_asked_again:,} of them asked for again" if recorder.num_asked_again else ""
     yield "messages", f"{recorder.num_messages:,}{asked}"
     yield "gaps", f"{recorder.num_gaps:,}"
@@ -175,6 +181,7 @@ def _until_gone(medium: MediumRecord, share: float) -> str:
 def _medium_document(medium: MediumRecord) -> Mapping[str, object]:
     return {
         "num_stored": medium.num_stored,
+        "num_copies": medium.num_copies,
         "num_removed": medium.num_removed,
         "num_removed_unseen": medium.num_removed_unseen,
         "num_blocks": medium.num_blocks,

@@ -26,12 +26,13 @@ class Contents:
         self.num_with_lookahead = 0
         """Blocks that the tokens behind them tell apart as well."""
         self.num_by_block_size: Counter[int] = Counter()
-        """Blocks of each size."""
+        """Blocks of each size that was told."""
 
     def store(self, stored: BlocksStored) -> None:
         """Take blocks. O(tokens)."""
         num_blocks, size = len(stored.block_hashes), stored.block_size
-        self.num_by_block_size[size] += num_blocks
+        if size and num_blocks:
+            self.num_by_block_size[size] += num_blocks
         self.num_with_keys += num_blocks if stored.has_keys else 0
         self.num_with_lookahead += num_blocks if stored.has_lookahead else 0
         parent = b"" if stored.parent_hash is None else self._digests.get((size, stored.parent_hash))

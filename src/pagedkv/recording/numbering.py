@@ -4,7 +4,7 @@ A publisher numbers its messages from 0, and begins anew when its process does. 
 but this: what was sent before comes with an old time, what a new process sends with a later one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 __all__ = ["Message", "MessageNumbers", "Place"]
@@ -12,10 +12,12 @@ __all__ = ["Message", "MessageNumbers", "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, not yet understood: its number, and what it carries."""
+    """One message, not yet understood: its number, what it carries, and what it is published under."""
 
     number: int
     payload: bytes
+    topic: bytes = field(default=b"", compare=False)
+    """Not of the message itself: one that is sent again may lack it."""
 
 
 class Place(Enum):
@@ -47,6 +49,10 @@ class MessageNumbers:
         if number >= self.expected:
             return Place.NEXT if number == self.expected else Place.BEHIND_GAP
         return Place.SEEN if sent_s <= self._latest_s else Place.RESTARTED
+
+    def is_past(self, sent_s: float) -> bool:
+        """Tell whether a time is before that of the last message taken. Changes nothing."""
+        return sent_s < self._latest_s
 
     def take(self, number: int, sent_s: float) -> None:
         """Go on behind a message."""

@@ -23,6 +23,8 @@ __all__ = ["Bounds", "Ending", "Gap", "MessageSource", "Recorder"]
 TICK_S: Final = 0.2
 FIRST_PATIENCE_S: Final = 5.0
 """A connection takes its time, however little patience there is for one that broke."""
+BEYOND_ALL: Final = 2**63
+"""No message has this number."""
 MOST_GAPS: Final = 1000
 """Gaps that are remembered one by one; all are counted."""
 
@@ -92,6 +94,9 @@ class MessageSource(Protocol):
     @property
     def num_breaks(self) -> int: ...  # noqa: D102
 
+    @property
+    def silence(self) -> str | None: ...  # noqa: D102
+
     def receive(self, timeout_s: float) -> Message | None: ...  # noqa: D102
 
     def replayed(self, first: int) -> Iterator[Message]: ...  # noqa: D102
@@ -111,7 +116,9 @@ class Recorder:
         self._numbers = MessageNumbers()
         self._num_breaks = 0
         self._last: Message | None = None
-        self._rank: int | None = None
+        self._topic: bytes | None = None
+        self.rank: int | None = None
+        """Which of several data-parallel engines this is, as far as its messages tell."""
         self.began_s = clock()
         """When the recording began; earlier if earlier messages could be had."""
         self.ended_s = self.began_s
@@ -172,6 +179,7 @@ class Recorder:
                     ending = Ending.ASKED
                 elif message is None and not self._subscription.is_connected and alone_s >= patience_s:
                     ending = Ending.GONE
+            self._take_the_rest(is_wanted=was_connected and ending in {Ending.DURATION, Ending.ASKED})
         finally:
             self.ended_s = max(self.began_s, self._clock())
             if self._numbers.has_begun:
@@ -185,6 +193,7 @@ class Recorder:
     # Which message this is
 
     def _take(self, message: Message) -> None:
+        self._require_topic(message)
         batch = self._decoded(message)
         if batch is None:
             return
@@ -197,43 +206,71 @@ class Recorder:
             broke = False
         if place is Place.SEEN:
             return
+        num_restarts = self.num_restarts
         if not self._numbers.has_begun or place is Place.BEHIND_GAP:
             self._catch_up(message.number)
         elif broke:
             self._prove_continuity(message.number)
+        if self.num_restarts > num_restarts and self._numbers.is_past(batch.sent_s):
+            return  # it is of the process before
+        if self._numbers.expected < message.number:
+            self._miss(message.number)
         if message.number >= self._numbers.expected:
             self._apply(message, batch)
 
+    def _require_topic(self, message: Message) -> None:
+        """Refuse the messages of several engines, whose numbers run side by side."""
+        if self._topic is not None and message.topic != self._topic:
+            reason = f"message {message.number} has the topic {_told(message.topic)}, those before {_told(self._topic)}"
+            remedy = "Several engines publish there: name one by its topic (--topic)"
+            raise RecordingError(self._subscription.source, reason, remedy)
+        self._topic = message.topic
+
     def _catch_up(self, number: int) -> None:
-        """Fill what is missing before a message, if the publisher can; what is missing still is a gap."""
-        first = self._numbers.expected
-        if number > first and self._subscription.can_replay:
-            self._ask_again(number)
-        if self._numbers.expected < number:
-            self._miss(number)
+        """Fill what is missing before a message, as far as the publisher can."""
+        if number > self._numbers.expected and self._subscription.can_replay:
+            while self._take_again(number):
+                pass
 
     def _miss(self, number: int) -> None:
         """Go on at a number, those before it being missed."""
         what = "were not received" if self._numbers.has_begun else "were sent before the recording began"
-        self._lose(Gap(self._numbers.expected, number - 1, what))
+        self._lose(Gap(self._numbers.expected, number - 1, self._and_silence(what)))
         self._numbers.expected = number
 
-    def _ask_again(self, number: int) -> None:
-        """Take messages again from the last one on, which must be the same: so no other process answers."""
-        is_proven = self._last is None
-        for message in self._subscription.replayed(max(0, self._numbers.expected - (self._last is not None))):
+    def _take_again(self, number: int) -> bool:
+        """Take one answer, up to a number; tells whether it is worth while to ask on.
+
+        It begins with the last message taken, which must be the same: another one there is another process's, which is
+        followed from its first message on. What a full queue made the publisher drop is asked for once more.
+        """
+        first, is_proven = self._numbers.expected, self._last is None
+        for message in self._subscription.replayed(first if self._last is None else self._last.number):
             if self._last is not None and message.number == self._last.number:
-                is_proven = message.payload == self._last.payload
-            if not is_proven or message.number >= number:
-                return
-            if message.number >= self._numbers.expected:
+                if message != self._last:
+                    self._restart()
+                    return True
+                is_proven = True
+            if not is_proven:
+                return False
+            if message.number > self._numbers.expected:
+                if self._numbers.expected > first:
+                    return True
+                self._miss(min(message.number, number))
+            if self._numbers.expected <= message.number < number:
                 batch = self._decoded(message)
-                if batch is None:
-                    return
-                if message.number > self._numbers.expected:
-                    self._miss(message.number)
-                self.num_asked_again += 1
-                self._apply(message, batch)
+                if batch is not None:
+                    self.num_asked_again += 1
+                    self._apply(message, batch)
+            if self._numbers.expected >= number:
+                return False
+        is_whole = number == BEYOND_ALL and self._subscription.silence is None  # a busy engine goes on for ever
+        return first < self._numbers.expected < number and not is_whole
+
+    def _take_the_rest(self, *, is_wanted: bool) -> None:
+        """Take what was sent and not received, which no later message shows: the last, or all of an idle engine."""
+        if is_wanted:
+            self._catch_up(BEYOND_ALL)
 
     def _prove_continuity(self, number: int) -> None:
         """After a break, the number that was expected may be that of another process."""
@@ -242,7 +279,16 @@ class Recorder:
             again = next(iter(self._subscription.replayed(self._last.number)), None)
             if again == self._last:
                 return
-        self._lose(Gap(number, None, "the connection broke, and nothing proves that the process is the same"))
+            if again is not None and again.number == self._last.number:
+                self._restart()
+                self._catch_up(number)
+                return
+        reason = "the connection broke, and nothing proves that the process is the same"
+        self._lose(Gap(number, None, self._and_silence(reason)))
+
+    def _and_silence(self, reason: str) -> str:
+        """Add that the publisher did not answer, if that is so."""
+        return reason if self._subscription.silence is None else f"{reason}, and {self._subscription.silence}"
 
     def _restart(self) -> None:
         self.num_restarts += 1
@@ -271,8 +317,8 @@ class Recorder:
                 self._lose(Gap(self._numbers.expected, message.number, error.reason))
                 self._numbers.expected = message.number + 1
             return None
-        if self._rank is not None and batch.rank != self._rank:
-            reason = f"sent by rank {batch.rank}, those before by rank {self._rank}"
+        if self.rank is not None and batch.rank != self.rank:
+            reason = f"sent by rank {batch.rank}, those before by rank {self.rank}"
             raise RecordingError(source, reason, "Record each rank by itself: they publish at port + rank")
         return batch
 
@@ -282,7 +328,7 @@ class Recorder:
         if message.number == 0:
             self.residency.begin_empty()
         self.began_s = min(self.began_s, batch.sent_s) if self.num_messages == 0 else self.began_s
-        self._rank = batch.rank
+        self.rank = batch.rank
         self._numbers.take(message.number, batch.sent_s)
         self._last = message
         self.num_messages += 1
@@ -298,3 +344,7 @@ class Recorder:
                     self.residency.clear()
                 case _:
                     assert_never(event)
+
+
+def _told(topic: bytes) -> str:
+    return repr(topic.decode(errors="replace"))

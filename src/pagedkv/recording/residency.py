@@ -1,9 +1,12 @@
 """Which blocks are where, followed event by event: how many there are, and how long they stay.
 
-Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for the device's own
-medium, a cache that was cleared: that leaves host and storage as they are. After a gap, or where the recording began in
-the middle, blocks that nobody saw stored may be there, and those that were seen may be gone: counting begins anew, with
-what is seen stored from then on, and is not called exact.
+Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for some media, a
+cache that was cleared: the device's, and the host's of SGLang, which empties both at once; others stay as they are.
+After a gap, or where the recording began in the middle, blocks that nobody saw stored may be there, and those that
+were seen may be gone: counting begins anew, with what is seen stored from then on, and is not called exact.
+
+Two blocks may hold the same content: of equal prompts that end with a block, vLLM computes the last block each time.
+Both are stored and both are removed, so the content is there until the last of them goes.
 """
 
 from bisect import bisect_left
@@ -18,6 +21,8 @@ __all__ = ["LIFETIME_EDGES_S", "MediumRecord", "Residency"]
 LIFETIME_EDGES_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
 """Upper edges of the histogram of lifetimes; the last bucket has none."""
 MOST_POINTS: Final = 1024
+CLEARED_AT_ONCE: Final = (DEVICE, "CPU_PINNED")
+"""What a clear empties. The second is SGLang's name for its host memory, and nobody else's; vLLM's is CPU."""
 
 
 @dataclass(slots=True)
@@ -27,6 +32,7 @@ class MediumRecord:
     Args:
         num_blocks: there now, as far as seen.
         num_stored: blocks that came.
+        num_copies: blocks that came while their content was there; they count nowhere else.
         num_removed: blocks that went, and were seen to come.
         num_removed_unseen: blocks that went and were never seen to come.
         peak: most at once, in exact stretches.
@@ -38,6 +44,7 @@ class MediumRecord:
 
     num_blocks: int = 0
     num_stored: int = 0
+    num_copies: int = 0
     num_removed: int = 0
     num_removed_unseen: int = 0
     peak: int = 0
@@ -67,6 +74,7 @@ class Residency:
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int, BlockHash], float] = {}
+        self._copies: dict[tuple[str, int, BlockHash], int] = {}
         self.media: dict[str, MediumRecord] = {}
         """What happened, by medium."""
         self.is_exact = False
@@ -81,21 +89,28 @@ class Residency:
         self._now_s: float | None = None
 
     def store(self, stored: BlocksStored) -> None:
-        """Take blocks; those that are there already stay as they are. At the time of the last `advance`."""
+        """Take blocks, those that are there already as copies. At the time of the last `advance`."""
         medium = self._medium(stored.medium)
         for block_hash in stored.block_hashes:
             key = (stored.medium, stored.group, block_hash)
-            if key not in self._since_s:
+            if key in self._since_s:
+                self._copies[key] = self._copies.get(key, 0) + 1
+                medium.num_copies += 1
+            else:
                 self._since_s[key] = self._at_s
                 medium.num_stored += 1
                 medium.num_blocks += 1
         self._note(stored.medium)
 
     def remove(self, removed: BlocksRemoved) -> None:
-        """Take blocks away."""
+        """Take blocks away, of copies one."""
         medium = self._medium(removed.medium)
         for block_hash in removed.block_hashes:
-            since_s = self._since_s.pop((removed.medium, removed.group, block_hash), None)
+            key = (removed.medium, removed.group, block_hash)
+            if key in self._copies:
+                self._remove_copy(key)
+                continue
+            since_s = self._since_s.pop(key, None)
             if since_s is None:
                 medium.num_removed_unseen += 1
             else:
@@ -103,10 +118,11 @@ class Residency:
         self._note(removed.medium)
 
     def clear(self) -> None:
-        """Take every block of the device away; what is there is known from here on."""
+        """Take every block of the media away that are cleared at once; what is there is known from here on."""
         self.num_clears += 1
-        for key in [key for key in self._since_s if key[0] == DEVICE]:
-            self._end(self._medium(DEVICE), self._since_s.pop(key))
+        for key in [key for key in self._since_s if key[0] in CLEARED_AT_ONCE]:
+            self._end(self._medium(key[0]), self._since_s.pop(key))
+            self._copies.pop(key, None)
         self._begin_exact()
 
     def begin_empty(self) -> None:
@@ -144,7 +160,7 @@ class Residency:
         return self._now_s
 
     def _is_exact(self, name: str) -> bool:
-        return self.is_exact if name == DEVICE else self._are_others_exact
+        return self.is_exact if name in CLEARED_AT_ONCE else self._are_others_exact
 
     def _medium(self, name: str) -> MediumRecord:
         return self.media.setdefault(name, MediumRecord())
@@ -154,11 +170,17 @@ class Residency:
         medium.num_blocks -= 1
         medium.lifetimes[bisect_left(LIFETIME_EDGES_S, self._at_s - since_s)] += 1
 
+    def _remove_copy(self, key: tuple[str, int, BlockHash]) -> None:
+        self._copies[key] -= 1
+        if not self._copies[key]:
+            del self._copies[key]
+
     def _censor(self) -> None:
         self.num_censored += len(self._since_s)
         for name, count in Counter(name for name, _, _ in self._since_s).items():
             self.media[name].num_blocks -= count
         self._since_s.clear()
+        self._copies.clear()
 
     def _begin_exact(self) -> None:
         self.is_exact = self.was_exact = True

@@ -1,9 +1,8 @@
 """The sockets of one publisher of KV events: messages as they come, and those that are asked for again.
 
-A message has three frames: a topic, its number as 8 bytes, most significant first, and the payload. What was missed is
-asked for at a second socket, where the publisher offers one: an empty frame and a number go there, and the messages
-from that number on come back, as far as it kept them, then one with the number -1. ZeroMQ connects again by itself;
-that it had to is told, since a process that is started again counts from 0, and nothing else tells the two apart.
+What was missed is asked for at a second socket, where the publisher offers one: a number goes there, and the messages
+from that number on come back, as far as it kept them, then an end. ZeroMQ connects again by itself; that it had to is
+told, since a process that is started again counts from 0, and nothing else tells the two apart.
 
 Knows nothing of what is in a payload.
 """
@@ -14,8 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from pagedkv.errors import ConfigurationError, RecordingError
+from pagedkv.errors import ConfigurationError
 from pagedkv.extras import needing
+from pagedkv.recording.frames import WHAT_TO_NAME, answered, published, question
 from pagedkv.recording.numbering import Message
 
 with needing("record", "recording"):
@@ -24,14 +24,10 @@ with needing("record", "recording"):
 
 __all__ = ["Endpoints", "Subscription"]
 
-NUM_FRAMES: Final = 3
-NUMBER_NBYTES: Final = 8
-END_NUMBER: Final = -1
 MOST_WAITING: Final = 100_000
 """Messages that wait to be read, as many as publishers keep by default; those beyond are a gap."""
 REPLAY_PATIENCE_MS: Final = 5000
 """A publisher answers between two messages of its own."""
-WHAT_TO_NAME: Final = "Name the endpoint of KV events, as in tcp://127.0.0.1:5557"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +73,12 @@ class Subscription:
         self._endpoints = endpoints
         self._is_connected = False
         self._num_breaks = 0
+        self._silence: str | None = None
         with ExitStack() as on_failure:
             self._context = zmq.Context()
             self._socket = self._context.socket(zmq.SUB)
             self._socket.set_hwm(MOST_WAITING)
+            self._socket.ipv6 = _is_ipv6(endpoints.events)
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             on_failure.callback(self._close)
             self._socket.subscribe(endpoints.topic)
@@ -111,6 +109,11 @@ class Subscription:
         """How often the connection broke so far, behind the messages received so far."""
         return self._num_breaks
 
+    @property
+    def silence(self) -> str | None:
+        """Why the last question for messages got no whole answer, or None if it did."""
+        return self._silence
+
     def __enter__(self) -> Self:
         """Hold the sockets open."""
         return self
@@ -131,30 +134,36 @@ class Subscription:
         """
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         if self._socket in ready:
-            return self._message(self._socket.recv_multipart())
+            return published(self._socket.recv_multipart(), self.source)
         if self._monitor in ready:
             self._note(int(recv_monitor_message(self._monitor)["event"]))
         return None
 
     def replayed(self, first: int) -> Iterator[Message]:
-        """Ask for the messages from a number on, as far as the publisher kept them; may end before its last.
+        """Ask for the messages from a number on, as far as the publisher kept them.
+
+        The answer may break off, which `silence` tells then: a publisher drops what its queue cannot hold.
 
         Raises:
             ConfigurationError: the system refuses the endpoint.
             RecordingError: what came has not the frames of an answer.
         """
-        assert self._endpoints.replay is not None
+        endpoint = self._endpoints.replay
+        assert endpoint is not None
+        self._silence = None
         with self._context.socket(zmq.DEALER) as socket:
             socket.set_hwm(0)
             socket.linger = 0
-            with _refusals(self._endpoints.replay):
-                socket.connect(self._endpoints.replay)
-            socket.send_multipart([b"", first.to_bytes(NUMBER_NBYTES, "big")])
+            socket.ipv6 = _is_ipv6(endpoint)
+            with _refusals(endpoint):
+                socket.connect(endpoint)
+            socket.send_multipart(question(first))
             while socket.poll(REPLAY_PATIENCE_MS):
-                message = self._message(socket.recv_multipart())
-                if message.number == END_NUMBER:
+                message = answered(socket.recv_multipart(), endpoint)
+                if message is None:
                     return
                 yield message
+        self._silence = f"{endpoint} answered nothing more for {REPLAY_PATIENCE_MS / 1000:g} s"
 
     def _close(self) -> None:
         self._socket.disable_monitor()
@@ -162,17 +171,15 @@ class Subscription:
         self._socket.close(linger=0)
         self._context.term()
 
-    def _message(self, frames: list[bytes]) -> Message:
-        if len(frames) != NUM_FRAMES or len(frames[1]) != NUMBER_NBYTES:
-            sizes = ", ".join(str(len(frame)) for frame in frames[:10])
-            reason = f"a message has frames of {sizes} bytes, not a topic, a number of {NUMBER_NBYTES} and a payload"
-            raise RecordingError(self.source, reason, WHAT_TO_NAME)
-        return Message(int.from_bytes(frames[1], "big", signed=True), frames[2])
-
     def _note(self, event: int) -> None:
         if event == zmq.EVENT_DISCONNECTED:
             self._num_breaks += 1
         self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+def _is_ipv6(endpoint: str) -> bool:
+    """Tell whether an address is one of IPv6; with names, sockets that know both would try no other than the first."""
+    return "[" in endpoint
 
 
 @contextmanager

@@ -73,8 +73,8 @@ class BlocksStored:
     Args:
         block_hashes: of each block.
         parent_hash: of the block before the first, or None where the first begins a prompt.
-        token_ids: int32 ``[len(block_hashes) * block_size]``, or None where the event has not just these.
-        block_size: tokens of a block.
+        token_ids: int32 ``[len(block_hashes) * block_size]``, or None where the event has not just these, or no size.
+        block_size: tokens of a block, or 0 where none is told, as of blocks that vLLM's connectors offloaded.
         medium: where they are: GPU, CPU, STORAGE, ...; with what tells it from another one of that kind: the tier that
             owns it, and whether it is remote.
         group: number of the group of layers, 0 where none is told.
@@ -103,7 +103,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Every block of the device was removed at once; other media keep theirs, and say so when they lose them."""
+    """Every block of the device was removed at once; of other media, SGLang's host memory is emptied with it."""
 
 
 Event: TypeAlias = BlocksStored | BlocksRemoved | Cleared
@@ -134,7 +134,7 @@ class _Batch(msgspec.Struct):
 
 class _Stored(msgspec.Struct):
     block_hashes: list[int | bytes]
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCK_SIZE)]
+    block_size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_SIZE)]
     parent_block_hash: int | bytes | None = None
     token_ids: list[Any] | None = None
     lora_id: int | None = None
@@ -223,7 +223,7 @@ def _stored(stored: _Stored) -> BlocksStored:
     return BlocksStored(
         tuple(stored.block_hashes),
         stored.parent_block_hash,
-        _tokens(stored.token_ids, len(stored.block_hashes) * stored.block_size),
+        _tokens(stored.token_ids, len(stored.block_hashes) * stored.block_size) if stored.block_size else None,
         stored.block_size,
         _medium(stored),
         stored.group_idx or 0,
