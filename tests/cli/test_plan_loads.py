@@ -106,7 +106,6 @@ def test_a_trace_too_short_is_said_to_be(cost: Path, tmp_path: Path) -> None:
 
 def test_whose_seconds_are_shown_is_told_everywhere(trace: Path, cost: Path, tmp_path: Path) -> None:
     common = (trace, "--model", "llama-3.1-8b", "--limit", 60, "--block-size", "16", "--policy", "lru", "-j", 1)
-    common = (*common, "--load", "1", "--results", tmp_path / "r")
     for options, name, told, warning in (
         (
             ("--memory", "1,2", "--cost-model", cost),
@@ -118,7 +117,9 @@ def test_whose_seconds_are_shown_is_told_everywhere(trace: Path, cost: Path, tmp
         (("--memory", "1,2", "--cost-model", "instant"), "instant", "stated, error unknown", "stated, without a word"),
     ):
         page, behind = tmp_path / "plan.html", tmp_path / "plan.json"
-        result = run("plan", *common, *options, "--report", page, "--json", behind)
+        result = run(
+            "plan", *common, *options, "--load", "1", "--results", tmp_path / "r", "--report", page, "--json", behind
+        )
         assert result.exit_code == 0, result.stderr
         plan = json.loads(behind.read_text())
         assert plan["headline"].endswith(f"(seconds: {name}, {told})")
