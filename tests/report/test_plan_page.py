@@ -89,3 +89,14 @@ def test_a_line_goes_through_the_highest_load_that_holds_at_each_memory() -> Non
     page = read_page(render_plan(plan, version="0.1.0"))
     traffic = next(e.attributes for e in page.elements if "data-values" in e.attributes)
     assert traffic["data-values"] == "40|160"
+
+
+def test_the_plot_shows_the_traffic_of_the_headline() -> None:
+    """A run ends with its last answer, so its answers a second are fewer than those that it sustains."""
+    plan = small_plan(1)
+    for point in plan["points"]:
+        steady = {"verdict": "holds", "num_good": 300, "measured_s": 60.0}
+        point["figures"] = point["figures"] | {"goodput_per_s": 3.5, "steadiness": steady}
+    page = read_page(render_plan(plan, version="0.1.0"))
+    traffic = next(e.attributes for e in page.elements if "data-values" in e.attributes)
+    assert traffic["data-values"] == "5|5"

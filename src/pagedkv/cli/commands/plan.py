@@ -67,6 +67,8 @@ def plan(
 
     pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100,2xh100 --policy lru,adaptive,hazard --load 1,2,4
 
+    pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100 --ttft 1 --tpot 0.05 --price h100=2.5
+
     pagedkv plan lengths.csv --model gemma-3-27b --memory 40,80 --cost-model cost.json --split need,0.8 --json -
     """
     if json_file is not None:
