@@ -109,7 +109,7 @@ def test_lengths_alone_claim_no_hits_and_try_one_policy(tmp_path: Path, cost: Pa
     plan = json.loads(result.stdout)
     assert {point["figures"]["hit_ratio"] for point in plan["points"]} == {None}
     assert len(plan["points"]) == 4
-    assert "lengths and not content" in plan["warnings"][0]
+    assert "lengths and not content" in plan["warnings"][2]
     assert not any("hit ratio" in reason for reason in plan["reasons"])
 
 
@@ -127,12 +127,26 @@ def test_sessions_in_a_closed_loop_are_said_to_be(trace: Path, cost: Path, tmp_p
     [
         (("--memory", "1,1"), "--memory must be a list of different values"),
         (("--memory", "a"), "--memory must be a list of values such as 16,64, got 'a'"),
-        (("--memory", "-1"), "--memory must be a list of values"),
+        (("--memory", "-1"), "--memory: each must be over 0 and finite, got -1"),
         ((), "say what to plan for: --gpu 8xh100, or --memory 40"),
         (("--gpu", "h100,h200", "--memory", "3"), "--memory goes with one --gpu"),
         (("--gpu", "h101"), "unknown GPU 'h101'"),
         (("--memory", "1", "--policy", "none"), "none"),
-        (("--memory", "1", "--load", "0"), "--load must be a list"),
+        (("--memory", "1", "--load", "0"), "--load: at 0 times the recorded traffic no request ever comes"),
+        (
+            ("--memory", "1", "--load", "1,1e9"),
+            "--load: each must be over 0 and at most 1,000 times the recorded traffic",
+        ),
+        (("--memory", "1", "--load", "nan"), "--load: each must be over 0 and at most 1,000"),
+        (("--memory", "1", "--load", "a"), "--load must be a list of values such as 16,64, got 'a'"),
+        (("--gpu", "h100", "--price", "h100"), "--price wants the price of a GPU for an hour, as in h100=2.5,l4=0.7"),
+        (("--gpu", "h100", "--price", "h100=0"), "--price wants the price of a GPU for an hour"),
+        (("--gpu", "h100", "--price", "h101=2"), "unknown GPU 'h101'"),
+        (("--gpu", "h100", "--price", "h200=2"), "--price names h200, and the plan is on h100: name a GPU of the plan"),
+        (
+            ("--memory", "1", "--price", "h200=2"),
+            "--price names h200, and the plan is on no GPU that was named (--gpu)",
+        ),
         (("--memory", "1", "--split", "0.5"), "--split is for models with several pools"),
         (("--memory", "1", "--ttft", "-1"), "--ttft must be over 0"),
         (("--gpu", "h100", "--tpot", "0.0001"), "--tpot 0.0001 cannot be met: by the cost model llama-3.1-8b/"),

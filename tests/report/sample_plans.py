@@ -29,6 +29,9 @@ def small_plan(num_policies: int = 2) -> Plan:
         "model": "llama",
         "arrivals": "open loop",
         "bounds": {"ttft_s": 2.0, "tpot_s": None},
+        "seconds": {"cost_model_name": "cost", "in_short": "data sheet", "kind": "data sheet"},
+        "loads": "given",
+        "prices": {},
         "warnings": ["the seconds are assumed"],
         "headline": "Take 80 GiB, p0: 2.1 answers a second",
         "reasons": ["80 GiB instead of 40 GiB: 2.10x the traffic (2.00 to 2.20)"],
@@ -43,6 +46,18 @@ def small_plan(num_policies: int = 2) -> Plan:
                 "traffic": estimate,
                 "hit_ratio": None,
             }
+        ],
+        "settings": [
+            {
+                "choices": {"memory": f"{memory:g} GiB", "policy": f"p{number}"},
+                "held": 1.0,
+                "ended": 2.0,
+                "is_told": True,
+                "sustained_per_s": memory / 40,
+                "cost": None,
+            }
+            for memory in (40.0, 80.0)
+            for number in range(num_policies)
         ],
         "points": [
             sample_point(memory, f"p{number}", load, memory / 40, is_chosen=memory == 80 and number == 0)
@@ -126,6 +141,7 @@ def _point(choices: dict[str, str], gib: float, load: float, traffic: float, *, 
         "hit_ratio": 0.25,
         "throughput_per_s": traffic + 0.5,
         "goodput_per_s": traffic,
+        "steadiness": {"verdict": "fails", "num_good": 80, "measured_s": 80.0},
         "output_tokens_per_s": 1234.5,
         "ttft_s": TIMES,
         "tpot_s": TIMES,
@@ -138,5 +154,9 @@ def _point(choices: dict[str, str], gib: float, load: float, traffic: float, *, 
         "num_blocks": {"full": 100},
         "kv_gib": gib,
         "cost_model_name": "cost",
+        "verdict": "holds" if load == 1 else "fails",
+        "binds": [] if load == 1 else ["queue", "ttft"],
+        "reason": "holds" if load == 1 else "does not hold; the queue grows, from 1.0 who wait to 5.0",
+        "change": "" if load == 1 else "for 93% of the time requests wait because blocks run out: more memory",
         "figures": figures,
     }

@@ -169,8 +169,9 @@ def test_the_plots_of_a_plan_tell_their_values_by_memory(tab: Tab, files: Mappin
             tab.press("ArrowRight")
             heading, *values = tab.evaluate(TIP)
             headings.append(heading)
-            assert len(values) == 8
-            assert values[0].startswith("block 16, lru, split by need, 8,192 tokens a step, 1x the traffic: ")
+            assert len(values) == 4
+            policy = ("lru", "hazard")[number % 2]
+            assert values[0].startswith(f"block 16, {policy}, split by need, 8,192 tokens a step: ")
             assert tab.evaluate(FAULTS_OF_TIP) == []
         assert headings == ["225.1 GiB", "512.4 GiB", "1,087.3 GiB"]
     tab.evaluate(f"{PLOT.format(0)}.focus()")
@@ -188,3 +189,12 @@ def test_light_and_dark_follow_the_browser(tab: Tab, files: Mapping[str, Path], 
     }[scheme]
     drawn = tab.evaluate("getComputedStyle(document.querySelector('.roomy text')).fill")
     assert drawn == ink
+
+
+@pytest.mark.parametrize("name", ["one run", "a plan", "a plan of five axes"])
+def test_on_a_phone_the_first_plot_comes_before_the_tiles(tab: Tab, files: Mapping[str, Path], name: str) -> None:
+    top = "document.querySelector('{}').getBoundingClientRect().top"
+    for width in WIDTHS:
+        tab.open(files[name], width)
+        is_above = tab.evaluate(f"{top.format('figure')} < {top.format('.tiles')}")
+        assert is_above == (width == WIDTHS[0])

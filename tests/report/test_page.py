@@ -14,6 +14,7 @@ from pagedkv.report import ReportRun
 from pagedkv.report.capacity import capacity_section
 from pagedkv.report.memory import memory_section
 from pagedkv.report.page import render_report
+from pagedkv.report.timelines import time_section
 from tests.report.page_reader import Page, read_page
 from tests.report.rendering import COMMAND, rendered
 from tests.report.sample_runs import empty_run, sample_run
@@ -144,8 +145,7 @@ def test_the_page_of_one_run_has_every_part() -> None:
 
 def test_names_are_text_wherever_they_stand() -> None:
     page = page_named("hostile")
-    assert page.texts("h1") == [HOSTILE]
-    assert HOSTILE in page.texts("title")[0]
+    assert page.texts("p", class_="soft")[0] == f"pagedkv 0.1.0, report of a replay of {HOSTILE}"
     assert any(HOSTILE in text for text in page.texts("pre"))
     assert any(HOSTILE in text for text in page.texts("th"))
     assert any(HOSTILE in text for text in page.texts("h3"))
@@ -259,3 +259,44 @@ def test_a_comparison_of_results_speaks_of_no_lines_that_are_not_there() -> None
     told = "What each replay had, at the tokens that its pool holds; no capacity curve was measured."
     assert told in rendered(without, without).texts("p")
     assert told not in rendered(without, with_curve).texts("p")
+
+
+def test_the_headline_is_an_answer_and_not_a_file_name() -> None:
+    run = sample_run("trace.jsonl", num_intervals=3)
+    run.replay["config"]["cost_model_name"] = "llama-3.1-8b/h100"
+    told = "18.4% of the prompt tokens were in the cache; 99% of the answers began within"
+    (headline,) = rendered(run).texts("h1")
+    assert headline.startswith(told)
+    assert headline.endswith("(seconds: llama-3.1-8b/h100)")
+    run.replay["hits"] |= {"token_hit_ratio": None, "block_hit_ratio": None}
+    assert rendered(run).texts("h1")[0].startswith("What would hit is unknown; 99% of the answers")
+    (headline,) = rendered(empty_run()).texts("h1")
+    assert headline.endswith("; no request was answered")
+    two = rendered(sample_run("a", num_intervals=3), sample_run("b", num_intervals=3, seed=1))
+    assert two.texts("h1") == ["2 runs compared; 2. b hits the most, 19.1% of the prompt tokens"]
+
+
+def test_no_folder_of_whoever_made_a_page_is_on_it() -> None:
+    def run() -> ReportRun:
+        made = sample_run("/home/me/secret/trace.jsonl", num_intervals=3)
+        made.replay["warnings"] = ["/home/me/secret/trace.jsonl is short"]
+        made.replay["config"]["cost_model_name"] = "/home/me/secret/cost.json"
+        return made
+
+    command = "pagedkv report /home/me/secret/trace.jsonl -o '/home/me/secret/a b.html' --json=/home/me/secret/x.json"
+    for runs in ([run()], [run(), run()]):
+        source = render_report(runs, version="0", command=command)
+        assert "secret" not in source
+        assert "home" not in source
+        assert "pagedkv report trace.jsonl -o &#39;a b.html&#39; --json=x.json" in source
+
+
+def test_hits_over_time_are_one_line_with_a_dot_an_interval() -> None:
+    """Where few intervals admit a prompt, levels of single intervals were dashes with nothing between."""
+    run = sample_run(num_intervals=9)
+    run.replay["timeline"]["token_hit_ratio"] = [None, 0.1, None, None, 0.4, None, 0.2, None, None]
+    (hits,) = [plot for plot in time_section(run).plots if plot.title == "Hit ratio over time"]
+    (path,) = [
+        each for each in re.findall(r'<path d="([^"]*)"[^>]*style="fill: none', hits.svg) if each.count("L") == 2
+    ]
+    assert path.count("M") == 1

@@ -28,6 +28,7 @@ __all__ = [
 
 UNKNOWN_CONTENT: Final = "unknown, the trace tells lengths alone"
 CELL_PADDING: Final = 3  # two blanks and what divides columns
+EDGES: Final = 1  # of a table, where nothing divides columns any more
 
 
 def print_summary(title: str, summary: ReplaySummary) -> None:
@@ -110,7 +111,7 @@ def _parts(widths: Sequence[int], width: int, num_keys: int) -> list[list[int]]:
     parts = [keys.copy()]
     for place in range(num_keys, len(widths)):
         columns = [*parts[-1], place]
-        if len(parts[-1]) > num_keys and sum(widths[each] + CELL_PADDING for each in columns) > width:
+        if len(parts[-1]) > num_keys and EDGES + sum(widths[each] + CELL_PADDING for each in columns) > width:
             parts.append(keys.copy())
         parts[-1].append(place)
     return parts
@@ -122,7 +123,7 @@ def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
     Rich's own division breaks words of the widest column before it wraps the others.
     """
     widths = [_longest_word(column) for column in columns]
-    left = width - 1 - sum(each + CELL_PADDING for each in widths)
+    left = width - EDGES - sum(each + CELL_PADDING for each in widths)
     for place, column in enumerate(columns):
         more = min(max(0, left), max(map(len, column)) - widths[place])
         widths[place] += more

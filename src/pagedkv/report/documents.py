@@ -8,6 +8,8 @@ library, so that readers of files can check a document against these types witho
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
+from pagedkv.report.shared_text import without_folders
+
 __all__ = [
     "AgeHistogram",
     "Contiguous",
@@ -250,4 +252,4 @@ def knows_content(replay: Replay) -> bool:
 
 def cost_model_name(replay: Replay) -> str:
     """Name the cost model whose seconds the replay has."""
-    return str(replay["config"].get("cost_model_name") or "that the configuration lists")
+    return without_folders(str(replay["config"].get("cost_model_name") or "that the configuration lists"))

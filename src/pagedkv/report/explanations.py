@@ -87,7 +87,8 @@ PLOTS: Final = MappingProxyType(
         ),
         "hits": Explanation(
             "Hit ratio over time",
-            "Hit tokens of the prompt tokens first admitted in each interval; gaps where no prompt was admitted.",
+            "Hit tokens of the prompt tokens first admitted in each interval, a dot each; the line leads on over "
+            "intervals in which none was admitted.",
         ),
         "waste": Explanation(
             "Waste by block size",

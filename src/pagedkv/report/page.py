@@ -4,6 +4,7 @@ Owns the two shapes of a report: one run in full, or several side by side. The s
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from pagedkv.errors import ConfigurationError
@@ -14,10 +15,12 @@ from pagedkv.report.comparison import MAX_RUNS, figures_section, overlaid_sectio
 from pagedkv.report.documents import ReportRun
 from pagedkv.report.elements import Section, Tile
 from pagedkv.report.explanations import METHOD
+from pagedkv.report.headlines import headline_of, headline_of_several
 from pagedkv.report.key_figures import KEY_FIGURES
 from pagedkv.report.latencies import latency_section
 from pagedkv.report.memory import memory_section
 from pagedkv.report.settings import settings_section
+from pagedkv.report.shared_text import without_folders
 from pagedkv.report.timelines import time_section
 
 with needing("report", "a report"):
@@ -50,10 +53,12 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
         ConfigurationError: see :func:`require_num_runs`.
     """
     require_num_runs(len(runs))
+    runs = [replace(run, name=without_folders(run.name)) for run in runs]
     names = tuple(f"{number}. {_in_short(run.name)}" for number, run in enumerate(runs, 1))
     single = len(runs) == 1
     return page_template().render(
-        title=runs[0].name if single else f"{len(runs)} runs compared",
+        title=headline_of(runs[0]) if single else headline_of_several(runs, names),
+        subtitle=f"report of a replay of {runs[0].name}" if single else "report of replays",
         runs=() if single else tuple(run.name for run in runs),
         tiles=_tiles(runs[0]) if single else (),
         warnings=_warnings(runs, names),
@@ -61,7 +66,7 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
         glossary=tuple(figure.explanation for figure in KEY_FIGURES),
         method=METHOD,
         version=version,
-        command=command,
+        command=without_folders(command),
     )
 
 
@@ -81,7 +86,7 @@ def page_template() -> Template:
 def _warnings(runs: Sequence[ReportRun], names: Sequence[str]) -> tuple[str, ...]:
     """List what must be known before figures are believed, with the run's name where there are several."""
     return tuple(
-        f"{name}: {warning}" if len(runs) > 1 else f"{warning[:1].upper()}{warning[1:]}"
+        without_folders(f"{name}: {warning}" if len(runs) > 1 else f"{warning[:1].upper()}{warning[1:]}")
         for run, name in zip(runs, names, strict=True)
         for warning in run.replay.get("warnings", ())
     )

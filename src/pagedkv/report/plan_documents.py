@@ -2,7 +2,18 @@
 
 from typing import Any, TypedDict
 
-__all__ = ["Plan", "PlanPointDocument"]
+__all__ = ["Plan", "PlanPointDocument", "PlanSettingDocument"]
+
+
+class PlanSettingDocument(TypedDict):
+    """How much a setting takes: the highest load that held, the lowest that did not or is not told; what it costs."""
+
+    choices: dict[str, str]
+    held: float | None
+    ended: float | None
+    is_told: bool
+    sustained_per_s: float | None
+    cost: dict[str, float | None] | None
 
 
 class PlanPointDocument(TypedDict):
@@ -14,6 +25,10 @@ class PlanPointDocument(TypedDict):
     num_blocks: dict[str, int]
     kv_gib: float
     cost_model_name: str
+    verdict: str
+    binds: list[str]
+    reason: str
+    change: str
     figures: dict[str, Any]
 
 
@@ -26,9 +41,13 @@ class Plan(TypedDict):
     model: str
     arrivals: str
     bounds: dict[str, float | None]
+    seconds: dict[str, Any]
+    loads: str
+    prices: dict[str, float]
     warnings: list[str]
     headline: str
     reasons: list[str]
     chosen: dict[str, str]
     effects: list[dict[str, Any]]
+    settings: list[PlanSettingDocument]
     points: list[PlanPointDocument]

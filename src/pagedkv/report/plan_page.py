@@ -4,7 +4,7 @@ Made of the document of ``pagedkv plan --json`` alone, so that a page can be mad
 gives the same bytes. Lays out what was found; concludes nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,19 +27,28 @@ from pagedkv.report.explanations import Explanation
 from pagedkv.report.number_text import COUNT, NONE, RATIO, SECONDS
 from pagedkv.report.page import page_template
 from pagedkv.report.plan_documents import Plan, PlanPointDocument
+from pagedkv.report.shared_text import without_folders
 
 __all__ = ["render_plan"]
 
+LINES_A_PLOT: Final = 4
+MOST_DRAWN: Final = 2 * LINES_A_PLOT
+"""More lines than four cross until none can be followed."""
+ROOM_ABOVE: Final = 1.08
 OF_MEMORY: Final = ("gpu", "memory")
+HOLDS: Final = {"holds": "yes", "too short": "not told"}
 METHOD: Final = (
     "Every setting was served by the production block space and scheduler on a virtual clock, with seconds by a cost "
-    "model. Traffic is the most answers a second within the bounds (all answers, where there are none) over the loads "
-    "tried. Choices are compared on the same requests, over everything else that was tried (for traffic, where one of "
-    "the two keeps the bounds for 1 % of the requests at least); intervals are those of the jackknife over eighths of "
-    "the trace, 95 %. docs/planning.md tells more."
+    "model. A load holds if nine of ten requests that arrive after a warm-up, a quarter of the arrivals' time, keep "
+    "the bounds, and the queue does not grow from the third quarter to the fourth. Traffic is answers a second within "
+    "the bounds (all answers, where there are none) under the highest load that holds. Choices are compared on the "
+    "same requests, over everything else that was tried (for traffic, where one of the two keeps the bounds for 1 % of "
+    "the requests at least); intervals are those of the jackknife over eighths of the trace, 95 %. docs/planning.md "
+    "tells more."
 )
 GLOSSARY: Final = (
     Explanation("Load", "How many times the recorded traffic came."),
+    Explanation("Holds", "Whether a load could go on: nine of ten requests are good, and the queue does not grow."),
     Explanation("Answers", "Finished requests, from the first arrival to the last answer."),
     Explanation("Good", "Requests whose answer kept the bounds, of all requests."),
     Explanation("TTFT", "Seconds from arrival to the first token."),
@@ -61,13 +70,20 @@ class _Measure:
     is_share: bool = False
 
 
+def _traffic(figures: Mapping[str, Any]) -> float:
+    """Give the good answers a second: by arrivals where a load holds, as the headline does; else as long as it took."""
+    steady = figures["steadiness"]
+    holds = steady["verdict"] == "holds"
+    return float(steady["num_good"] / steady["measured_s"] if holds else figures["goodput_per_s"])
+
+
 MEASURES: Final = (
     _Measure(
         "traffic",
         "Traffic",
-        "Answers a second that kept the bounds, over the memory for keys and values.",
+        "Answers a second that keep the bounds, sustained where the load holds, over the memory for keys and values.",
         "answers a second",
-        lambda figures: figures["goodput_per_s"],
+        _traffic,
         lambda value: NONE if value is None else f"{value:.3g}",
     ),
     _Measure(
@@ -110,36 +126,61 @@ def render_plan(plan: Plan, *, version: str) -> str:
     """
     return page_template().render(
         title=plan["headline"],
-        subtitle=f"a plan for {plan['model']} on {plan['trace']}",
+        subtitle=f"a plan for {plan['model']} on {without_folders(plan['trace'])}; {_seconds(plan)}",
         runs=(),
         tiles=_tiles(plan),
-        warnings=tuple(f"{warning[:1].upper()}{warning[1:]}" for warning in plan["warnings"]),
+        warnings=tuple(without_folders(f"{warning[:1].upper()}{warning[1:]}") for warning in plan["warnings"]),
         sections=(_reasons(plan), _figures(plan), _points(plan)),
         glossary=GLOSSARY,
         method=METHOD,
         version=version,
-        command=plan["command"],
+        command=without_folders(plan["command"]),
     )
 
 
+def _seconds(plan: Plan) -> str:
+    return f"seconds by {plan['seconds']['cost_model_name']}, {plan['seconds']['in_short']}"
+
+
 def _chosen(plan: Plan) -> PlanPointDocument:
-    chosen = [point for point in plan["points"] if point["is_chosen"]]
-    return max(chosen, key=lambda point: point["figures"]["goodput_per_s"])
+    return next(point for point in _compared(plan) if point["is_chosen"])
+
+
+def _compared(plan: Plan) -> list[PlanPointDocument]:
+    """Give of each setting one point: the highest load that holds; where none does, the lowest that was run."""
+    held = {_key(setting["choices"]): setting["held"] for setting in plan["settings"]}
+    best: dict[tuple[str, ...], PlanPointDocument] = {}
+    for point in plan["points"]:
+        key = _key(point["choices"])
+        wanted = held.get(key)
+        if point["load"] == wanted or (wanted is None and (key not in best or point["load"] < best[key]["load"])):
+            best[key] = point
+    return list(best.values())
+
+
+def _key(choices: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(choices.values())
 
 
 def _tiles(plan: Plan) -> tuple[Tile, ...]:
     point = _chosen(plan)
     figures = point["figures"]
     ratio = figures["hit_ratio"]
+    sustained = _sustained(plan, point)
     load = f"With the setting of the headline, at {point['load']:g} times the recorded traffic."
     tiles = [
-        Tile("Answers a second", f"{figures['goodput_per_s']:.3g}", f"Within the bounds. {load}"),
+        Tile("Answers a second, sustained", NONE if sustained is None else f"{sustained:.3g}", f"Good ones. {load}"),
         Tile("Hit ratio by token", "unknown" if ratio is None else RATIO.text(ratio), "Prompt tokens in the cache."),
         Tile("First token, p99", SECONDS.text(figures["ttft_s"]["p99"]), "From arrival."),
         Tile("Further tokens, p99", SECONDS.text(figures["tpot_s"]["p99"]), "Each, in the mean of an answer."),
         Tile("Memory", f"{point['kv_gib']:,.1f} GiB", "For keys, values and states."),
     ]
     return tuple(tiles)
+
+
+def _sustained(plan: Plan, point: PlanPointDocument) -> float | None:
+    key = _key(point["choices"])
+    return next((each["sustained_per_s"] for each in plan["settings"] if _key(each["choices"]) == key), None)
 
 
 def _reasons(plan: Plan) -> Section:
@@ -189,22 +230,36 @@ def _halves(estimate: Any, written: Callable[[float], str]) -> str:  # noqa: ANN
 
 
 def _figures(plan: Plan) -> Section:
-    series = _series(plan["points"])
-    shown = dict(list(series.items())[: len(LINES)])
-    sentences: tuple[str, ...] = ()
+    compared = _compared(plan)
+    series = _series(compared)
+    shown = dict(list(series.items())[:MOST_DRAWN])
+    sentences = [
+        "Each setting under the highest load that it holds; one that holds none, under the lowest load that was run."
+    ]
     if len(series) > len(shown):
-        sentences = (f"Of {len(series)} combinations the first {len(shown)} are drawn; the table has all.",)
-    plots = tuple(_plot(measure, shown) for measure in MEASURES if _is_known(measure, plan["points"]))
-    return Section("figures", "Over memory", sentences, plots)
+        sentences.append(f"Of {len(series)} combinations the first {len(shown)} are drawn; the table has all.")
+    plots = tuple(
+        plot for measure in MEASURES if _is_known(measure, compared) for plot in _plots(measure, list(shown.items()))
+    )
+    return Section("figures", "Over memory", tuple(sentences), plots)
+
+
+def _plots(measure: _Measure, series: Sequence[tuple[str, list[PlanPointDocument]]]) -> Iterator[Plot]:
+    """Draw a few lines a plot, all to one scale."""
+    values = [measure.value(point["figures"]) for _, points in series for point in points]
+    highest = max((value for value in values if value is not None), default=0.0)
+    num_plots = -(-len(series) // LINES_A_PLOT)
+    for number in range(num_plots):
+        part = dict(series[number * LINES_A_PLOT : (number + 1) * LINES_A_PLOT])
+        suffix = f", {number + 1} of {num_plots}" if num_plots > 1 else ""
+        yield _plot(measure, part, f"{measure.key}-{number}" if number else measure.key, suffix, highest)
 
 
 def _series(points: Sequence[PlanPointDocument]) -> dict[str, list[PlanPointDocument]]:
     """Gather what differs in memory alone, by the names of everything else."""
-    loads = {point["load"] for point in points}
     series: dict[str, list[PlanPointDocument]] = {}
     for point in points:
-        others = [value for axis, value in point["choices"].items() if axis not in OF_MEMORY]
-        name = ", ".join([*others, *([f"{point['load']:g}x the traffic"] if len(loads) > 1 else [])])
+        name = ", ".join(value for axis, value in point["choices"].items() if axis not in OF_MEMORY)
         series.setdefault(name or "all settings", []).append(point)
     return series
 
@@ -213,7 +268,9 @@ def _is_known(measure: _Measure, points: Sequence[PlanPointDocument]) -> bool:
     return any(measure.value(point["figures"]) is not None for point in points)
 
 
-def _plot(measure: _Measure, series: Mapping[str, Sequence[PlanPointDocument]]) -> Plot:
+def _plot(
+    measure: _Measure, series: Mapping[str, Sequence[PlanPointDocument]], key: str, suffix: str, highest: float
+) -> Plot:
     def paint(figure: Figure) -> None:
         axes = only_axes(figure, "GiB for keys and values", measure.label)
         for style, points in zip(LINES, series.values(), strict=False):
@@ -223,15 +280,15 @@ def _plot(measure: _Measure, series: Mapping[str, Sequence[PlanPointDocument]]) 
             line(axes, [gib for gib, _ in known], [value for _, value in known], style)
         logarithmic(axes, "x")
         axes.yaxis.set_major_formatter(PERCENT_TICKS if measure.is_share else COUNT_TICKS)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, ROOM_ABOVE * highest or 1)
         _read_out(axes, measure, list(series.values()))
 
     legend = tuple(
-        line_legend(f"plan-{measure.key}-legend-{number}", style, name)
+        line_legend(f"plan-{key}-legend-{number}", style, name)
         for number, (style, name) in enumerate(zip(LINES, series, strict=False))
     )
     label = f"Lines of {measure.title} over memory, one a combination of choices"
-    return Plot(measure.title, measure.sentence, *draw_both(f"plan-{measure.key}", HALF, label, paint), legend)
+    return Plot(f"{measure.title}{suffix}", measure.sentence, *draw_both(f"plan-{key}", HALF, label, paint), legend)
 
 
 def _read_out(axes: Axes, measure: _Measure, series: Sequence[Sequence[PlanPointDocument]]) -> None:
@@ -252,12 +309,13 @@ def _memory(point: PlanPointDocument) -> tuple[str, ...]:
 
 
 def _points(plan: Plan) -> Section:
-    """Lay every point out, in two tables: in one they would be wider than a screen."""
-    columns = ("setting", "load", "GiB", "answers/s", "good", "tokens/s", "hit ratio", "preempted")
+    """Lay every point out, in three tables: in one they would be wider than a screen."""
+    columns = ("setting", "load", "holds", "GiB", "answers/s", "good", "tokens/s", "hit ratio", "preempted")
     of_times = ("setting", "load", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99")
     points = plan["points"]
     tables = (
         Table("Every setting under every load", columns, tuple((*_named(each), *_served(each)) for each in points)),
+        Table("Why each holds or does not", ("setting", "load", "what binds", "change"), tuple(map(_why, points))),
         Table("Their times", of_times, tuple((*_named(each), *_times(each)) for each in points)),
     )
     return Section("points", "All settings", tables=tables)
@@ -272,6 +330,7 @@ def _served(point: PlanPointDocument) -> tuple[Cell, ...]:
     figures = point["figures"]
     ratio = figures["hit_ratio"]
     return (
+        Cell(HOLDS.get(point["verdict"], "no")),
         Cell(f"{point['kv_gib']:,.1f}"),
         Cell(f"{figures['throughput_per_s']:.3g}"),
         Cell(RATIO.text(figures["num_good"] / max(1, figures["num_requests"]))),
@@ -279,6 +338,10 @@ def _served(point: PlanPointDocument) -> tuple[Cell, ...]:
         Cell("unknown" if ratio is None else RATIO.text(ratio)),
         Cell(COUNT.text(figures["num_preemptions"])),
     )
+
+
+def _why(point: PlanPointDocument) -> tuple[Cell, ...]:
+    return (*_named(point), Cell(point["reason"]), Cell(point["change"] or NONE))
 
 
 def _times(point: PlanPointDocument) -> tuple[Cell, ...]:

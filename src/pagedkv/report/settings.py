@@ -7,6 +7,7 @@ from pagedkv.report.documents import ReportRun
 from pagedkv.report.elements import Cell, Section, Table
 from pagedkv.report.explanations import SECTIONS, TABLES
 from pagedkv.report.number_text import NONE
+from pagedkv.report.shared_text import without_folders
 
 __all__ = ["settings_section"]
 
@@ -28,7 +29,7 @@ def settings_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section
             ),
         ),
         lines=tuple(
-            (f"Command line of {name}" if len(runs) > 1 else "Command line", run.replay["command"])
+            (f"Command line of {name}" if len(runs) > 1 else "Command line", without_folders(run.replay["command"]))
             for name, run in zip(names, runs, strict=True)
         ),
     )
@@ -57,4 +58,4 @@ def _text(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.12g}"
-    return NONE if value is None else str(value)
+    return NONE if value is None else without_folders(str(value))

@@ -152,12 +152,10 @@ def _requests(timeline: Timeline, axis: TimeAxis) -> Plot:
 def _hits(timeline: Timeline, axis: TimeAxis) -> Plot:
     def paint(figure: Figure) -> None:
         axes = only_axes(figure, axis.label, "hit ratio by token")
-        axes.plot(
-            axis.edges(timeline),
-            levels(timeline["token_hit_ratio"]),
-            color=LINES[0].colour,
-            solid_capstyle="round",  # so that one short interval between gaps is seen
-        )
+        centres = axis.centres(timeline).tolist()
+        known = [(x, y) for x, y in zip(centres, timeline["token_hit_ratio"], strict=True) if y is not None]
+        colour = LINES[0].colour
+        axes.plot([x for x, _ in known], [y for _, y in known], color=colour, marker=".", markersize=3, linewidth=0.8)
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
         _from_zero(axes)
         axis.read_out(axes, timeline, [_texts(timeline["token_hit_ratio"], RATIO)])

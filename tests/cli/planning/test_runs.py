@@ -29,5 +29,5 @@ def test_loops_of_all_policies_are_compiled_once_before_any_worker_starts(monkey
         PlanPoint(replace(CONFIG, policy=policy), CostModel(fixed_s=0.01, token_compute_s=0.001))
         for policy in ("lru", "fifo", "lru")
     ]
-    runs.PointRunner("nowhere", TimedTraceOptions(), 2).run(points, lambda *_: None)
+    runs.PointRunner("nowhere", TimedTraceOptions(), 2).run(points, lambda *_: (), lambda: 0)
     assert done == ["fifo", "lru", "workers start"]

@@ -22,6 +22,7 @@ from pagedkv.simulation.calibration import (
     read_steps,
 )
 from pagedkv.simulation.cost import read_cost_model
+from pagedkv.simulation.cost.origin import CALIBRATION_KEY
 
 __all__ = ["calibrate", "error_rows"]
 
@@ -70,7 +71,8 @@ def calibrate(
     start = None if base is None else read_cost_model(base)
     measured = read_steps(steps, block_size)
     calibration = fitted(measured, start)
-    write_json(output, calibration.model.as_dict())
+    told = {"read_as": measured.told_by, **calibration.overall.as_dict()}
+    write_json(output, {**calibration.model.as_dict(), CALIBRATION_KEY: told})
     if json_file is not None:
         head = {"steps": steps, "command": command_line(), "read_as": measured.told_by, "base": base}
         write_json(json_file, {**head, **calibration.as_dict()})

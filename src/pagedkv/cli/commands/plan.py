@@ -1,6 +1,5 @@
 """``pagedkv plan``: many settings on one trace, and the one to take."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,13 +15,13 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
 from pagedkv.cli.planning.document import plan_document
+from pagedkv.cli.planning.loads import LoadRuns
 from pagedkv.cli.planning.runs import PointRunner
 from pagedkv.cli.planning.store import PointStore, default_folder, digest_of_file
 from pagedkv.cli.planning.tables import print_plan
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
 from pagedkv.errors import ConfigurationError
-from pagedkv.simulation.planning import PlanPoint, PointFigures
 
 __all__ = ["plan"]
 
@@ -57,15 +56,17 @@ def plan(
 ) -> None:
     """Find the memory, block size, policy and batch limits for a trace: many settings, served by the simulator.
 
-    Every combination of the lists is replayed under every load, and choices compared on the same requests. A point that
-    is done is kept, so that the same command goes on after Ctrl-C, and a longer list costs what is new in it.
-    docs/planning.md tells how figures are to be read.
+    Every combination of the lists is served, and choices are compared on the same requests. Of each the highest load
+    that holds is searched for, or those of --load are run. A point that is done is kept, so that the same command goes
+    on after Ctrl-C, and a longer list costs what is new in it. docs/planning.md tells how figures are to be read.
 
     For example:
 
     pagedkv plan mooncake_conversation.jsonl.gz --model qwen3-32b --gpu 8xh100 --ttft 5 --tpot 0.1
 
     pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100,2xh100 --policy lru,adaptive,hazard --load 1,2,4
+
+    pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100 --ttft 1 --tpot 0.05 --price h100=2.5
 
     pagedkv plan lengths.csv --model gemma-3-27b --memory 40,80 --cost-model cost.json --split need,0.8 --json -
     """
@@ -81,12 +82,13 @@ def plan(
         read_as, notes, planned = _planned(trace, axes)
         renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
-    points = [each.point for each in planned]
-    figures = _figures(PointRunner(trace, axes.trace, num_processes), points, store, runs)
-    most = max(figures, key=lambda found: found.num_finished)
-    num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each in planned)
+    loads = LoadRuns(planned, store, is_searched=axes.is_searched, runs_again=runs.fresh)
+    _run(PointRunner(trace, axes.trace, num_processes), loads)
+    found = loads.results()
+    most = max((figures for _, figures in found), key=lambda figures: figures.num_finished)
+    num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each, _ in found)
     require_some_served(most.num_requests, most.num_rejected, num_blocks)
-    document = plan_document({"trace": trace, "command": command_line(), "read_as": read_as}, axes, planned, figures)
+    document = plan_document({"trace": trace, "command": command_line(), "read_as": read_as}, axes, found)
     document["warnings"][:0] = notes
     if json_file is not None:
         write_json(json_file, document)
@@ -106,15 +108,8 @@ def _planned(path: str, axes: PlanAxes) -> tuple[str, list[str], list[PlannedPoi
         return trace.recognised, trace.notes, points
 
 
-def _figures(runner: PointRunner, points: Sequence[PlanPoint], store: PointStore, runs: PlanRuns) -> list[PointFigures]:
-    """Give the figures of all points: those that are known, and those that are run now."""
-    found = {place: None if runs.fresh else store.get(point) for place, point in enumerate(points)}
-    known = {place: figures for place, figures in found.items() if figures is not None}
-    places = [place for place in found if place not in known]
-
-    def keep(number: int, figures: PointFigures) -> None:
-        store.put(points[places[number]], figures)
-        known[places[number]] = figures
-
-    runner.run([points[place] for place in places], keep, len(known))
-    return [known[place] for place in found]
+def _run(runner: PointRunner, loads: LoadRuns) -> None:
+    """Run the points whose figures are not known, and those that a search asks for."""
+    points = loads.first()
+    if points:
+        runner.run(points, loads.keep, lambda: loads.num_known)

@@ -4,7 +4,7 @@ The first value of each axis is what the others are compared with. Where one num
 twice as much are tried as well, as far as the weights and a prompt fit.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Final, TypeVar
@@ -12,16 +12,19 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.planning.prices import parse_prices
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, model_names, read_model
 from pagedkv.simulation import ServingConfig
-from pagedkv.simulation.cost import Gpu, find_gpu, kv_budget_nbytes
+from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes, read_cost_origin
+from pagedkv.simulation.cost.origin import DATA_SHEET
 from pagedkv.simulation.planning import Bounds, PlanPoint
 from pagedkv.simulation.planning.arrivals import ClosedLoop
 from pagedkv.simulation.planning.decision import GPU_AXIS
+from pagedkv.simulation.planning.searching import HIGHEST_LOAD
 from pagedkv.spec import keeps_whole_prefix
 
 __all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
@@ -93,9 +96,14 @@ class PlanAxes:
         str, typer.Option(metavar="N,...", help="Tokens that a step computes.", rich_help_panel=AXES)
     ] = "8192"
     loads: Annotated[
-        str,
-        typer.Option("--load", metavar="X,...", help="Times the recorded traffic.", rich_help_panel=AXES),
-    ] = "1,2"
+        str | None,
+        typer.Option(
+            "--load",
+            metavar="X,...",
+            help="Times the recorded traffic. Default: the highest that holds is searched for, setting by setting.",
+            rich_help_panel=AXES,
+        ),
+    ] = None
     ttft_s: Annotated[
         float | None,
         typer.Option("--ttft", metavar="S", help="Good answers begin within so long.", rich_help_panel=GOALS),
@@ -103,6 +111,12 @@ class PlanAxes:
     tpot_s: Annotated[
         float | None,
         typer.Option("--tpot", metavar="S", help="Good answers take so long a further token.", rich_help_panel=GOALS),
+    ] = None
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU=X,...", help="What a GPU costs an hour, for what tokens cost.", rich_help_panel=GOALS
+        ),
     ] = None
     closed_loop: Annotated[
         bool,
@@ -133,12 +147,27 @@ class PlanAxes:
         return ClosedLoop(self.answer_speed) if self.closed_loop else None
 
     @property
+    def prices(self) -> dict[str, float]:
+        """What a GPU costs an hour. Raises ConfigurationError."""
+        return {} if self.price is None else parse_prices(self.price)
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether the highest load that holds is searched for."""
+        return self.loads is None
+
+    @property
+    def origin(self) -> CostOrigin:
+        """Where the seconds come from. Raises ConfigurationError."""
+        return CostOrigin(DATA_SHEET) if self.cost_model is None else read_cost_origin(self.cost_model)
+
+    @property
     def is_cost_model_assumed(self) -> bool:
         """Whether nothing that was typed says what steps cost."""
         return self.cost_model is None and self.gpus is None
 
     def points(self, mean_tokens: float, longest: int, *, has_content: bool) -> list[PlannedPoint]:
-        """Give all points, in the order of the axes.
+        """Give all points, in the order of the axes; where loads are searched, those of the recorded traffic.
 
         Args:
             mean_tokens, longest: of requests, by which memory is split among several pools.
@@ -148,9 +177,10 @@ class PlanAxes:
             ConfigurationError: a value is out of range or none, or a setting cannot work.
         """
         axes = self._axes()
+        self._require_prices(axes)
         if not has_content:
             axes["policy"] = axes["policy"][:1]
-        loads = _listed("--load", self.loads, _positive)
+        loads = [1.0] if self.loads is None else _listed("--load", self.loads, _load)
         num_points = len(loads)
         for axis in axes.values():
             num_points *= len(axis)
@@ -165,6 +195,13 @@ class PlanAxes:
             fastest = min((each.point for each in points), key=lambda point: point.costs.step_s(1, 1, 1, 1))
             bounds.require_possible(str(fastest.config.cost_model_name), fastest.costs)
         return points
+
+    def _require_prices(self, axes: Mapping[str, Sequence[object]]) -> None:
+        tried = {parse_gpu(str(gpus))[1].lower() for gpus in axes.get(GPU_AXIS, [self.gpus] if self.gpus else [])}
+        others = [name for name in self.prices if name not in tried]
+        if others:
+            named = f"on {', '.join(sorted(tried))}" if tried else "on no GPU that was named (--gpu)"
+            raise ConfigurationError(f"--price names {others[0]}, and the plan is {named}: name a GPU of the plan")
 
     def _axes(self) -> dict[str, list[object]]:
         """Give the values of each axis, by its name."""
@@ -222,11 +259,17 @@ class PlanAxes:
         return PlannedPoint(choices, load, PlanPoint(config, costs, self.bounds, self.loop))
 
 
+class _OutOfRangeError(ValueError):
+    """A value that is a number, and none that can be used."""
+
+
 def _listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
     """Read a list as typed. Raises ConfigurationError."""
     parts = [part.strip() for part in text.split(",")]
     try:
         values = [read(part) for part in parts if part]
+    except _OutOfRangeError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
     except ValueError as error:
         raise ConfigurationError(f"{option} must be a list of values such as 16,64, got {text!r:.60}") from error
     if not values or len(values) < len(parts) or len(set(values)) < len(values):
@@ -237,7 +280,22 @@ def _listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise ValueError(text)
+        raise _OutOfRangeError(f"each must be over 0 and finite, got {text:.60}")
+    return value
+
+
+def _load(text: str) -> float:
+    value = float(text)
+    if value == 0:
+        raise _OutOfRangeError(
+            "at 0 times the recorded traffic no request ever comes: give 1 for the traffic as recorded, or leave "
+            "--load out, and the highest load that holds is searched for"
+        )
+    if not 0 < value <= HIGHEST_LOAD:
+        raise _OutOfRangeError(
+            f"each must be over 0 and at most {HIGHEST_LOAD:,.0f} times the recorded traffic, got {text:.60}: beyond, "
+            "a whole trace comes at once, which tells how fast a queue is drained and not what is sustained"
+        )
     return value
 
 

@@ -2,41 +2,129 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Final
 
 from pagedkv.budget import GIB
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
-from pagedkv.report.plan_documents import Plan, PlanPointDocument
+from pagedkv.cli.planning.prices import token_cost
+from pagedkv.report.plan_documents import Plan, PlanPointDocument, PlanSettingDocument
+from pagedkv.simulation.cost import CostOrigin
 from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
+from pagedkv.simulation.planning.decision import GPU_AXIS
+from pagedkv.simulation.planning.effects import limits_of, settings_of
+from pagedkv.simulation.planning.explaining import change_of, reason_of
+from pagedkv.simulation.planning.steadiness import FAILS, TOO_SHORT
 
-__all__ = ["plan_document"]
+__all__ = ["plan_document", "shared_name"]
+
+LOADS_SEARCHED: Final = "searched"
+LOADS_GIVEN: Final = "given"
 
 
-def plan_document(
-    head: Mapping[str, str], axes: PlanAxes, planned: Sequence[PlannedPoint], figures: Sequence[PointFigures]
-) -> Plan:
+def shared_name(name: str) -> str:
+    """Name a cost model without the folders of whoever ran it; names of presets stay as they are.
+
+    >>> shared_name("/home/me/cost.json"), shared_name("llama-3.1-8b/8xh100")
+    ('cost.json', 'llama-3.1-8b/8xh100')
+    """
+    return PurePath(name).name if name.startswith(("/", "./", "../", "~")) or name.endswith(".json") else name
+
+
+def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Plan:
     """Lay a plan out.
 
     Args:
         head: trace, command and read_as.
-        axes: what was asked; planned: its points; figures: what came of each.
+        axes: what was asked.
+        found: its points and what came of each.
     """
-    results = [PointResult(each.choices, each.load, found) for each, found in zip(planned, figures, strict=True)]
-    decision = decide(results, has_bounds=axes.bounds.are_given)
+    results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
+    decision = decide(results, axes.bounds, is_searched=axes.is_searched)
+    origin = axes.origin
+    settings = _settings(axes, results, found)
+    name = _cost_model_name(decision, found)
     return {
         "trace": head["trace"],
         "command": head["command"],
         "read_as": head["read_as"],
-        "model": str(planned[0].point.config.model),
+        "model": str(found[0][0].point.config.model),
         "arrivals": _arrivals(axes),
         "bounds": axes.bounds.as_dict(),
-        "warnings": list(_warnings(axes, planned, figures)),
-        "headline": decision.headline,
-        "reasons": list(decision.reasons),
+        "seconds": {"cost_model_name": name, "in_short": origin.in_short, **origin.as_dict()},
+        "loads": LOADS_SEARCHED if axes.is_searched else LOADS_GIVEN,
+        "prices": axes.prices,
+        "warnings": list(_warnings(axes, origin, found)),
+        "headline": f"{decision.headline} (seconds: {name}, {origin.in_short})",
+        "reasons": [*_stops(decision, found), *decision.reasons, *_costs(axes, settings)],
         "chosen": dict(decision.chosen),
         "effects": [_effect(effect) for effect in decision.effects],
-        "points": [_point(each, found, decision) for each, found in zip(planned, figures, strict=True)],
+        "settings": settings,
+        "points": [_point(each, figures, decision) for each, figures in found],
     }
+
+
+def _cost_model_name(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> str:
+    """Name the cost model of the setting that the headline names; a file by its name alone, for pages are shared."""
+    chosen = next(planned for planned, _ in found if dict(planned.choices) == decision.chosen)
+    return shared_name(str(chosen.point.config.cost_model_name))
+
+
+def _settings(
+    axes: PlanAxes, results: Sequence[PointResult], found: Sequence[tuple[PlannedPoint, PointFigures]]
+) -> list[PlanSettingDocument]:
+    """Lay out how much each setting takes, and what that costs."""
+    best = settings_of(results)
+    documents: list[PlanSettingDocument] = []
+    for key, limit in limits_of(results).items():
+        steady = best[key].figures.steadiness
+        gpus = best[key].choices.get(GPU_AXIS, axes.gpus)
+        cost = None if limit.held is None or gpus is None else token_cost(gpus, axes.prices, steady)
+        documents.append(
+            {
+                "choices": dict(best[key].choices),
+                "held": limit.held,
+                "ended": limit.ended,
+                "is_told": limit.is_told,
+                "sustained_per_s": None if limit.held is None else steady.good_per_s,
+                "cost": None if cost is None else cost.as_dict(),
+            }
+        )
+    assert len(documents) <= len(found), "a setting without a run"
+    return documents
+
+
+def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
+    """Say why the setting of the headline takes no more, and what would have to change."""
+    ended = [
+        (planned, figures)
+        for planned, figures in found
+        if dict(planned.choices) == decision.chosen and figures.steadiness.verdict == FAILS
+    ]
+    if ended:
+        planned, figures = min(ended, key=lambda each: each[0].load)
+        bounds = planned.point.bounds
+        yield f"at {planned.load:g} times the recorded traffic that setting {reason_of(figures, bounds)}"
+        yield f"what would have to change: {change_of(figures, planned.point)}"
+
+
+def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[str]:
+    """Say what a million generated tokens cost, for each number of GPUs at best."""
+    if not axes.prices:
+        return
+    by_gpus: dict[str, float] = {}
+    for setting in settings:
+        gpus, cost = setting["choices"].get(GPU_AXIS, axes.gpus), setting["cost"]
+        if gpus is not None and cost is not None and (each := cost["a_million_output_tokens"]) is not None:
+            by_gpus[gpus] = min(by_gpus.get(gpus, each), each)
+    typed = ", ".join(f"{name}={price:g}" for name, price in axes.prices.items())
+    if not by_gpus:
+        yield f"what tokens cost cannot be told (--price {typed}): nothing says what is sustained on these GPUs"
+        return
+    told = ", ".join(f"{each:.3g} on {gpus}" for gpus, each in by_gpus.items())
+    cheapest = min(by_gpus, key=lambda gpus: by_gpus[gpus])
+    least = f"; {cheapest} costs the least" if len(by_gpus) > 1 else ""
+    yield f"a million generated tokens of good answers cost, sustained, by --price {typed} an hour: {told}{least}"
 
 
 def _arrivals(axes: PlanAxes) -> str:
@@ -48,17 +136,28 @@ def _arrivals(axes: PlanAxes) -> str:
     return "open loop: requests arrive as recorded, however long the answers before them take"
 
 
-def _warnings(axes: PlanAxes, planned: Sequence[PlannedPoint], figures: Sequence[PointFigures]) -> Iterator[str]:
+def _warnings(axes: PlanAxes, origin: CostOrigin, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
+    names = ", ".join(dict.fromkeys(shared_name(str(planned.point.config.cost_model_name)) for planned, _ in found))
     if axes.is_cost_model_assumed:
-        name = planned[0].point.config.cost_model_name
-        yield f"the seconds are those of {name}, for nothing says what this runs on: --gpu or --cost-model do"
-    if not figures[0].has_content:
+        yield f"the seconds are those of {names}, for nothing says what this runs on: --gpu or --cost-model do"
+    yield f"the seconds are those of {names}, {origin.sentence}"
+    everything = [figures for _, figures in found]
+    short = [figures for figures in everything if figures.steadiness.verdict == TOO_SHORT]
+    if len(short) == len(everything):
+        yield (
+            f"the trace is too short to say what is sustained ({reason_of(short[0], axes.bounds)}): answers a second "
+            "are how fast these requests are answered, and no capacity"
+        )
+    elif short:
+        least = min(planned.load for planned, figures in found if figures.steadiness.verdict == TOO_SHORT)
+        yield f"from {least:g} times the recorded traffic on the trace is too short to say whether that load holds"
+    if not everything[0].has_content:
         yield "the trace tells lengths and not content: what would hit is unknown, and nothing is shared"
-    num_rejected = max(found.num_rejected for found in figures)
+    num_rejected = max(figures.num_rejected for figures in everything)
     if num_rejected:
         yield (
-            f"with some settings up to {num_rejected:,} of {figures[0].num_requests:,} requests were rejected, being "
-            "too large for the pools"
+            f"with some settings up to {num_rejected:,} of {everything[0].num_requests:,} requests were rejected, "
+            "being too large for the pools"
         )
 
 
@@ -80,6 +179,10 @@ def _point(planned: PlannedPoint, figures: PointFigures, decision: Decision) -> 
         "is_chosen": dict(planned.choices) == decision.chosen,
         "num_blocks": num_blocks,
         "kv_gib": nbytes / GIB,
-        "cost_model_name": str(config.cost_model_name),
+        "cost_model_name": shared_name(str(config.cost_model_name)),
+        "verdict": figures.steadiness.verdict,
+        "binds": list(figures.steadiness.binds),
+        "reason": reason_of(figures, planned.point.bounds),
+        "change": change_of(figures, planned.point),
         "figures": figures.as_dict(),
     }

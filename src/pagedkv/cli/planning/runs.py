@@ -7,6 +7,7 @@ same in any number of processes.
 
 import multiprocessing
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,37 +51,50 @@ class PointRunner:
     reading: TimedTraceOptions
     num_processes: int
 
-    def run(self, points: Sequence[PlanPoint], keep: Callable[[int, PointFigures], None], num_known: int = 0) -> None:
-        """Run points, in no order.
+    def run(
+        self,
+        points: Sequence[PlanPoint],
+        keep: Callable[[int, PointFigures], Sequence[PlanPoint]],
+        count_known: Callable[[], int],
+    ) -> None:
+        """Run points, in no order, and those that come of them.
 
         Args:
             points: what to run.
-            keep: called with the place and the figures of each as soon as it is done.
-            num_known: points that were known before, for the bar.
+            keep: called with the place and the figures of each as soon as it is done; gives points to be run besides,
+                whose places follow.
+            count_known: tells how many points were known before, for the bar.
 
         Raises:
             ConfigurationError: a point cannot be run, or a process was ended by somebody.
             InterruptedRunError: Ctrl-C.
         """
         prepare(partial(_compile_for, points))
-        total, num_done = num_known + len(points), num_known
-        number = min(self.num_processes, len(points))
+        left = deque(enumerate(points))
+        num_points, num_done = len(left), 0
+        number = min(self.num_processes, num_points)
         try:
             with progress_bars() as progress, _workers(self.path, self.reading, number) as (workers, shares):
-                task = progress.add_task("plan", total=total, come_to="")
-                left = iter(enumerate(points))
+                task = progress.add_task("plan", total=num_points + count_known(), come_to="")
                 for worker in workers:
                     _give(worker, left)
                 while busy := [worker for worker in workers if worker.under_way is not None]:
                     for worker in _answering(busy):
-                        keep(*_answer(worker))
-                        num_done += 1
+                        place, figures = _answer(worker)
+                        worker.under_way = None
+                        more = keep(place, figures)
+                        left.extend(enumerate(more, num_points))
+                        num_points, num_done = num_points + len(more), num_done + 1
                         shares[worker.place] = 0.0
-                        _give(worker, left)
-                    come_to = f"{num_done} of {total} points"
-                    progress.update(task, completed=num_done + sum(shares), come_to=come_to)
+                    for worker in workers:
+                        if worker.under_way is None:
+                            _give(worker, left)
+                    known, total = num_done + count_known(), num_points + count_known()
+                    come_to = f"{known} of {total} points"
+                    progress.update(task, completed=known + sum(shares), total=total, come_to=come_to)
         except KeyboardInterrupt as error:
-            told = f"interrupted after {num_done} of {total} points; they are kept, the same command goes on from there"
+            known, total = num_done + count_known(), num_points + count_known()
+            told = f"interrupted after {known} of {total} points; they are kept, the same command goes on from there"
             raise InterruptedRunError(told) from error
 
 
@@ -89,12 +103,12 @@ def _compile_for(points: Sequence[PlanPoint]) -> None:
         compile_loops(policy)
 
 
-def _give(worker: _Worker, left: Iterator[tuple[int, PlanPoint]]) -> None:
+def _give(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:
     """Give a worker the next point, if there is one."""
-    task = next(left, None)
-    worker.under_way = None if task is None else task[0]
-    if task is not None:
-        worker.line.send(task)
+    if left:
+        place, point = left.popleft()
+        worker.under_way = place
+        worker.line.send((place, point))
 
 
 def _answering(busy: Sequence[_Worker]) -> list[_Worker]:

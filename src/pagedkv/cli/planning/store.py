@@ -18,7 +18,7 @@ from pagedkv.simulation.planning import PlanPoint, PointFigures
 
 __all__ = ["PointStore", "default_folder", "digest_of_file"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the files, and of what figures mean: raised when either changes."""
 
 

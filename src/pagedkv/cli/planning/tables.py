@@ -13,6 +13,9 @@ __all__ = ["print_plan"]
 
 WHOLE_FROM: Final = 100
 """Seconds from here on have no decimals, and never an exponent."""
+VERDICTS: Final = {"holds": "yes", "too short": "?"}
+BINDS: Final = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "rejected": "size"}
+"""What keeps a load from holding."""
 INTERVALS: Final = (
     "In brackets: 95 % intervals of paired differences, by eighths of the trace. --json has those of both halves."
 )
@@ -32,7 +35,10 @@ def print_plan(plan: Plan) -> None:
     console.print()
     console.print(f"The trace was read as {plan['read_as']}.", highlight=False, markup=False)
     console.print()
-    title = f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds; * is the one that the headline names"
+    title = (
+        f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds; * is the one that the headline names; holds: "
+        "yes, or what does not (? where the trace is too short to tell)"
+    )
     print_numbers(title, _headings(plan), _rows(plan), num_keys=2)
 
 
@@ -41,6 +47,7 @@ def _headings(plan: Plan) -> list[str]:
     return [
         "setting",
         "load",
+        "holds",
         "GiB",
         "answers/s",
         *(["good"] if has_bounds else []),
@@ -67,6 +74,7 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
     return (
         f"{'* ' if point['is_chosen'] else ''}{', '.join(point['choices'].values())}",
         f"{point['load']:g}x",
+        _holds(point),
         f"{point['kv_gib']:,.1f}",
         f"{figures['throughput_per_s']:.3g}",
         *([f"{good:.1%}"] if has_bounds else []),
@@ -79,6 +87,11 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
         _seconds(figures["itl_s"], "p99"),
         f"{figures['num_preemptions']:,}",
     )
+
+
+def _holds(point: PlanPointDocument) -> str:
+    """Say whether a load holds, or what binds, in a word or two."""
+    return VERDICTS.get(point["verdict"]) or ", ".join(BINDS[bind] for bind in point["binds"])
 
 
 def _seconds(times: dict[str, Any], name: str) -> str:

@@ -1,9 +1,11 @@
 """A name or a JSON file in, a CostModel out.
 
-A file holds one JSON object with exactly the fields of :class:`~pagedkv.simulation.cost.CostModel`: a field left out or
-misspelt must not silently cost nothing. Every fault is a ConfigurationError with the file, the key and a remedy.
+A file holds one JSON object with exactly the fields of :class:`~pagedkv.simulation.cost.CostModel`, and what it was
+fitted to if it was: a field left out or misspelt must not silently cost nothing. Every fault is a ConfigurationError
+with the file, the key and a remedy.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,9 +14,10 @@ from typing import Final
 from pagedkv.errors import ConfigurationError
 from pagedkv.models.json_file import read_json_object
 from pagedkv.simulation.cost.cost_model import CostModel
+from pagedkv.simulation.cost.origin import CALIBRATION_KEY, DATA_SHEET, STATED, CostOrigin, origin_in_file
 from pagedkv.simulation.cost.presets import cost_model_named, cost_model_names
 
-__all__ = ["read_cost_model"]
+__all__ = ["read_cost_model", "read_cost_origin"]
 
 NUM_SUGGESTIONS: Final = 3
 LEAST_LIKENESS: Final = 0.4
@@ -36,15 +39,32 @@ def read_cost_model(name_or_path: str) -> CostModel:
     0.1
     """
     named = cost_model_named(name_or_path)
-    if named is not None:
-        return named
+    return _from_file(_found(name_or_path)) if named is None else named
+
+
+def read_cost_origin(name_or_path: str) -> CostOrigin:
+    """Tell where the seconds of a cost model come from, whose name or file is as in :func:`read_cost_model`.
+
+    Raises:
+        ConfigurationError: no such name or file, or it says what it was fitted to in a way that cannot be read.
+
+    >>> read_cost_origin("llama-3.1-8b/h100").in_short, read_cost_origin("instant").in_short
+    ('data sheet', 'stated, error unknown')
+    """
+    if cost_model_named(name_or_path) is not None:
+        return CostOrigin(DATA_SHEET if "/" in name_or_path else STATED)
+    path = _found(name_or_path)
+    return origin_in_file(str(path), read_json_object(path))
+
+
+def _found(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if not _is_there(path):
         raise ConfigurationError(
             f"{name_or_path[:100]!r} is neither a cost model's name nor a file. Nearest names: "
             f"{', '.join(_nearest(name_or_path))}; `pagedkv presets` lists the usual ones"
         )
-    return _from_file(path)
+    return path
 
 
 def _is_there(path: Path) -> bool:
@@ -59,7 +79,9 @@ def _nearest(name: str) -> list[str]:
 
 
 def _from_file(path: Path) -> CostModel:
-    values = read_json_object(path)
+    told = read_json_object(path)
+    origin_in_file(str(path), told)
+    values: Mapping[str, object] = {key: value for key, value in told.items() if key != CALIBRATION_KEY}
     names = [field.name for field in fields(CostModel)]
     unknown = sorted(set(values) - set(names))
     missing = [name for name in names if name not in values]

@@ -1,27 +1,32 @@
 """What one choice brings beside another: paired, over everything else that was tried, with its uncertainty.
 
 Two settings that differ in one choice alone serve the same requests, so they are compared part by part of the trace.
-The traffic that a setting serves is the most answers a second that keep the bounds, over the loads tried. Of an axis
-each value is compared with the first one: the geometric mean of the ratios of traffic, and the mean difference of hit
-ratios, over all pairs; for traffic without those pairs of which neither serves anything to speak of. The interval is
-that of the jackknife (Quenouille 1956; Tukey 1958): how far the answer moves when one eighth of the trace is left out.
-Neighbouring parts resemble one another, so it is somewhat too narrow.
+The traffic that a setting serves is what it serves under the highest load that it holds; where no setting holds any,
+the most answers a second that keep the bounds, over the loads tried. Of an axis each value is compared with the first
+one: the geometric mean of the ratios of traffic, and the mean difference of hit ratios, over all pairs; for traffic
+without those pairs of which neither serves anything to speak of. The interval is that of the jackknife (Quenouille
+1956; Tukey 1958): how far the answer moves when one eighth of the trace is left out. Neighbouring parts resemble one
+another, so it is somewhat too narrow. Where loads were searched, what a setting takes lies between the highest load
+that held and the lowest that did not, and the interval is as much wider.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pagedkv.simulation.planning.figures import NUM_PARTS, PointFigures
+from pagedkv.simulation.planning.searching import LoadLimit, limit_of
 
-__all__ = ["Effect", "Estimate", "PointResult", "effects_of", "serves", "settings_of", "traffic_per_s"]
+__all__ = ["Effect", "Estimate", "PointResult", "effects_of", "limits_of", "serves", "settings_of", "traffic_per_s"]
 
 STUDENT: Final = 2.365
 """Of t with 7 degrees of freedom, both sides, 95 %."""
 LEAST_RATIO: Final = 0.02
 LEAST_POINTS: Final = 0.002
 """Smaller differences make none, whatever their interval: 2 % of the traffic, 0.2 points of the hit ratio."""
+LEAST_SURE: Final = 1e-9
+"""An interval that ends at 1 but for rounding holds it."""
 LEAST_SHARE: Final = 0.01
 """Whoever answers a smaller share of the requests within the bounds serves nothing to speak of."""
 ALL_PARTS: Final = tuple(range(NUM_PARTS))
@@ -58,6 +63,7 @@ class Effect:
         num_serving: those of them of which one serves anything to speak of; the traffic is theirs.
         traffic: ratio of the traffic; None where one of a pair serves none within the bounds, or there is no pair.
         hit_ratio: difference of the hit ratios; None where the trace does not tell what hits.
+        is_capped: whether one of a pair holds every load that was tried, or that the trace is long enough for.
     """
 
     axis: str
@@ -67,6 +73,7 @@ class Effect:
     num_serving: int
     traffic: Estimate | None
     hit_ratio: Estimate | None
+    is_capped: bool = False
 
     @property
     def changes_traffic(self) -> bool:
@@ -74,7 +81,8 @@ class Effect:
         ratio = self.traffic
         if ratio is None:
             return self.num_serving > 0
-        return not ratio.low <= 1 <= ratio.high and abs(math.log(ratio.value)) > math.log1p(LEAST_RATIO)
+        holds_none = ratio.low <= 1 + LEAST_SURE and ratio.high >= 1 - LEAST_SURE
+        return not holds_none and abs(math.log(ratio.value)) > math.log1p(LEAST_RATIO)
 
     @property
     def is_open(self) -> bool:
@@ -96,14 +104,38 @@ class Effect:
         )
 
 
+def limits_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], LoadLimit]:
+    """Give of each setting how much it takes; by its choices, in the order of the axes."""
+    return {
+        key: limit_of((each.load, each.figures.steadiness.verdict) for each in runs) for key, runs in _runs(results)
+    }
+
+
 def settings_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], PointResult]:
-    """Give of each setting the load under which it serves the most; by its choices, in the order of the axes."""
-    best: dict[tuple[str, ...], PointResult] = {}
-    for result in results:
-        key = tuple(result.choices.values())
-        if key not in best or traffic_per_s(result.figures) > traffic_per_s(best[key].figures):
-            best[key] = result
+    """Give of each setting the run that it is compared by; by its choices, in the order of the axes.
+
+    That is the highest load that holds. Of a setting that holds none it is the lowest load, if another one holds any;
+    if none does, that under which it serves the most.
+    """
+    limits = limits_of(results)
+    any_holds = any(limit.held is not None for limit in limits.values())
+    best = {}
+    for key, runs in _runs(results):
+        held = limits[key].held
+        if held is not None:
+            best[key] = next(each for each in runs if each.load == held)
+        elif any_holds:
+            best[key] = min(runs, key=lambda each: each.load)
+        else:
+            best[key] = max(runs, key=lambda each: traffic_per_s(each.figures))
     return best
+
+
+def _runs(results: Sequence[PointResult]) -> Iterable[tuple[tuple[str, ...], list[PointResult]]]:
+    runs: dict[tuple[str, ...], list[PointResult]] = {}
+    for result in results:
+        runs.setdefault(tuple(result.choices.values()), []).append(result)
+    return runs.items()
 
 
 def traffic_per_s(figures: PointFigures, parts: Sequence[int] = ALL_PARTS) -> float:
@@ -117,22 +149,49 @@ def serves(figures: PointFigures) -> bool:
     return figures.num_good > 0 and figures.num_good >= LEAST_SHARE * figures.num_requests
 
 
-def effects_of(results: Sequence[PointResult]) -> list[Effect]:
-    """Compare the values of each axis with its first one, in their order."""
+def effects_of(results: Sequence[PointResult], *, is_searched: bool = False) -> list[Effect]:
+    """Compare the values of each axis with its first one, in their order.
+
+    Args:
+        results: runs of settings that have the same axes.
+        is_searched: whether loads were searched, and not given: then what a setting takes is told as an interval.
+    """
     best = settings_of(results)
+    limits = limits_of(results)
+    steps = {key: _step(limit) if is_searched else 0.0 for key, limit in limits.items()}
     axes = list(next(iter(best.values())).choices)
     effects = []
     for place, axis in enumerate(axes):
         reference, *others = dict.fromkeys(key[place] for key in best)
         for value in others:
-            pairs = [
-                (result.figures, best[other].figures)
-                for key, result in best.items()
+            keys = [
+                (key, other)
+                for key in best
                 if key[place] == value and (other := (*key[:place], reference, *key[place + 1 :])) in best
             ]
-            if pairs:
-                effects.append(_effect(axis, value, reference, pairs))
+            if keys:
+                effect = _effect(
+                    axis, value, reference, [(best[key].figures, best[other].figures) for key, other in keys]
+                )
+                up = max(steps[key] for key, _ in keys)
+                down = max(steps[other] for _, other in keys)
+                is_capped = any(
+                    limits[each].held is not None and not limits[each].is_told for pair in keys for each in pair
+                )
+                effects.append(replace(effect, traffic=_widened(effect.traffic, down, up), is_capped=is_capped))
     return effects
+
+
+def _step(limit: LoadLimit) -> float:
+    """Give the logarithm of how many times as much a setting may take as was seen to hold."""
+    return 0.0 if limit.held is None or limit.ended is None else math.log(limit.ended / limit.held)
+
+
+def _widened(estimate: Estimate | None, down: float, up: float) -> Estimate | None:
+    """Add to an interval what the search left open; ``down`` and ``up`` are logarithms."""
+    if estimate is None:
+        return None
+    return replace(estimate, low=estimate.low * math.exp(-down), high=estimate.high * math.exp(up))
 
 
 def _effect(axis: str, value: str, reference: str, pairs: Sequence[tuple[PointFigures, PointFigures]]) -> Effect:

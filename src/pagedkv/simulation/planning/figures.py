@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pagedkv.arrays import Float64Array, Int32Array
 from pagedkv.simulation.planning.bounds import Bounds
 from pagedkv.simulation.planning.request_log import RequestLog
+from pagedkv.simulation.planning.steadiness import Steadiness, steadiness_of
 
 __all__ = ["NUM_PARTS", "Part", "PointFigures", "figures_of"]
 
@@ -54,7 +55,9 @@ class PointFigures:
         busy_s: seconds of steps; num_steps: how many.
         num_preemptions: requests that had to give their blocks up.
         ttft_s, tpot_s, itl_s: mean (not of the last), p50, p90 and p99, or None where there are none.
+        waited_s: seconds in which somebody waited, by what for (``RequestLog.waited_s``).
         parts: the same in parts.
+        steadiness: whether the load holds.
     """
 
     num_requests: int
@@ -73,7 +76,9 @@ class PointFigures:
     ttft_s: dict[str, float | None]
     tpot_s: dict[str, float | None]
     itl_s: dict[str, float | None]
+    waited_s: dict[str, float]
     parts: tuple[Part, ...]
+    steadiness: Steadiness
 
     @property
     def hit_ratio(self) -> float | None:
@@ -99,6 +104,7 @@ class PointFigures:
         """Lay out for JSON; :meth:`from_dict` reads it back."""
         return {
             **asdict(self),
+            "steadiness": self.steadiness.as_dict(),
             "hit_ratio": self.hit_ratio,
             "throughput_per_s": self.throughput_per_s,
             "goodput_per_s": self.goodput_per_s,
@@ -109,7 +115,8 @@ class PointFigures:
     def from_dict(cls, values: dict[str, Any]) -> "PointFigures":
         """Read what :meth:`as_dict` laid out. Raises KeyError and TypeError for anything else."""
         known = {name: values[name] for name in cls.__slots__}
-        return cls(**known | {"parts": tuple(Part(**part) for part in values["parts"])})
+        parts = tuple(Part(**part) for part in values["parts"])
+        return cls(**known | {"parts": parts, "steadiness": Steadiness.from_dict(values["steadiness"])})
 
 
 def figures_of(log: RequestLog, bounds: Bounds) -> PointFigures:
@@ -142,6 +149,8 @@ def figures_of(log: RequestLog, bounds: Bounds) -> PointFigures:
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         itl_s={f"p{percent}": log.between_tokens.percentile_s(percent) for percent in PERCENTILES},
+        waited_s=dict(log.waited_s),
+        steadiness=steadiness_of(log, bounds),
         parts=_parts(prompt_tokens, hit_tokens, ends_s - start_s, is_good[order]),
     )
 

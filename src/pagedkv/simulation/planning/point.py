@@ -58,7 +58,7 @@ def run_point(point: PlanPoint, requests: Iterable[Request], show: Callable[[], 
         ConfigurationError: the closed loop does not fit in memory.
         TraceError: arrivals fall.
     """
-    config, log = point.config, RequestLog(tells_ended=point.loop is not None)
+    config, log = point.config, RequestLog(point.config.scheduling_config(), tells_ended=point.loop is not None)
     space = BlockSpace(config.space_config(is_watched=False))
     if point.loop is None:
         serve_open(VirtualClock(config, point.costs, space, log), requests, show)

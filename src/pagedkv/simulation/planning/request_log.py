@@ -12,16 +12,17 @@ from typing import Final
 import numpy as np
 
 from pagedkv.arrays import Float64Array, Int32Array
-from pagedkv.scheduling import Batch, Progress, Request
+from pagedkv.scheduling import Batch, Progress, Request, SchedulingConfig
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.step_work import StepWork
 
-__all__ = ["RequestLog", "StepHistogram"]
+__all__ = ["WAITS_FOR", "RequestLog", "StepHistogram"]
 
 NOT_YET: Final = math.nan
 SHORTEST_S: Final = 1e-7
 WIDTH: Final = math.log(1.01)
 NUM_BINS: Final = 3500
+WAITS_FOR: Final = ("sequences", "tokens", "memory")
 
 
 class StepHistogram:
@@ -48,16 +49,20 @@ class RequestLog:
     """What is noted of each request, by its number.
 
     Args:
+        limits: of a step, by which it is told what requests wait for.
         tells_ended: whether somebody takes the numbers of the requests that are over.
 
     Attributes:
         between_tokens: times between tokens.
+        waited_s: seconds of steps during which somebody waited for admission, by what they waited for: "sequences" and
+            "tokens", where a step had as many as it may, else "memory".
         num_preemptions: how often a request had to give its blocks up.
         num_with_content: requests whose content is known.
         num_steps: steps so far; busy_s: their seconds.
     """
 
-    def __init__(self, *, tells_ended: bool = False) -> None:
+    def __init__(self, limits: SchedulingConfig, *, tells_ended: bool = False) -> None:
+        self._limits = limits
         self._tells_ended = tells_ended
         self._arrival_s = array("d")
         self._first_token_s = array("d")
@@ -68,6 +73,8 @@ class RequestLog:
         self._num_sequences = array("i")
         self._ended: list[int] = []
         self._num_decoded = 0
+        self._waits_for = "memory"
+        self.waited_s = dict.fromkeys(WAITS_FOR, 0.0)
         self.between_tokens = StepHistogram()
         self.num_preemptions = self.num_with_content = self.num_steps = 0
         self.busy_s = 0.0
@@ -136,11 +143,19 @@ class RequestLog:
             self.rejected(request)
 
     def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:  # noqa: ARG002 - as meters are told
-        """Note how many sequences decode."""
+        """Note how many sequences decode, and which limit the step reaches."""
         self._num_decoded = len(batch.decoded_token_ids)
+        if work.num_sequences >= self._limits.max_sequences:
+            self._waits_for = "sequences"
+        elif work.num_new_tokens >= self._limits.max_batched_tokens:
+            self._waits_for = "tokens"
+        else:
+            self._waits_for = "memory"
 
-    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
-        """Learn that time passes, which nothing here depends on."""
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:  # noqa: ARG002 - as meters are told
+        """Note that requests wait meanwhile, if any do: for what the step planned last has no room for."""
+        if num_waiting:
+            self.waited_s[self._waits_for] += duration_s
 
     def stepped(self, step_s: float) -> None:
         """Note the seconds of a step."""

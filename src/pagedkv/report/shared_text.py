@@ -1,0 +1,20 @@
+"""Texts on pages that are passed on: without the folders of whoever made them."""
+
+import re
+from typing import Final
+
+__all__ = ["without_folders"]
+
+QUOTED: Final = re.compile(r"'(?:~|[A-Za-z]:)?/(?:[^'/]+/)*([^'/]+)'")
+BARE: Final = re.compile(r"(?<![\w.~/\\<-])(?:~|[A-Za-z]:)?/(?:[^\s/'\",;:<>]+/)*([^\s/'\",;:<>]+)")
+
+
+def without_folders(text: str) -> str:
+    """Leave the folders out of absolute paths, and of those in a home; relative ones tell nobody's.
+
+    >>> without_folders("pagedkv plan /home/me/trace.jsonl --cost-model=~/cost.json -o 'C:/my files/p.html'")
+    "pagedkv plan trace.jsonl --cost-model=cost.json -o 'p.html'"
+    >>> without_folders("runs/trace.jsonl by llama-3.1-8b/h100, 1/2 of it")
+    'runs/trace.jsonl by llama-3.1-8b/h100, 1/2 of it'
+    """
+    return BARE.sub(r"\1", QUOTED.sub(r"'\1'", text))
