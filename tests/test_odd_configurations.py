@@ -70,6 +70,7 @@ ENGINE: Final[dict[str, object]] = {
     "max_epoch_lag": 0,
     "beyond_context": "refuse",
     "self_test": True,
+    "warm_up": True,
     "speculation": None,
     "seed": 0,
 }

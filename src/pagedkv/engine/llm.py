@@ -93,7 +93,8 @@ class LLM:
         sampler: Sampler | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
-        make_ready(of_spaces(config.eviction), ATTENTION)
+        if config.warm_up:
+            make_ready(of_spaces(config.eviction), ATTENTION)
         self.groups = find_groups(model, config)
         self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
         found = self.self_test
