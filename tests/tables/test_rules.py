@@ -60,4 +60,4 @@ def test_a_hit_needs_the_blocks_that_are_read_and_the_last_one_at_least(
 
 
 def test_an_empty_hit_needs_nothing() -> None:
-    assert [first_block_of_hit(kind, 8, 0, 4, 1) for kind in KINDS.values()] == [0, 0, 0, 0]
+    assert [first_block_of_hit(kind, 8, 0, 4, 1) for kind in KINDS.values()] == [0] * len(KINDS)
