@@ -202,7 +202,7 @@ def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer
     require_noticed("full", sabotage)
 
 
-@pytest.mark.parametrize("name", ["charge_prefix", "let_pay", "keep_cap"])
+@pytest.mark.parametrize("name", ["charge_prefix", "let_pay", pytest.param("keep_cap", marks=pytest.mark.long)])
 def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so are operations for which somebody else pays, and caps that hits exceed."""
     monkeypatch.setattr(tenants, name, lambda *_: None)

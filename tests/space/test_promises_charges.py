@@ -13,7 +13,9 @@ from pagedkv import (
     Shortage,
     SlidingWindow,
     TenantLimits,
+    TenantShare,
 )
+from pagedkv.space import swapping
 from tests.space.spaces import hit, run_step, tokens, unchanged
 from tests.space.tenancy import MIXES, allocate_for, cache_for, has, run_for, share, shared_by, short
 
@@ -244,3 +246,29 @@ def test_promise_27_states_of_a_tenant_at_its_cap_give_way() -> None:
     space.check()
     states = next(it for it in space.statistics().tenants if it.pool == "state" and it.tenant == "a")
     assert states.num_taken + states.num_cached <= 2
+
+
+def come_back_to_what_others_pay_for() -> TenantShare:
+    """Swap a tenant in whose blocks another has taken over meanwhile, at its cap by then: it takes no new block."""
+    space = shared_by(FullAttention(4), a=TenantLimits(cap=9), num_blocks=60, num_host_blocks=20)
+    row = run_for(space, tokens(16), "a")
+    space.swap_out(row)
+    run_step(space)
+    cache_for(space, np.append(tokens(16), 99), "b")
+    cache_for(space, tokens(36, first=1_000), "a")
+    assert has(space, "a") == (0, 9)
+    space.swap_in(row)
+    run_step(space)
+    space.check()
+    return share(space, "a")
+
+
+def test_promise_27_what_comes_back_to_others_blocks_gives_up_as_much_of_its_own() -> None:
+    its = come_back_to_what_others_pay_for()
+    assert (its.num_taken, its.num_cached) == (4, 5)
+
+
+def test_promise_27_negative_control_a_cap_that_hits_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swapping, "keep_cap", lambda *_: None)
+    with pytest.raises(AssertionError):
+        come_back_to_what_others_pay_for()
