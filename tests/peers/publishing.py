@@ -4,17 +4,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from pagedkv.recording.numbering import Message
 from pagedkv.recording.recorder import Bounds, Ending, Recorder
 from pagedkv.recording.subscription import Endpoints, Subscription
 from tests.peers.counting import Residents
 from tests.recording.publisher import doing
 
-__all__ = ["FollowedPublisher", "followed", "recorded", "there"]
+__all__ = ["FollowedPublisher", "LossySubscription", "PublishedCache", "followed", "recorded", "there"]
 
 PATIENCE_MS: Final = 60_000
 BEAT_S: Final = 0.01
@@ -60,6 +63,45 @@ class FollowedPublisher:
         self.publisher._pub.disable_monitor()
         self._monitor.close(linger=0)
         self.publisher.shutdown()
+
+
+class PublishedCache:
+    """A peer's cache, which requests are served from one after the other, and the publisher of its events.
+
+    Args:
+        folder: of its sockets, where no endpoint is told.
+        publisher: the peer's class of publishers; batch: its class of messages.
+        rank: of the data-parallel engine.
+        options: of the publisher.
+    """
+
+    def __init__(self, folder: Path, publisher: Any, batch: Any, rank: int, options: dict[str, object]) -> None:  # noqa: ANN401 - the peer's classes
+        self.endpoint, self.replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
+        given = {"endpoint": self.endpoint, "replay_endpoint": self.replay} | options
+        self.wire = FollowedPublisher(publisher(rank, **given), lambda: batch(ts=time.time(), events=[]))
+        self.num_batches = 0
+        self.hits: list[int] = []
+        self._batch = batch
+
+    def publish(self, events: list[Any]) -> None:
+        """Publish the events of a step, if there are any, as the peer's scheduler does."""
+        if events:
+            self.wire.publish(self._batch(ts=time.time(), events=events))
+            self.num_batches += 1
+
+    def batches(self) -> list[Any]:
+        """Give what was published, decoded by the peer's own classes."""
+        decoder = msgspec.msgpack.Decoder(self._batch)
+        return [decoder.decode(payload) for payload in self.wire.payloads()]
+
+
+class LossySubscription(Subscription):
+    """Loses messages on the way: five in a row of every ten."""
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """Receive a message, if it is not lost."""
+        message = super().receive(timeout_s)
+        return None if message is not None and message.number % 10 >= 5 else message
 
 
 @contextmanager

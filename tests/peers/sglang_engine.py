@@ -1,13 +1,11 @@
 """As much of SGLang as decides what is cached, without a model: its radix cache and its publisher of events."""
 
-import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from unittest.mock import MagicMock
 
-import msgspec
 import torch
 
 from tests.peers.absent import stand_in
@@ -18,14 +16,14 @@ from sglang.srt.disaggregation.kv_events import KVEventBatch, ZmqEventPublisher 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey  # noqa: E402
 
-from tests.peers.publishing import FollowedPublisher  # noqa: E402
+from tests.peers.publishing import PublishedCache  # noqa: E402
 
 __all__ = ["PAGE_SIZE", "SglangEngine"]
 
 PAGE_SIZE: Final = 4
 
 
-class SglangEngine:
+class SglangEngine(PublishedCache):
     """Serves one request after the other.
 
     Args:
@@ -41,11 +39,7 @@ class SglangEngine:
             mock_allocator=allocator, page_size=PAGE_SIZE, enable_kv_cache_events=True
         )
         self._num_pages = num_pages
-        self.endpoint, self.replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
-        told = {"endpoint": self.endpoint, "replay_endpoint": self.replay} | options
-        self.wire = FollowedPublisher(ZmqEventPublisher(rank, **told), lambda: KVEventBatch(ts=time.time(), events=[]))
-        self.num_batches = 0
-        self.hits: list[int] = []
+        super().__init__(folder, ZmqEventPublisher, KVEventBatch, rank, options)
 
     def serve(self, prompt: Sequence[int], adapter: str | None = None) -> None:
         """Compute a request to its end, and publish what became of the cache."""
@@ -56,24 +50,12 @@ class SglangEngine:
         too_many = self.cache.evictable_size() - self._num_pages * PAGE_SIZE
         if too_many > 0:
             self.cache.evict(EvictParams(num_tokens=too_many))
-        self.tell()
+        self.publish(self.cache.take_events())
 
     def clear(self) -> None:
         """Clear the cache."""
         self.cache.reset()
-        self.tell()
-
-    def tell(self) -> None:
-        """Publish the events of a step, if there are any, as the scheduler does."""
-        events = self.cache.take_events()
-        if events:
-            self.wire.publish(KVEventBatch(ts=time.time(), events=events))
-            self.num_batches += 1
-
-    def batches(self) -> list[Any]:
-        """Give what was published, decoded by its own classes."""
-        decoder = msgspec.msgpack.Decoder(KVEventBatch)
-        return [decoder.decode(payload) for payload in self.wire.payloads()]
+        self.publish(self.cache.take_events())
 
     def num_cached(self) -> int:
         """Give the pages that prompts can hit, as the tree itself knows it."""

@@ -14,23 +14,13 @@ import pytest
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from pagedkv.errors import RecordingError
-from pagedkv.recording.numbering import Message
 from pagedkv.recording.recorder import Bounds, Ending, Recorder
 from pagedkv.recording.subscription import Endpoints, Subscription
 from tests.cli.command import run
 from tests.peers.counting import residents
-from tests.peers.publishing import followed, recorded, there
+from tests.peers.publishing import LossySubscription, followed, recorded, there
 from tests.peers.vllm_engine import BLOCK_SIZE, VllmEngine
 from tests.recording.publisher import doing
-
-
-class LossySubscription(Subscription):
-    """Loses messages on the way: five in a row of every ten."""
-
-    def receive(self, timeout_s: float) -> Message | None:
-        """Receive a message, if it is not lost."""
-        message = super().receive(timeout_s)
-        return None if message is not None and message.number % 10 >= 5 else message
 
 
 @contextmanager

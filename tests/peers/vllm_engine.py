@@ -1,11 +1,9 @@
 """As much of vLLM as decides what is cached, without a model: its cache manager and its publisher of events."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import torch
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 from vllm.lora.request import LoRARequest
@@ -23,7 +21,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from tests.peers.counting import Residents
-from tests.peers.publishing import FollowedPublisher
+from tests.peers.publishing import PublishedCache
 
 __all__ = ["BLOCK_SIZE", "VllmEngine"]
 
@@ -32,7 +30,7 @@ WINDOW: Final = 8
 MOST_OUTPUT: Final = 100
 
 
-class VllmEngine:
+class VllmEngine(PublishedCache):
     """Serves one request after the other.
 
     Args:
@@ -61,11 +59,7 @@ class VllmEngine:
             log_stats=True,
             enable_kv_cache_events=True,
         )
-        self.endpoint, self.replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
-        told = {"endpoint": self.endpoint, "replay_endpoint": self.replay} | options
-        self.wire = FollowedPublisher(ZmqEventPublisher(rank, **told), lambda: KVEventBatch(ts=time.time(), events=[]))
-        self.num_batches = 0
-        self.hits: list[int] = []
+        super().__init__(folder, ZmqEventPublisher, KVEventBatch, rank, options)
 
     def serve(self, prompt: Sequence[int], output: Sequence[int] = (), adapter: str | None = None) -> None:
         """Compute a request to its end, and publish what became of the cache."""
@@ -86,24 +80,12 @@ class VllmEngine:
             request.append_output_token_ids(token)
             assert self.manager.allocate_slots(request, 1) is not None
         self.manager.free(request)
-        self.tell()
+        self.publish(self.manager.take_events())
 
     def clear(self) -> None:
         """Clear the cache."""
         assert self.manager.reset_prefix_cache()
-        self.tell()
-
-    def tell(self) -> None:
-        """Publish the events of a step, if there are any, as the scheduler does."""
-        events = self.manager.take_events()
-        if events:
-            self.wire.publish(KVEventBatch(ts=time.time(), events=events))
-            self.num_batches += 1
-
-    def batches(self) -> list[Any]:
-        """Give what was published, decoded by its own classes."""
-        decoder = msgspec.msgpack.Decoder(KVEventBatch)
-        return [decoder.decode(payload) for payload in self.wire.payloads()]
+        self.publish(self.manager.take_events())
 
     def cached(self) -> Residents:
         """Give what prompts can hit, as the manager itself knows it."""

@@ -7,10 +7,20 @@ from typing import TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RequestKeys, SpaceConfig, StepPlan, TenantLimits
+from pagedkv import (
+    Allocation,
+    BlockSpace,
+    FullAttention,
+    GroupSpec,
+    RequestKeys,
+    SpaceConfig,
+    StepPlan,
+    TenantLimits,
+    hash_request_tokens,
+)
 from pagedkv.keys import NO_KEYS
 from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import NUM_EVENTS
+from pagedkv.pool.blocks import KEPT, NUM_EVENTS, SPARE
 from pagedkv.spec import TokenIds
 from pagedkv.tables.rows import MARK
 
@@ -18,8 +28,10 @@ __all__ = [
     "acknowledge",
     "allocate",
     "cache",
+    "found",
     "held",
     "hit",
+    "named",
     "new_space",
     "only_pool",
     "prefill",
@@ -107,6 +119,19 @@ def hit(space: BlockSpace, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -> 
 def held(space: BlockSpace, row: int, group: int = 0) -> list[int]:
     """Blocks that a row holds, the null block left out."""
     return [block for block in space.block_ids(row, group) if block]
+
+
+def named(space: BlockSpace, prompt: npt.NDArray[np.int32], group: int = 1) -> dict[int, int]:
+    """Tell which logical blocks of a prompt carry a name in a group, and which blocks these are."""
+    digests = hash_request_tokens(prompt, space.config.groups[group].block_size)
+    stored = [space.stored_block(digest, group) for digest in digests]
+    return {index: block.block_id for index, block in enumerate(stored) if block is not None}
+
+
+def found(space: BlockSpace, prompt: npt.NDArray[np.int32], group: int = 1) -> list[int]:
+    """Tell which logical blocks of a prompt carry a name in a group and are not spare."""
+    records = space._state.groups[group].pool.arrays.records
+    return [index for index, block in named(space, prompt, group).items() if records[block, KEPT] != SPARE]
 
 
 def only_pool(space: BlockSpace) -> BlockPool:

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, BlockSpace, FullAttention, RequestKeys, SlidingWindow, hash_request_tokens
+from pagedkv import Allocation, BlockSpace, FullAttention, RequestKeys, SlidingWindow
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import TokenError
-from pagedkv.pool.blocks import KEPT, SPARE
-from tests.space.spaces import cache, new_space, run_step, tokens, unchanged
+from tests.space.spaces import cache, found, new_space, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted
 
@@ -44,7 +43,7 @@ def windowed(num_blocks: int = PLENTY) -> BlockSpace:
 def hits(say: Say | None, chunk: int = CHUNK, num_blocks: int = PLENTY) -> list[int]:
     """Ask questions behind one shared prompt; give what each hits. None says nothing of the whole."""
     space = windowed(num_blocks)
-    found = []
+    sizes = []
     for number in range(12):
         whole = np.concatenate([SHARED, tokens(13, first=1_000 + 100 * (number % 5))])
         hit = space.match(whole).num_tokens
@@ -52,7 +51,7 @@ def hits(say: Say | None, chunk: int = CHUNK, num_blocks: int = PLENTY) -> list[
         said = {} if say is None else say(space, whole)
         answer = space.allocate(whole[:first], **said)
         assert isinstance(answer, Allocation)
-        found.append(answer.num_hit_tokens)
+        sizes.append(answer.num_hit_tokens)
         run_step(space)
         for start in range(first, len(whole), chunk):
             part = whole[start : start + chunk]
@@ -63,14 +62,7 @@ def hits(say: Say | None, chunk: int = CHUNK, num_blocks: int = PLENTY) -> list[
             run_step(space)
         space.free([answer.row])
         space.check()
-    return found
-
-
-def kept(space: BlockSpace, prompt: Int32Array) -> list[int]:
-    """Tell which logical blocks of a prompt the window group has cached, and not spare."""
-    records = space._state.groups[1].pool.arrays.records
-    stored = [space.stored_block(digest, 1) for digest in hash_request_tokens(prompt, 4)]
-    return [index for index, block in enumerate(stored) if block is not None and records[block.block_id, KEPT] != SPARE]
+    return sizes
 
 
 @pytest.mark.parametrize("said", SAID)
@@ -113,15 +105,15 @@ def test_promise_22_an_answer_for_another_prompt_is_refused() -> None:
 def test_promise_22_the_whole_prompt_goes_by_the_keys_of_its_request() -> None:
     space = windowed()
     keys = RequestKeys(salt=b"a")
-    found = []
+    sizes = []
     for _ in range(2):
         answer = space.allocate(SHARED[:36], prompt=SHARED, keys=keys)
         assert isinstance(answer, Allocation)
-        found.append(answer.num_hit_tokens)
+        sizes.append(answer.num_hit_tokens)
         run_step(space)
         space.append([answer.row], SHARED[36:], [4])
         run_step(space)
-    assert found[0] == 0 < found[1]
+    assert sizes[0] == 0 < sizes[1]
     assert space.match(SHARED).num_tokens == 0
 
 
@@ -137,7 +129,7 @@ def test_promise_22_an_answer_that_is_out_of_date_knows_a_junction_behind_the_ch
     space.append([answer.row], whole[CHUNK:], [len(whole) - CHUNK])
     run_step(space)
     space.free([answer.row])
-    assert kept(space, whole) == [8, 9, 11, 12], "the junction, and the end"
+    assert found(space, whole) == [8, 9, 11, 12], "the junction, and the end"
 
 
 def test_promise_22_a_chunk_of_which_a_part_is_brought_says_the_whole_prompt() -> None:
@@ -150,4 +142,4 @@ def test_promise_22_a_chunk_of_which_a_part_is_brought_says_the_whole_prompt() -
     run_step(space)
     space.append([answer.row], tokens(30, first=700), [30])
     run_step(space)
-    assert kept(space, whole) == [8, 9]
+    assert found(space, whole) == [8, 9]

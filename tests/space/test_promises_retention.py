@@ -5,9 +5,20 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv import Allocation, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, SlidingWindow, hash_request_tokens
+from pagedkv import Allocation, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, SlidingWindow
 from pagedkv.pool.blocks import FREE, KEPT, NAME, QUEUE, SPARE
-from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens
+from tests.space.spaces import (
+    acknowledge,
+    allocate,
+    cache,
+    found,
+    hit,
+    new_space,
+    only_pool,
+    prefill,
+    run_step,
+    tokens,
+)
 
 pytestmark = pytest.mark.interpreted
 
@@ -22,18 +33,6 @@ Prompt = npt.NDArray[np.int32]
 def hybrid(*groups: GroupSpec, num_blocks: int = 200, shed_windows: bool = True) -> BlockSpace:
     """Build a space of a full group and a window, unless others are given."""
     return new_space(*(groups or (FULL, WINDOW)), num_blocks=num_blocks, num_host_blocks=60, shed_windows=shed_windows)
-
-
-def named(space: BlockSpace, prompt: Prompt, group: int = 1) -> dict[int, int]:
-    """Tell which logical blocks of a prompt carry a name in a group, and which blocks these are."""
-    stored = [space.stored_block(digest, group) for digest in hash_request_tokens(prompt, BLOCK_SIZE)]
-    return {index: block.block_id for index, block in enumerate(stored) if block is not None}
-
-
-def found(space: BlockSpace, prompt: Prompt, group: int = 1) -> list[int]:
-    """Tell which logical blocks of a prompt carry a name in a group and are not spare."""
-    records = space._state.groups[group].pool.arrays.records
-    return [index for index, block in named(space, prompt, group).items() if records[block, KEPT] != SPARE]
 
 
 def joined(*parts: Prompt) -> Prompt:
