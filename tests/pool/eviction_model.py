@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.pool.block_pool import BlockPool, acquire, drop_all_names, drop_name, release, reuse, settle
+from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import (
     LIFE,
     NAME,
@@ -32,7 +32,9 @@ from pagedkv.pool.eviction.adaptive import (
 )
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.free_queue import blocks_of_list, protected_sentinel
+from pagedkv.pool.life_cycle import acquire, drop_name, release, reuse, settle
 from pagedkv.pool.prefix_index import is_child_of, name_block
+from pagedkv.pool.sweeps import drop_all_names
 
 __all__ = ["Ghost", "Model", "NamedPool", "digest_words"]
 

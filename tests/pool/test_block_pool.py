@@ -6,9 +6,10 @@ import pytest
 from pagedkv import BlockPool, KVCacheBlock
 from pagedkv.errors import BlockError, ConfigurationError
 from pagedkv.events import CacheEventKind
-from pagedkv.pool.block_pool import drop_all_names, drop_name, reuse_all, settle, withdraw_since
 from pagedkv.pool.blocks import HOLD_STEP, LIFE, NULL_BLOCK, NUM_EVICTED, OPEN_STEP, PENDING_STEP, QUEUE
+from pagedkv.pool.life_cycle import drop_name, reuse_all, settle
 from pagedkv.pool.prefix_index import name_block
+from pagedkv.pool.sweeps import drop_all_names, withdraw_since
 
 
 def new_pool(num_blocks: int = 6) -> BlockPool:

@@ -7,7 +7,6 @@ import pytest
 
 from pagedkv import BlockPool
 from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.block_pool import acquire, release
 from pagedkv.pool.blocks import CHARGED, NULL_BLOCK, PoolFeatures
 from pagedkv.pool.charging import (
     AFTER,
@@ -26,6 +25,7 @@ from pagedkv.pool.charging import (
     leave,
     list_of,
 )
+from pagedkv.pool.life_cycle import acquire, release
 from pagedkv.pool.prefix_index import name_block
 
 pytestmark = pytest.mark.interpreted

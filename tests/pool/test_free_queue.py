@@ -5,7 +5,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagedkv.errors import BlockError
-from pagedkv.pool.blocks import NEXT, PREVIOUS, new_pool_arrays
+from pagedkv.pool.blocks import NEXT, PREVIOUS
+from pagedkv.pool.empty_pool import new_pool_arrays
 from pagedkv.pool.free_queue import FreeBlockQueue
 
 NUM_BLOCKS = 8  # the null block and seven to be queued

@@ -8,7 +8,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pagedkv.arrays import Uint32Array
-from pagedkv.pool.blocks import NAME, NUM_ACQUIRED, PoolArrays, new_pool_arrays
+from pagedkv.pool.blocks import NAME, NUM_ACQUIRED, PoolArrays
+from pagedkv.pool.empty_pool import new_pool_arrays
 from pagedkv.pool.ghosts import (
     EVICTED,
     GHOSTS_A_SET,

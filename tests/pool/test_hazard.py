@@ -14,7 +14,6 @@ from pagedkv import BlockPool
 from pagedkv.capacity.pool_hits import pool_hits
 from pagedkv.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.block_pool import acquire, release, reuse
 from pagedkv.pool.blocks import LIFE, NULL_BLOCK, NUM_EVICTED, PoolArrays
 from pagedkv.pool.eviction.adaptive import ADAPTIVE
 from pagedkv.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f, pack
@@ -45,6 +44,7 @@ from pagedkv.pool.eviction.hazard.learning import EXPONENT_A, EXPONENT_B, EXPONE
 from pagedkv.pool.eviction.hazard.policy import HAZARD
 from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.pool.eviction.lru import LRU
+from pagedkv.pool.life_cycle import acquire, release, reuse
 from pagedkv.pool.prefix_index import find, name_block
 from pagedkv.traces.request import Request
 from tests.pool.hazard_reference import HazardCache, index_of

@@ -11,10 +11,10 @@ from hypothesis import given, strategies as st
 from pagedkv import BlockPool
 from pagedkv.pool import treap
 from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.block_pool import acquire, release
 from pagedkv.pool.blocks import LIFE, NEXT, NULL_BLOCK, NUM_RELEASED, RELEASED, PoolFeatures
 from pagedkv.pool.lease_order import LAST_RELEASE, in_order_of_release
 from pagedkv.pool.leasing import lease
+from pagedkv.pool.life_cycle import acquire, release
 from pagedkv.pool.prefix_index import name_block
 
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"

@@ -6,7 +6,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pagedkv.arrays import Uint32Array
-from pagedkv.pool.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays, new_pool_arrays
+from pagedkv.pool.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays
+from pagedkv.pool.empty_pool import new_pool_arrays
 from pagedkv.pool.prefix_index import KEYS, PrefixIndex, bucket_of, find, forget, is_child_of, name_block
 
 NUM_BLOCKS = 16

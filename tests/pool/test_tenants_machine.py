@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagedkv import BlockPool
 from pagedkv.pool import capping, leasing
 from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.block_pool import acquire, drop_name, release, reuse_all
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
 from pagedkv.pool.charging import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
 from pagedkv.pool.eviction.registry import POLICIES
 from pagedkv.pool.free_queue import free_leased
 from pagedkv.pool.lease_order import LAST_RELEASE
 from pagedkv.pool.leasing import HIGH
+from pagedkv.pool.life_cycle import acquire, drop_name, release, reuse_all
 from pagedkv.pool.prefix_index import name_block
 from pagedkv.pool.sparing import make_spare
 from tests.pool.lease_model import Leased, end_largest

@@ -22,8 +22,8 @@ from pagedkv import (
     hash_request_tokens,
 )
 from pagedkv.errors import ConfigurationError
-from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.ghosts import EVICTED
+from pagedkv.pool.life_cycle import drop_name
 from tests.space.explaining import HYBRID, OURS, PROMPT, THEIRS, causes, changed, explained, new
 from tests.space.spaces import (
     allocate,

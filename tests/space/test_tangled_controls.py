@@ -11,8 +11,8 @@ import pytest
 
 from pagedkv import BlockSpace
 from pagedkv.arrays import Int32Array
-from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.blocks import HOLD_STEP, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
+from pagedkv.pool.life_cycle import drop_name
 from pagedkv.space import declaring, merging, releasing, stepping, swapping
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger

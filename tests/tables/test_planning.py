@@ -6,7 +6,8 @@ from hypothesis import given, strategies as st
 
 from pagedkv.arrays import Int32Array
 from pagedkv.tables.planning import collect_touched
-from pagedkv.tables.rows import RUNNING, STATUS, TOUCHED, VACANT, clear_rows, new_rows, touch
+from pagedkv.tables.row_record import clear_rows, new_rows, touch
+from pagedkv.tables.rows import RUNNING, STATUS, TOUCHED, VACANT
 from tests.space.spaces import allocate, new_space, prefill, run_step, tokens
 
 NUM_ROWS = 9

@@ -15,13 +15,11 @@ from pagedkv.capacity.references import BlockReferences
 from pagedkv.capacity.side_by_side import Pause, go_on
 from pagedkv.compilation.compiled import compiled, compiled_aside, inlined
 from pagedkv.compilation.instructions import prefetch
-from pagedkv.pool.block_pool import BlockPool, acquire_often, drop_name, release, reuse
+from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import (
     AHEAD,
-    CLOCK_US,
     DIGEST_WORDS,
     FIRST_WALK_FIELD,
-    HAS_CLOCK,
     LAST_WALK_FIELD,
     LIFE,
     LOOKAHEAD,
@@ -29,10 +27,13 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     PoolArrays,
 )
+from pagedkv.pool.clock import set_clock
 from pagedkv.pool.eviction.hooks import expect, note_request
 from pagedkv.pool.eviction.policy import FETCHED_AHEAD, EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT
-from pagedkv.pool.prefix_index import find, has_digest, is_child_of, name_block, note_ahead
+from pagedkv.pool.keeping import note_ahead
+from pagedkv.pool.life_cycle import acquire_often, drop_name, release, reuse
+from pagedkv.pool.prefix_index import find, has_digest, is_child_of, name_block
 
 __all__ = ["NAME", "PromptScratch", "new_scratch", "pool_hits", "serve_prompt", "serve_trace", "write_digest"]
 
@@ -127,8 +128,7 @@ def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and
     for request in range(first, stop):
         num_blocks = prompts.num_blocks[request]
         if prompts.arrivals_us[request] > 0:
-            pool.counts[CLOCK_US] = prompts.arrivals_us[request]
-            pool.counts[HAS_CLOCK] = 1
+            set_clock(pool.counts, prompts.arrivals_us[request])
         write_path(prompts.parents, prompts.last_blocks[request], scratch.contents[:num_blocks])
         num_hits += serve_prompt(pool, scratch, min(num_blocks, num_usable), prompts.output_lengths[request])
     return num_hits
@@ -149,7 +149,7 @@ def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_
         name_block(pool, NAME, block, parent, pool.records[parent, LIFE])
         scratch.block_ids[index] = block
         if index >= LOOKAHEAD:
-            note_ahead(pool, scratch.block_ids[index - LOOKAHEAD], block)
+            note_ahead(pool.records, scratch.block_ids[index - LOOKAHEAD], block)
     note_request(pool, scratch.block_ids[:num_blocks], num_outputs)
     for index in range(num_blocks - 1, -1, -1):
         release(pool, scratch.block_ids[index], 0)

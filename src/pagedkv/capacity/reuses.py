@@ -72,36 +72,36 @@ def _use_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and n
     last_uses: Int32Array,
     last_blocks: Int32Array,
     first: int,
-    rows: Int32Array,
-    counts: Int64Array,
+    pairs: Int32Array,
+    num_reused: Int64Array,
 ) -> int:
-    """Walk prompts from ``first`` on until the rows may not suffice for another; return the first that is left."""
-    num_rows = 0
+    """Walk prompts from ``first`` on until the pairs may not suffice for another; return the first that is left."""
+    num_pairs = 0
     for request in range(first, len(last_blocks)):
         block, length = last_blocks[request], 0
         while block != ROOT:
             length += 1
             block = parents[block]
-        if num_rows + length > len(rows):
+        if num_pairs + length > len(pairs):
             return request
-        counts[request] = _use_prompt(parents, last_uses, last_blocks[request], request, rows[num_rows:])
-        num_rows += counts[request]
+        num_reused[request] = _use_prompt(parents, last_uses, last_blocks[request], request, pairs[num_pairs:])
+        num_pairs += num_reused[request]
     return len(last_blocks)
 
 
 @compiled
-def _use_prompt(parents: Int32Array, last_uses: Int32Array, last_block: int, request: int, rows: Int32Array) -> int:
-    """Walk a prompt from tail to head, note this use, and write ``(earlier request, blocks)``; return the rows."""
-    num_rows = 0
+def _use_prompt(parents: Int32Array, last_uses: Int32Array, last_block: int, request: int, pairs: Int32Array) -> int:
+    """Walk a prompt from tail to head, note this use, and write ``(earlier request, blocks)``; return the pairs."""
+    num_pairs = 0
     block = last_block
     while block != ROOT:
         earlier = last_uses[block]
         last_uses[block] = request
-        if num_rows > 0 and rows[num_rows - 1, 0] == earlier:
-            rows[num_rows - 1, 1] += 1
+        if num_pairs > 0 and pairs[num_pairs - 1, 0] == earlier:
+            pairs[num_pairs - 1, 1] += 1
         elif earlier != NEVER:
-            rows[num_rows, 0] = earlier
-            rows[num_rows, 1] = 1
-            num_rows += 1
+            pairs[num_pairs, 0] = earlier
+            pairs[num_pairs, 1] = 1
+            num_pairs += 1
         block = parents[block]
-    return num_rows
+    return num_pairs

@@ -1,404 +1,47 @@
-"""The blocks of one pool: who holds each, when it goes back, and what is evicted to make room.
+"""The blocks of one pool, as an object: its arrays, and questions and changes for people, tests and the floors above.
 
-``BlockPool`` owns the arrays of :mod:`~pagedkv.pool.blocks` and, with this module's compiled functions,
-reference counts, deferred frees and eviction. It does not know sequences or tables.
-
-A block's journey::
-
-            acquire                     release, count 0, no step needs it: cached -> back, else -> front
-    FREE ------------> IN USE --------------------------------------------------------> FREE
-      ^                 |   ^
-      |                 |   | reuse (a prefix hit)
-      |   settle        v   |
-      +-------------- DEFERRED   release, count 0, a step in flight or a planned copy may still use it
-
-Steps are numbered. ``OPEN_STEP`` is being put together, every step up to ``SETTLED_STEP`` is over, those
-between are in flight. Who gives a reference back says which step may be the last to touch the block for its sake,
-and the block's hold is raised to that, also while references remain: with the last one gone, it waits for the
-latest of all these steps. Every step has a list of the blocks that wait for it, so that settling costs what it frees.
+``BlockPool`` owns the arrays of :mod:`~pagedkv.pool.blocks` as a whole: it makes them and knows their sizes. What
+happens to a block is :mod:`~pagedkv.pool.life_cycle`'s; compiled loops call that on the same arrays.
 """
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
 
-import numpy as np
-
-from pagedkv.arguments import LARGEST_SIZE
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.errors import BlockError, ConfigurationError
-from pagedkv.events import CLEARED, GAP, CacheEvents
-from pagedkv.pool import bounding, free_queue
+from pagedkv.events import CacheEvents
+from pagedkv.pool import bounding, event_log, free_queue
 from pagedkv.pool.blocks import (
-    CLOCK_US,
     DEFERRED,
-    EVENT_FIELDS,
-    EXTRA,
     FREE,
-    HAS_CLOCK,
-    HOLD_STEP,
     IN_ORDER,
     IN_SETS,
     IN_USE,
-    LIFE,
     NAME,
     NEW,
-    NEWEST,
-    NEXT,
-    NULL_BLOCK,
-    NUM_ACQUIRED,
     NUM_CACHED,
     NUM_DEFERRED,
-    NUM_DEFERRED_LISTS,
     NUM_EVENTS,
     NUM_FREE,
-    NUM_HIT_BLOCKS,
-    NUM_LEASED,
-    NUM_SENTINELS,
-    OLDEST,
     OPEN_STEP,
     PENDING_STEP,
     PLAIN,
     QUEUE,
     REF_COUNT,
     SETTLED_STEP,
-    UNDATED,
-    PoolArrays,
     PoolFeatures,
-    new_pool_arrays,
 )
-from pagedkv.pool.capping import lose_content, make_room
-from pagedkv.pool.charging import (
-    ANY,
-    IN_CACHED,
-    NOBODY,
-    PAYER,
-    accounts_of,
-    join,
-    leave,
-    new_accounts,
-    num_permitted,
-    rest,
-    resume,
-    take,
-    uncharge,
-)
-from pagedkv.pool.eviction import hooks
+from pagedkv.pool.charging import NOBODY, accounts_of, new_accounts, num_permitted, set_payer
+from pagedkv.pool.clock import advance_clock
+from pagedkv.pool.empty_pool import new_pool_arrays
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, require_listed
-from pagedkv.pool.ghosts import CALLED_OFF, EVICTED, OVERWRITTEN, RESET, SHED, new_ghosts
-from pagedkv.pool.leasing import enqueue_leased, give_largest_up, is_due, is_leased, unlink_leased
-from pagedkv.pool.prefix_index import PrefixIndex, forget, unname
-from pagedkv.pool.sparing import enqueue_spare, is_spare, renew
+from pagedkv.pool.ghosts import RESET, new_ghosts
+from pagedkv.pool.life_cycle import acquire, release
+from pagedkv.pool.prefix_index import PrefixIndex
+from pagedkv.pool.sweeps import drop_all_names
 
-__all__ = [
-    "BlockPool",
-    "KVCacheBlock",
-    "acquire",
-    "acquire_all",
-    "acquire_often",
-    "adopt",
-    "claim",
-    "drop_name",
-    "lower_hold",
-    "release",
-    "reuse",
-    "settle",
-]
-
-MICROSECONDS: Final = 1_000_000  # a second
-
-
-@inlined
-def acquire(pool: PoolArrays) -> int:
-    """Hand out the next free block, evicting what it cached; the caller has checked that there is one."""
-    block = unsigned(pool.records[NULL_BLOCK, NEXT])
-    if _is_plain(pool, block):
-        free_queue.remove(pool.records, pool.counts, block)
-    else:
-        block = unsigned(_vacate(pool))
-    _begin(pool, block)
-    pool.counts[NUM_ACQUIRED] += 1
-    return block
-
-
-@inlined
-def acquire_often(pool: PoolArrays) -> int:
-    """Do what :func:`acquire` does, for loops that take block after block: no call hands over the pool."""
-    block = _make_vacant(pool)
-    _begin(pool, block)
-    pool.counts[NUM_ACQUIRED] += 1
-    return block
-
-
-@compiled
-def acquire_all(pool: PoolArrays, blocks: Int32Array) -> None:
-    """Hand out as many free blocks as fit into ``blocks``; the caller has checked that there are so many.
-
-    Those without content go from the front of the list in one piece: 3 ns each, where one by one takes 8.
-    """
-    for index in range(_take_plain(pool, blocks), len(blocks)):
-        block = unsigned(_make_vacant(pool))
-        _begin(pool, block)
-        pool.counts[NUM_ACQUIRED] += 1
-        blocks[index] = block
-
-
-@inlined
-def _take_plain(pool: PoolArrays, blocks: Int32Array) -> int:
-    """Hand out what is at the front and has no content, as far as it fits; return how many there were."""
-    num_taken = 0
-    block = unsigned(pool.records[NULL_BLOCK, NEXT])
-    while num_taken < len(blocks) and _is_plain(pool, block):
-        following = unsigned(pool.records[block, NEXT])
-        _begin(pool, block)
-        blocks[num_taken] = block
-        num_taken += 1
-        block = following
-    free_queue.begin_with(pool.records, pool.counts, block, num_taken)
-    pool.counts[NUM_ACQUIRED] += num_taken
-    return num_taken
-
-
-@inlined
-def _is_plain(pool: PoolArrays, first: int) -> bool:
-    """Tell whether the first of the cold list has no content, so that nothing goes for it; and nobody is charged."""
-    return bool(first != NULL_BLOCK and not pool.records[first, NAME] and len(pool.tenants) == 0)
-
-
-@inlined
-def _make_vacant(pool: PoolArrays) -> int:
-    """Take the next free block out and make it forget what it cached."""
-    if len(pool.tenants):
-        make_room(pool)
-    if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_FREE]:
-        give_largest_up(pool, ANY)
-    records = pool.records
-    block = free_queue.first(records)
-    if records[block, NAME] and not is_spare(pool, block):
-        block = unsigned(hooks.choose_victim(pool, block))
-    free_queue.remove(records, pool.counts, block)
-    if records[block, NAME]:
-        lose_content(pool, block)
-    if len(pool.tenants):
-        take(pool, block)
-    return block
-
-
-@compiled
-def _vacate(pool: PoolArrays) -> int:
-    """Do that in a call of its own: so little of it stands in loops that take a block now and then."""
-    return int(_make_vacant(pool))
-
-
-@inlined
-def _begin(pool: PoolArrays, block: int) -> None:
-    """Let a block begin another life, with a first reference."""
-    records = pool.records
-    records[block, REF_COUNT] = 1
-    records[block, LIFE] += 1
-    records[block, HOLD_STEP] = 0
-    records[block, PENDING_STEP] = 0
-    records[block, EXTRA] = 0
-    records[block, QUEUE] = NEW
-    if len(pool.epochs):
-        pool.epochs[block, NEWEST] = pool.epochs[block, OLDEST] = UNDATED
-
-
-@inlined
-def claim(pool: PoolArrays, block: int) -> None:
-    """Take one more reference to a block that has content, wherever it is."""
-    records = pool.records
-    if is_spare(pool, block):
-        renew(pool, block)
-    if records[block, QUEUE] == FREE:
-        if is_leased(pool, block):
-            unlink_leased(pool, block)
-            hooks.note_name(pool, block)
-        else:
-            free_queue.remove(pool.records, pool.counts, block)
-        pool.counts[NUM_CACHED] -= 1
-        if len(pool.bounds):
-            bounding.leave(pool, block)
-        if len(pool.tenants):
-            resume(pool, block)
-        hooks.note_claim(pool, block)
-    elif records[block, QUEUE] == DEFERRED:
-        free_queue.unlink(pool.records, block)
-        records[block, QUEUE] = IN_USE
-        pool.counts[NUM_DEFERRED] -= 1
-    records[block, REF_COUNT] += 1
-
-
-@inlined
-def reuse(pool: PoolArrays, block: int) -> None:
-    """Take one more reference to a named block, for a sequence that hits it."""
-    claim(pool, block)
-    hooks.note_reuse(pool, block)
-
-
-@inlined
-def adopt(pool: PoolArrays, block: int) -> None:
-    """Take one more reference to a named block, for a sequence that has computed its content once more."""
-    claim(pool, block)
-    hooks.note_recomputed(pool, block)
-
-
-@compiled
-def reuse_all(pool: PoolArrays, block_ids: Int32Array) -> None:
-    """Take one more reference to each block of a prefix hit (null blocks are passed over)."""
-    for block in block_ids:
-        if block != NULL_BLOCK:
-            reuse(pool, block)
-            pool.counts[NUM_HIT_BLOCKS] += 1
-
-
-@inlined
-def release(pool: PoolArrays, block: int, last_step: int) -> None:
-    """Give one reference back; the last one sends the block to the free queue or defers it.
-
-    ``last_step`` is the last planned step that may touch the block for the sake of whoever gives it back.
-    """
-    records = pool.records
-    records[block, REF_COUNT] -= 1
-    counts = pool.counts
-    if not counts[IN_ORDER]:
-        records[block, HOLD_STEP] = max(records[block, HOLD_STEP], last_step)
-    if records[block, REF_COUNT] > 0:
-        return
-    if records[block, NAME] and records[block, PENDING_STEP] == counts[OPEN_STEP]:
-        forget(pool, block, CALLED_OFF)  # nobody is left to compute what was promised for the open step
-    if records[block, HOLD_STEP] > counts[SETTLED_STEP]:
-        sentinel = free_queue.deferred_sentinel(pool.records, records[block, HOLD_STEP])
-        free_queue.link_before(pool.records, sentinel, block)
-        records[block, QUEUE] = DEFERRED
-        counts[NUM_DEFERRED] += 1
-    else:
-        _enqueue(pool, block)
-
-
-@inlined
-def _enqueue(pool: PoolArrays, block: int) -> None:
-    """Put an unreferenced block where its content says: the front if it has none, else among its like."""
-    if len(pool.tenants):
-        rest(pool, block)
-    if pool.records[block, NAME]:
-        if is_leased(pool, block) and is_due(pool, block):
-            pool.leases[block] = 0
-        if is_leased(pool, block):
-            enqueue_leased(pool, block)
-        elif is_spare(pool, block):
-            enqueue_spare(pool, block)
-        else:
-            hooks.enqueue(pool, block)
-            if len(pool.tenants):
-                join(pool, block, IN_CACHED)
-        pool.counts[NUM_CACHED] += 1
-        if len(pool.bounds):
-            _keep_bound(pool, block)
-    else:
-        free_queue.prepend(pool.records, pool.counts, block)
-
-
-@compiled
-def _keep_bound(pool: PoolArrays, block: int) -> None:
-    """A block has become cached: if its group has too many now, the least valuable loses its name."""
-    if bounding.stand(pool, block):
-        least = bounding.least_valuable(pool, block)
-        drop_name(pool, least, SHED if is_spare(pool, least) else EVICTED)
-
-
-@compiled
-def settle(pool: PoolArrays, step: int) -> None:
-    """Note that every step up to ``step`` is over, and free what waited for them."""
-    settled = pool.counts[SETTLED_STEP]
-    pool.counts[SETTLED_STEP] = step
-    if pool.counts[NUM_DEFERRED]:
-        for over in range(settled + 1, min(step, settled + NUM_DEFERRED_LISTS) + 1):
-            _free_deferred(pool, free_queue.deferred_sentinel(pool.records, over), step)
-
-
-@compiled
-def _free_deferred(pool: PoolArrays, sentinel: int, step: int) -> None:
-    """Free the blocks of one list that wait for no later step than ``step``, in the order of their release."""
-    records = pool.records
-    block = records[sentinel, NEXT]
-    while block != sentinel:
-        following = records[block, NEXT]
-        if records[block, HOLD_STEP] <= step:
-            free_queue.unlink(records, block)
-            pool.counts[NUM_DEFERRED] -= 1
-            _enqueue(pool, block)
-        block = following
-
-
-@compiled
-def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
-    """Make a named block's content unfindable; if it is free, it has no content any more.
-
-    ``cause``: why, for whoever asks later (:mod:`pagedkv.pool.ghosts`).
-    """
-    _lose_name(pool, block, cause)
-
-
-@inlined
-def _lose_name(pool: PoolArrays, block: int, cause: int) -> None:
-    """Do what :func:`drop_name` does, compiled into the caller."""
-    is_free = pool.records[block, QUEUE] == FREE
-    if is_free and len(pool.bounds):
-        bounding.leave(pool, block)
-    if is_free and is_leased(pool, block):
-        unlink_leased(pool, block)
-    else:
-        if not (is_free and is_spare(pool, block)):
-            hooks.note_drop(pool, block)  # else it is none of the eviction policy's
-        if is_free:
-            free_queue.remove(pool.records, pool.counts, block)
-    unname(pool, block, cause)
-    if is_free:
-        if len(pool.tenants):
-            leave(pool, block)
-            uncharge(pool, block)
-        free_queue.prepend(pool.records, pool.counts, block)
-        pool.counts[NUM_CACHED] -= 1
-
-
-@compiled
-def drop_all_names(pool: PoolArrays, cause: int = RESET) -> int:
-    """Make everything unfindable; return how many blocks had a name."""
-    num_dropped = 0
-    for block in range(1, len(pool.records) - NUM_SENTINELS):
-        if pool.records[block, NAME]:
-            _lose_name(pool, block, cause)
-            num_dropped += 1
-    return num_dropped
-
-
-@compiled
-def withdraw_since(pool: PoolArrays, step: int) -> int:
-    """Drop the names whose content steps from ``step`` on were to compute; return how many."""
-    num_dropped = 0
-    for block in range(1, len(pool.records) - NUM_SENTINELS):
-        if pool.records[block, NAME] and pool.records[block, PENDING_STEP] >= step:
-            drop_name(pool, block, CALLED_OFF)
-            num_dropped += 1
-    return num_dropped
-
-
-@compiled
-def lower_hold(pool: PoolArrays, block: int, step: int) -> None:
-    """Note that ``step`` is the last that a block waits for, which waited for a later one."""
-    records, counts = pool.records, pool.counts
-    records[block, HOLD_STEP] = step
-    if records[block, QUEUE] != DEFERRED:
-        return
-    free_queue.unlink(records, block)
-    if step > counts[SETTLED_STEP]:
-        free_queue.link_before(records, free_queue.deferred_sentinel(records, step), block)
-    else:
-        counts[NUM_DEFERRED] -= 1
-        _enqueue(pool, block)
+__all__ = ["BlockPool", "KVCacheBlock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +136,7 @@ class BlockPool:
 
     def let_pay(self, tenant: int) -> None:
         """Charge what is taken from now on to a tenant. Nothing if there are none."""
-        self.arrays.tenants[:1, PAYER] = tenant
+        set_payer(self.arrays.tenants, tenant)
 
     @property
     def num_cached(self) -> int:
@@ -564,43 +207,21 @@ class BlockPool:
 
     def advance(self, now_s: float) -> None:
         """Set the clock that eviction policies look at, in seconds; the caller has checked that it never goes back."""
-        self.arrays.counts[CLOCK_US] = round(now_s * MICROSECONDS)
-        self.arrays.counts[HAS_CLOCK] = 1
+        advance_clock(self.arrays.counts, now_s)
 
     def record_events(self, most: int) -> None:
         """Record events from now on, the latest ``most`` of them."""
         if len(self.arrays.event_log) == 0:
-            self.arrays = self.arrays._replace(event_log=np.zeros((most, EVENT_FIELDS), np.uint32))
+            self.arrays = self.arrays._replace(event_log=event_log.new_log(most))
 
     def clear_names(self, cause: int = RESET) -> None:
         """Make everything unfindable, and record that as one event; ``cause``: why. O(blocks)."""
-        log = self.arrays.event_log
-        drop_all_names(self.arrays._replace(event_log=log[:0]), cause)
-        if len(log):
-            event = int(self.arrays.counts[NUM_EVENTS]) % len(log)
-            log[event] = 0
-            log[event, 0] = CLEARED
-            self.arrays.counts[NUM_EVENTS] += 1
+        drop_all_names(self.arrays._replace(event_log=self.arrays.event_log[:0]), cause)
+        event_log.log_cleared(self.arrays)
 
     def drain_events(self) -> CacheEvents:
         """Take the events recorded since the last call, those that the log had room for. O(events)."""
-        num_events, capacity = int(self.arrays.counts[NUM_EVENTS]), len(self.arrays.event_log)
-        num_lost = max(0, num_events - capacity)
-        log = self.arrays.event_log[np.arange(num_lost, num_events) % max(1, capacity)]
-        self.arrays.counts[NUM_EVENTS] = 0
-        if num_lost:
-            gap = np.zeros((1, EVENT_FIELDS), np.uint32)
-            gap[0, [0, 2]] = GAP, min(num_lost, LARGEST_SIZE)
-            log = np.concatenate([gap, log])
-        words = log[:, 3:].astype(">u4").view(np.uint8).reshape(len(log), 2, 32)
-        return CacheEvents(
-            pool=self.name,
-            kinds=log[:, 0].astype(np.int32),
-            groups=log[:, 1].astype(np.int32) - 1,
-            block_ids=log[:, 2].astype(np.int32),
-            digests=words[:, 0].copy(),
-            parent_digests=words[:, 1].copy(),
-        )
+        return event_log.drain(self.name, self.arrays)
 
     def _require_own(self, block_id: int) -> None:
         if not 0 < block_id < self.num_blocks:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pagedkv.arrays import Float32Array, Float64Array, Int32Array, Int64Array, Uint8Array, Uint32Array
 
-__all__ = ["PLAIN", "PoolArrays", "PoolFeatures", "aligned_zeros", "new_pool_arrays"]
+__all__ = ["PLAIN", "PoolArrays", "PoolFeatures", "aligned_zeros"]
 
 
 NULL_BLOCK: Final = 0
@@ -184,44 +184,3 @@ class PoolFeatures(NamedTuple):
 
 
 PLAIN: Final = PoolFeatures()
-
-
-def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features: PoolFeatures = PLAIN) -> PoolArrays:
-    """Make the arrays of an empty pool, every block but the null block in the free queue.
-
-    Cost: O(num_blocks); pages of ``tokens`` and ``digests`` are not touched before they are used.
-    """
-    arrays = PoolArrays(
-        records=np.zeros((num_blocks + NUM_SENTINELS, NUM_FIELDS), np.int32),
-        tokens=aligned_zeros(num_blocks, block_size if caching else 0),
-        digests=np.zeros((num_blocks if caching else 0, DIGEST_WORDS), np.uint32),
-        buckets=np.zeros(1 << (num_blocks * 3 // 4).bit_length() if caching else 1, np.int32),
-        counts=np.zeros(NUM_COUNTS, np.int64),
-        event_log=np.zeros((0, EVENT_FIELDS), np.uint32),
-        eviction=np.zeros(0, np.int64),
-        eviction_table=np.zeros((0, 2), np.uint32),
-        ranks=np.zeros(0, np.uint8),
-        eviction_blocks=np.zeros((0, 0), np.int32),
-        eviction_runs=np.zeros((0, 0), np.int32),
-        eviction_rates=np.zeros((0, 0), np.float32),
-        ghosts=np.zeros((0, 16), np.uint32),
-        epochs=np.zeros((num_blocks if features.epochs else 0, 2), np.int32),
-        leases=np.zeros(num_blocks if features.leases else 0, np.float64),
-        lease_links=np.zeros((num_blocks if features.leases else 0, 2), np.int32),
-        siblings=np.zeros((num_blocks if features.siblings else 0, 2), np.int32),
-        bounds=np.zeros((0, 4), np.int32),
-        tenants=np.zeros((0, TENANT_FIELDS), np.int32),
-    )
-    arrays.counts[NUM_FREE] = num_blocks - 1
-    arrays.counts[OPEN_STEP] = 1
-    records = arrays.records[:num_blocks]
-    records[:, NEXT] = np.arange(1, num_blocks + 1)
-    records[:, PREVIOUS] = np.arange(-1, num_blocks - 1)
-    records[1:, QUEUE] = FREE
-    records[0, PREVIOUS] = num_blocks - 1
-    records[-1, NEXT] = NULL_BLOCK
-    sentinels = np.arange(num_blocks, num_blocks + NUM_SENTINELS)
-    arrays.records[sentinels, NEXT] = sentinels
-    arrays.records[sentinels, PREVIOUS] = sentinels
-    arrays.records[num_blocks + LEASED_ROOT, (NEXT, PREVIOUS)] = NULL_BLOCK
-    return arrays

@@ -15,7 +15,7 @@ O(1). With LRU both are exactly the order of the cold list. A lease that is give
 
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool import bounding, free_queue
-from pagedkv.pool.blocks import FREE, NAME, NEXT, NULL_BLOCK, NUM_CACHED, NUM_EVICTED, NUM_FREE, QUEUE, PoolArrays
+from pagedkv.pool.blocks import NAME, NEXT, NULL_BLOCK, NUM_EVICTED, PoolArrays
 from pagedkv.pool.charging import (
     AFTER,
     CAP,
@@ -47,7 +47,6 @@ __all__ = ["keep_cap", "lose_content", "make_room"]
 @inlined
 def lose_content(pool: PoolArrays, block: int) -> None:
     """Forget the name of a block that was cached, and was taken out of its list to make room."""
-    pool.counts[NUM_CACHED] -= 1
     pool.counts[NUM_EVICTED] += 1
     if len(pool.bounds):
         bounding.leave(pool, block)
@@ -94,9 +93,7 @@ def _evict(pool: PoolArrays, block: int) -> None:
     place = unsigned(records[NULL_BLOCK, NEXT])
     if place != NULL_BLOCK and not records[place, NAME]:
         place = unsigned(records[place, NEXT])
-    free_queue.link_before(records, place, block)
-    records[block, QUEUE] = FREE
-    pool.counts[NUM_FREE] += 1
+    free_queue.insert_before(records, pool.counts, place, block)
 
 
 @compiled

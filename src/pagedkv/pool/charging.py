@@ -50,6 +50,7 @@ __all__ = [
     "charge_hits",
     "join",
     "leave",
+    "let_pay",
     "list_of",
     "may_go",
     "new_accounts",
@@ -58,6 +59,7 @@ __all__ = [
     "num_tenants",
     "rest",
     "resume",
+    "set_payer",
     "take",
     "tenant_may_give",
     "uncharge",
@@ -121,6 +123,17 @@ def num_permitted(tenants: Int32Array, num_blocks: int, tenant: int, num_free: i
     cap, floor, taken, _ = (int(number) for number in accounts_of(tenants, num_blocks)[tenant])
     others = int(tenants[NULL_BLOCK, NUM_RESERVED]) - max(0, floor - taken)
     return max(0, min(cap - taken, num_free - others))
+
+
+def set_payer(tenants: Int32Array, tenant: int) -> None:
+    """Charge what is taken from now on to a tenant. Nothing where there are no tenants."""
+    tenants[:1, PAYER] = tenant
+
+
+@inlined
+def let_pay(pool: PoolArrays, tenant: int) -> None:
+    """Do what :func:`set_payer` does, in a loop and where there are tenants."""
+    pool.tenants[NULL_BLOCK, PAYER] = tenant
 
 
 @inlined

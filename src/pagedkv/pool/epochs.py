@@ -9,12 +9,22 @@ A block that no plan has computed anything into is *undated*: nobody knows yet w
 as it seems. Two blocks hold equal content only if their ranges are equal.
 """
 
-from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.block_pool import drop_name
-from pagedkv.pool.blocks import NAME, NEWEST, NULL_BLOCK, NUM_SENTINELS, OLDEST, UNDATED, PoolArrays
-from pagedkv.pool.ghosts import EPOCH
+from pagedkv.arrays import Int32Array
+from pagedkv.compilation.compiled import inlined
+from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
 
-__all__ = ["copy_epochs", "drop_stale", "has_epochs", "is_fresher", "same_epochs"]
+__all__ = [
+    "copy_epochs",
+    "date",
+    "date_oldest",
+    "has_epochs",
+    "is_fresher",
+    "same_epochs",
+    "set_epoch_in_force",
+    "set_ranges",
+    "undate",
+    "undate_newest",
+]
 
 
 @inlined
@@ -55,12 +65,40 @@ def copy_epochs(source: PoolArrays, block: int, destination: PoolArrays, place: 
         destination.epochs[place, NEWEST] = source.epochs[block, NEWEST]
 
 
-@compiled
-def drop_stale(pool: PoolArrays, bound: int) -> int:
-    """Make everything unfindable to which weights of before epoch ``bound`` contributed; return how many blocks."""
-    num_dropped = 0
-    for block in range(1, len(pool.records) - NUM_SENTINELS):
-        if pool.records[block, NAME] and pool.epochs[block, OLDEST] < bound:
-            drop_name(pool, block, EPOCH)
-            num_dropped += 1
-    return num_dropped
+@inlined
+def undate(pool: PoolArrays, block: int) -> None:
+    """Note that nothing is computed into a block yet. Nothing where epochs are not counted."""
+    if has_epochs(pool):
+        pool.epochs[block, OLDEST] = UNDATED
+        pool.epochs[block, NEWEST] = UNDATED
+
+
+@inlined
+def undate_newest(pool: PoolArrays, block: int) -> None:
+    """Note that only what a block continues is computed yet."""
+    pool.epochs[block, NEWEST] = UNDATED
+
+
+@inlined
+def date_oldest(pool: PoolArrays, block: int, epoch: int) -> None:
+    """Note the oldest epoch that contributed to a block's chain."""
+    pool.epochs[block, OLDEST] = epoch
+
+
+@inlined
+def date(pool: PoolArrays, block: int, oldest: int, epoch: int) -> None:
+    """Note that weights of an epoch compute into a block whose chain is as old as ``oldest``."""
+    pool.epochs[block, OLDEST] = oldest
+    newest = pool.epochs[block, NEWEST]
+    if newest < epoch or newest == UNDATED:
+        pool.epochs[block, NEWEST] = epoch
+
+
+def set_ranges(pool: PoolArrays, block_ids: Int32Array, oldest: int, newest: int) -> None:
+    """Note one range for several blocks."""
+    pool.epochs[block_ids] = oldest, newest
+
+
+def set_epoch_in_force(pool: PoolArrays, epoch: int) -> None:
+    """Note which epoch is in force. Nothing where epochs are not counted."""
+    pool.epochs[:1] = epoch

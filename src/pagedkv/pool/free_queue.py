@@ -1,12 +1,12 @@
 """The order in which free blocks are handed out: an intrusive, circular, doubly linked list.
 
-Owns the links (``NEXT``, ``PREVIOUS``), the place (``QUEUE``) and the count of free blocks. Does not
-know what a block contains: its callers append blocks worth keeping at the back, least worth first, and
-put blocks without content at the front. A list of spare blocks (:mod:`~pagedkv.pool.sparing`) is handed out as soon as
-no block without content is left, and a protected list last: it is empty unless the eviction policy
-(:mod:`~pagedkv.pool.eviction`) puts blocks there. Leased blocks (:mod:`~pagedkv.pool.leasing`) stand in no list: they
-go into the others before these run out. Every operation on one block is O(1), removal from the middle included, which
-is what a prefix hit on freed blocks needs.
+Owns which list a free or deferred block stands in, and where. Links are set by :mod:`~pagedkv.pool.links`, places and
+counts by :mod:`~pagedkv.pool.block_record`. Does not know what a block contains: callers append blocks worth keeping at
+the back, least worth first, and put blocks without content at the front. A list of spare blocks
+(:mod:`~pagedkv.pool.sparing`) is handed out as soon as no block without content is left, and a protected list last: it
+is empty unless the eviction policy (:mod:`~pagedkv.pool.eviction`) puts blocks there. Leased blocks
+(:mod:`~pagedkv.pool.leasing`) stand in no list: they go into the others before these run out. Every operation on one
+block is O(1), removal from the middle included, which is what a prefix hit on freed blocks needs.
 
 ::
 
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.errors import BlockError
+from pagedkv.pool.block_record import count_taken, enter_deferred, enter_free, leave_deferred, leave_free
 from pagedkv.pool.blocks import (
     FREE,
     IN_USE,
@@ -34,11 +35,11 @@ from pagedkv.pool.blocks import (
     NUM_DEFERRED_LISTS,
     NUM_FREE,
     NUM_SENTINELS,
-    PREVIOUS,
     QUEUE,
     RELEASED,
     PoolArrays,
 )
+from pagedkv.pool.links import begin_list, link_before, unlink
 
 __all__ = [
     "FreeBlockQueue",
@@ -47,13 +48,14 @@ __all__ = [
     "deferred_sentinel",
     "first",
     "free_leased",
-    "link_before",
+    "insert_before",
     "popleft",
     "prepend",
     "protected_sentinel",
     "remove",
     "spare_sentinel",
-    "unlink",
+    "stop_waiting",
+    "wait_for",
 ]
 
 
@@ -84,46 +86,29 @@ def free_leased(pool: PoolArrays) -> npt.NDArray[np.bool_]:
 
 
 @inlined
-def unlink(records: Int32Array, block: int) -> None:
-    """Take a block out of the list it is in."""
-    following = unsigned(records[block, NEXT])
-    preceding = unsigned(records[block, PREVIOUS])
-    records[preceding, NEXT] = following
-    records[following, PREVIOUS] = preceding
-
-
-@inlined
-def link_before(records: Int32Array, place: int, block: int) -> None:
-    """Insert a block before ``place`` (before a sentinel: at the back of its list)."""
-    preceding = unsigned(records[place, PREVIOUS])
-    records[block, NEXT] = place
-    records[block, PREVIOUS] = preceding
-    records[preceding, NEXT] = block
-    records[place, PREVIOUS] = block
+def insert_before(records: Int32Array, counts: Int64Array, place: int, block: int) -> None:
+    """Free a block into a list before ``place`` (before a sentinel: at the back of its list)."""
+    link_before(records, place, block)
+    enter_free(records, counts, block)
 
 
 @inlined
 def append(records: Int32Array, counts: Int64Array, block: int) -> None:
     """Add a block at the back: handed out last."""
-    link_before(records, NULL_BLOCK, block)
-    records[block, QUEUE] = FREE
-    counts[NUM_FREE] += 1
+    insert_before(records, counts, NULL_BLOCK, block)
 
 
 @inlined
 def prepend(records: Int32Array, counts: Int64Array, block: int) -> None:
     """Add a block at the front: handed out next."""
-    link_before(records, unsigned(records[NULL_BLOCK, NEXT]), block)
-    records[block, QUEUE] = FREE
-    counts[NUM_FREE] += 1
+    insert_before(records, counts, unsigned(records[NULL_BLOCK, NEXT]), block)
 
 
 @inlined
 def remove(records: Int32Array, counts: Int64Array, block: int) -> None:
     """Take a free block out, wherever it stands."""
     unlink(records, block)
-    records[block, QUEUE] = IN_USE
-    counts[NUM_FREE] -= 1
+    leave_free(records, counts, block)
 
 
 @inlined
@@ -132,9 +117,22 @@ def begin_with(records: Int32Array, counts: Int64Array, block: int, num_before: 
 
     Their links stay as they are; where they are from now on is for the caller to note.
     """
-    records[NULL_BLOCK, NEXT] = block
-    records[block, PREVIOUS] = NULL_BLOCK
-    counts[NUM_FREE] -= num_before
+    begin_list(records, NULL_BLOCK, block)
+    count_taken(counts, num_before)
+
+
+@inlined
+def wait_for(records: Int32Array, counts: Int64Array, block: int, step: int) -> None:
+    """Put an unreferenced block into the list of those that wait for a step."""
+    link_before(records, deferred_sentinel(records, step), block)
+    enter_deferred(records, counts, block)
+
+
+@inlined
+def stop_waiting(records: Int32Array, counts: Int64Array, block: int) -> None:
+    """Take a deferred block out of its list."""
+    unlink(records, block)
+    leave_deferred(records, counts, block)
 
 
 @inlined
@@ -163,7 +161,7 @@ class FreeBlockQueue:
 
     The face that people and tests use; compiled loops call this module's functions on the same arrays.
 
-    >>> from pagedkv.pool.blocks import new_pool_arrays
+    >>> from pagedkv.pool.empty_pool import new_pool_arrays
     >>> queue = FreeBlockQueue(new_pool_arrays(5, 16, caching=False))
     >>> queue.popleft(), queue.popleft_n(2)
     (1, [2, 3])

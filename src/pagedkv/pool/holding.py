@@ -2,8 +2,8 @@
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import claim, release
 from pagedkv.pool.blocks import PoolArrays
+from pagedkv.pool.life_cycle import claim, release
 
 __all__ = ["claim_all", "release_all"]
 

@@ -15,6 +15,7 @@ on. A child that outlasts its parent is unsettled, and stands in a list instead 
 from typing import Final
 
 from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.pool.block_record import stamp_release
 from pagedkv.pool.blocks import (
     FREE,
     LIFE,
@@ -28,16 +29,19 @@ from pagedkv.pool.blocks import (
     RELEASED,
     PoolArrays,
 )
+from pagedkv.pool.links import lead_to, set_branch
 from pagedkv.pool.treap import BY_END, BY_PARENT, has, insert, is_heap_at, last_child, remove, root_of
 
 __all__ = [
     "add",
     "change_end",
+    "end_lease",
     "first_misplaced",
     "has_unsettled",
     "in_order_of_release",
     "move_below",
     "raise_parents",
+    "set_end",
     "settle_all",
     "stamp",
     "take",
@@ -50,13 +54,26 @@ NEXT_UNSETTLED: Final = 1
 LAST_RELEASE: Final = 2**31 - 2
 
 
+@inlined
+def set_end(pool: PoolArrays, block: int, until: float) -> None:
+    """Set until when a block is leased that is in no order, or begins to be; the null block's is the clock."""
+    pool.leases[block] = until
+
+
+@inlined
+def end_lease(pool: PoolArrays, block: int) -> None:
+    """Take the lease from a block that is in no order. Nothing where there are no leases."""
+    if len(pool.leases):
+        pool.leases[block] = 0
+
+
 @compiled
 def stamp(pool: PoolArrays, block: int) -> None:
     """Note that a block is released now, after all that are leased. O(1), once in 2^31 times O(blocks log blocks)."""
     if pool.counts[NUM_RELEASED] >= LAST_RELEASE:
         _renumber(pool)
     pool.counts[NUM_RELEASED] += 1
-    pool.records[block, RELEASED] = pool.counts[NUM_RELEASED]
+    stamp_release(pool.records, block, pool.counts[NUM_RELEASED])
 
 
 @compiled
@@ -66,14 +83,14 @@ def _renumber(pool: PoolArrays) -> None:
     for block in range(1, len(pool.leases)):
         if pool.records[block, QUEUE] == FREE and pool.leases[block] > 0:
             remove(pool, BY_END, block)
-            pool.records[block, NEXT] = chain
+            lead_to(pool.records, block, chain)
             chain = block
     chain = in_order_of_release(pool, chain)
     pool.counts[NUM_RELEASED] = 0
     while chain != NULL_BLOCK:
         following = int(pool.records[chain, NEXT])
         pool.counts[NUM_RELEASED] += 1
-        pool.records[chain, RELEASED] = pool.counts[NUM_RELEASED]
+        stamp_release(pool.records, chain, pool.counts[NUM_RELEASED])
         insert(pool, BY_END, chain)
         chain = following
 
@@ -104,10 +121,10 @@ def in_order_of_release(pool: PoolArrays, chain: int) -> int:
                 if last == NULL_BLOCK:
                     first = block
                 else:
-                    records[last, NEXT] = block
+                    lead_to(records, last, block)
                 last = block
         if last != NULL_BLOCK:
-            records[last, NEXT] = NULL_BLOCK
+            lead_to(records, last, NULL_BLOCK)
         chain = first
         if num_runs <= 1:
             return int(chain)
@@ -120,7 +137,7 @@ def _cut_run(pool: PoolArrays, block: int) -> int:
     following = int(records[block, NEXT])
     while following != NULL_BLOCK and records[block, RELEASED] < records[following, RELEASED]:
         block, following = following, int(records[following, NEXT])
-    records[block, NEXT] = NULL_BLOCK
+    lead_to(records, block, NULL_BLOCK)
     return following
 
 
@@ -154,11 +171,11 @@ def move_below(pool: PoolArrays, block: int) -> None:
         return
     links = pool.lease_links
     first = int(links[NULL_BLOCK, NEXT_UNSETTLED])
-    links[block, PREVIOUS_UNSETTLED] = NULL_BLOCK
-    links[block, NEXT_UNSETTLED] = first
-    links[NULL_BLOCK, NEXT_UNSETTLED] = block
+    set_branch(links, block, PREVIOUS_UNSETTLED, NULL_BLOCK)
+    set_branch(links, block, NEXT_UNSETTLED, first)
+    set_branch(links, NULL_BLOCK, NEXT_UNSETTLED, block)
     if first != NULL_BLOCK:
-        links[first, PREVIOUS_UNSETTLED] = block
+        set_branch(links, first, PREVIOUS_UNSETTLED, block)
 
 
 @compiled
@@ -176,16 +193,16 @@ def take_from_below(pool: PoolArrays, block: int) -> None:
         return
     links = pool.lease_links
     previous, following = int(links[block, PREVIOUS_UNSETTLED]), int(links[block, NEXT_UNSETTLED])
-    links[previous, NEXT_UNSETTLED] = following  # of the null block where it was the first
+    set_branch(links, previous, NEXT_UNSETTLED, following)  # of the null block where it was the first
     if following != NULL_BLOCK:
-        links[following, PREVIOUS_UNSETTLED] = previous
+        set_branch(links, following, PREVIOUS_UNSETTLED, previous)
 
 
 @compiled
 def change_end(pool: PoolArrays, block: int, until: float) -> None:
     """Let a free leased block's lease end at another time."""
     take(pool, block)
-    pool.leases[block] = until
+    set_end(pool, block, until)
     add(pool, block)
 
 
@@ -225,7 +242,7 @@ def raise_parents(pool: PoolArrays, block: int) -> None:
         if pool.records[parent, QUEUE] == FREE:
             change_end(pool, parent, end)
         else:
-            pool.leases[parent] = end
+            set_end(pool, parent, end)
         parent = _live_parent(pool, parent)
 
 

@@ -28,12 +28,11 @@ import numpy as np
 
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool import free_queue
+from pagedkv.pool.block_record import enter_free, leave_free, stamp_release, stand_again, stand_aside
 from pagedkv.pool.blocks import (
     FREE,
-    IN_USE,
     NEXT,
     NULL_BLOCK,
-    NUM_FREE,
     NUM_LEASED,
     QUEUE,
     RELEASED,
@@ -44,15 +43,18 @@ from pagedkv.pool.eviction import hooks
 from pagedkv.pool.lease_order import (
     add,
     change_end,
+    end_lease,
     has_unsettled,
     in_order_of_release,
     raise_parents,
+    set_end,
     settle_all,
     stamp,
     take,
     take_from_below,
     unsettle_children,
 )
+from pagedkv.pool.links import lead_to
 from pagedkv.pool.treap import BY_END, first_from, last_child, last_of_tenant, remove
 
 __all__ = ["HIGH", "end_overdue", "enqueue_leased", "give_largest_up", "is_due", "is_leased", "lease", "unlink_leased"]
@@ -77,8 +79,7 @@ def enqueue_leased(pool: PoolArrays, block: int) -> None:
     """Put a named block that nobody uses among the leased ones. O(log leased blocks)."""
     hooks.note_drop(pool, block)
     stamp(pool, block)
-    pool.records[block, QUEUE] = FREE
-    pool.counts[NUM_FREE] += 1
+    enter_free(pool.records, pool.counts, block)
     pool.counts[NUM_LEASED] += 1
     if len(pool.tenants):
         join(pool, block, IN_LEASED)
@@ -95,9 +96,8 @@ def unlink_leased(pool: PoolArrays, block: int) -> None:
 @inlined
 def _leave(pool: PoolArrays, block: int) -> None:
     """Note that a block which was taken out of the order of leased ones is free no more."""
-    pool.records[block, QUEUE] = IN_USE
-    pool.records[block, RELEASED] = 0  # and that no step holds it
-    pool.counts[NUM_FREE] -= 1
+    leave_free(pool.records, pool.counts, block)
+    stamp_release(pool.records, block, 0)  # and that no step holds it
     pool.counts[NUM_LEASED] -= 1
 
 
@@ -105,7 +105,7 @@ def _leave(pool: PoolArrays, block: int) -> None:
 def _end(pool: PoolArrays, block: int) -> None:
     """Make a leased block, which was taken out of the order, one like other cached ones, as if it were released now."""
     _leave(pool, block)
-    pool.leases[block] = 0
+    end_lease(pool, block)
     hooks.note_name(pool, block)
     hooks.enqueue(pool, block)
     if len(pool.tenants):
@@ -185,15 +185,15 @@ def _take_class(pool: PoolArrays, chain: int, until: float, scope: int) -> tuple
         block = first_from(pool, tenant, until)
         while block != NULL_BLOCK and pool.leases[block] == until:
             remove(pool, BY_END, block)
-            pool.records[block, NEXT] = chain
+            lead_to(pool.records, block, chain)
             chain = block
             has_tip |= last_child(pool, block) == NULL_BLOCK
             block = first_from(pool, tenant, until)
     block = chain
     while block != rest:
         take_from_below(pool, block)
-        pool.records[block, QUEUE] = IN_USE  # until it is put back, it is in no order
-        pool.leases[block] = -until
+        stand_aside(pool.records, block)
+        set_end(pool, block, -until)
         block = int(pool.records[block, NEXT])
     return int(chain), has_tip
 
@@ -211,9 +211,9 @@ def _leave_to_others(pool: PoolArrays, chain: int) -> None:
     ended = NULL_BLOCK
     while chain != NULL_BLOCK:
         following = int(pool.records[chain, NEXT])
-        pool.records[chain, QUEUE] = FREE
+        stand_again(pool.records, chain)
         if pool.leases[chain] < 0:
-            pool.records[chain, NEXT] = ended
+            lead_to(pool.records, chain, ended)
             ended = chain
         else:
             add(pool, chain)
@@ -241,13 +241,13 @@ def end_overdue(pool: PoolArrays, now: float) -> None:
 
     O(log leased blocks) for each of them, and O(tenants).
     """
-    pool.leases[NULL_BLOCK] = now
+    set_end(pool, NULL_BLOCK, now)
     ended = NULL_BLOCK
     for tenant in range(num_tenants(pool)):
         block = first_from(pool, tenant, 2 * HIGH)
         while block != NULL_BLOCK and pool.leases[block] <= now:
             take(pool, block)
-            pool.records[block, NEXT] = ended
+            lead_to(pool.records, block, ended)
             ended = block
             block = first_from(pool, tenant, 2 * HIGH)
     _end_all(pool, ended)
@@ -260,14 +260,14 @@ def lease(pool: PoolArrays, block: int, until: float) -> None:
     if until <= before:
         return
     if pool.records[block, QUEUE] != FREE:
-        pool.leases[block] = until
+        set_end(pool, block, until)
     elif before > 0:
         change_end(pool, block, until)
     else:
         free_queue.remove(pool.records, pool.counts, block)
         if len(pool.tenants):
             leave(pool, block)
-        pool.leases[block] = until
+        set_end(pool, block, until)
         enqueue_leased(pool, block)
     if before == 0 and pool.counts[NUM_LEASED]:
         unsettle_children(pool, block)

@@ -1,6 +1,6 @@
 """Names: which block holds which content, found by digest or by following the last block's successor.
 
-Owns the columns ``NAME``, ``BUCKET_NEXT``, ``PARENT``, ``PARENT_LIFE``, ``SUCCESSOR`` and ``AHEAD``, and the buckets: a
+Owns the columns ``NAME``, ``BUCKET_NEXT``, ``PARENT``, ``PARENT_LIFE`` and ``SUCCESSOR``, and the buckets: a
 chained hash table over all words of the digest, since digests that callers bring may have any of them in common
 (docs/decisions/0006-exact-hits.md). Chaining, since eviction removes a name from the
 middle at any time, and an open table would need tombstones or shifting. Does not know reference
@@ -20,14 +20,13 @@ from pagedkv.arrays import Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.errors import BlockError
 from pagedkv.events import REMOVED, STORED
+from pagedkv.pool.block_record import end_life
 from pagedkv.pool.blocks import (
-    AHEAD,
     BUCKET_NEXT,
     DIGEST_WORDS,
     LIFE,
     NAME,
     NULL_BLOCK,
-    NUM_EVENTS,
     NUM_NAMED,
     NUM_SENTINELS,
     PARENT,
@@ -35,9 +34,12 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     PoolArrays,
 )
+from pagedkv.pool.event_log import log_event
 from pagedkv.pool.eviction.hooks import note_drop, note_name
 from pagedkv.pool.ghosts import OVERWRITTEN, recall, remember
-from pagedkv.pool.siblings import link_child, unlink_child
+from pagedkv.pool.keeping import forget_reasons
+from pagedkv.pool.lease_order import end_lease
+from pagedkv.pool.siblings import is_latest, link_child, next_successor, unlink_child
 
 __all__ = [
     "PrefixIndex",
@@ -45,8 +47,6 @@ __all__ = [
     "forget",
     "is_child_of",
     "name_block",
-    "note_ahead",
-    "tell_parent",
     "unname",
 ]
 
@@ -111,7 +111,7 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
     records[block, PARENT] = parent
     records[block, PARENT_LIFE] = parent_life
     records[block, SUCCESSOR] = NULL_BLOCK
-    records[block, AHEAD] = NULL_BLOCK
+    forget_reasons(records, block)
     records[block, BUCKET_NEXT] = pool.buckets[bucket]
     pool.buckets[bucket] = block
     if pool.records[parent, LIFE] == parent_life:
@@ -121,13 +121,7 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
     note_name(pool, block)
     if len(pool.ghosts):
         recall(pool, block)
-    _log(pool, STORED, block)
-
-
-@inlined
-def note_ahead(pool: PoolArrays, block: int, ahead: int) -> None:
-    """Note what lies ``LOOKAHEAD`` places further down a block's chain: a hint, which may be wrong or out of date."""
-    pool.records[block, AHEAD] = ahead
+    log_event(pool, STORED, block)
 
 
 @compiled
@@ -146,7 +140,9 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     records = pool.records
     if len(pool.ghosts):
         remember(pool, block, cause)
-    _log(pool, REMOVED, block)
+    log_event(pool, REMOVED, block)
+    if is_latest(pool, block) and records[records[block, PARENT], SUCCESSOR] == block:
+        records[records[block, PARENT], SUCCESSOR] = next_successor(pool, block)
     unlink_child(pool, block)
     bucket = bucket_of(pool, records[block, NAME], pool.digests[block])
     current = pool.buckets[bucket]
@@ -159,37 +155,10 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     records[block, NAME] = 0
     records[block, BUCKET_NEXT] = NULL_BLOCK
     records[block, SUCCESSOR] = NULL_BLOCK
-    records[block, AHEAD] = NULL_BLOCK
-    records[block, LIFE] += 1
+    forget_reasons(records, block)
+    end_life(records, block)
     pool.counts[NUM_NAMED] -= 1
-    if len(pool.leases):
-        pool.leases[block] = 0
-
-
-@inlined
-def _log(pool: PoolArrays, kind: int, block: int) -> None:
-    """Record an event, when events are on, over the oldest if the log is full."""
-    if len(pool.event_log) == 0:
-        return
-    event = pool.counts[NUM_EVENTS] % len(pool.event_log)
-    pool.counts[NUM_EVENTS] += 1
-    parent = pool.records[block, PARENT]
-    if kind != STORED or pool.records[parent, LIFE] != pool.records[block, PARENT_LIFE]:
-        parent = NULL_BLOCK
-    pool.event_log[event, 0] = kind
-    pool.event_log[event, 1] = pool.records[block, NAME]
-    pool.event_log[event, 2] = block
-    for word in range(DIGEST_WORDS):
-        pool.event_log[event, 3 + word] = pool.digests[block, word]
-        pool.event_log[event, 3 + DIGEST_WORDS + word] = pool.digests[parent, word]
-
-
-@inlined
-def tell_parent(pool: PoolArrays, digest: Uint32Array) -> None:
-    """Write into the event recorded last whose child the stored block is, where its parent's block may be gone."""
-    event = (pool.counts[NUM_EVENTS] - 1) % len(pool.event_log)
-    for word in range(DIGEST_WORDS):
-        pool.event_log[event, 3 + DIGEST_WORDS + word] = digest[word]
+    end_lease(pool, block)
 
 
 class PrefixIndex:

@@ -36,17 +36,26 @@ def link_child(pool: PoolArrays, block: int, parent: int, parent_life: int) -> N
 
 
 @inlined
+def next_successor(pool: PoolArrays, block: int) -> int:
+    """Name the child that its parent's walks go to once a block, the latest child, is gone: the one before it."""
+    return int(pool.siblings[block, OLDER])
+
+
+@inlined
+def is_latest(pool: PoolArrays, block: int) -> bool:
+    """Tell whether a block has siblings' links, and no younger sibling."""
+    return len(pool.siblings) > 0 and bool(pool.siblings[block, YOUNGER] == NULL_BLOCK)
+
+
+@inlined
 def unlink_child(pool: PoolArrays, block: int) -> None:
     """Take a block, which is losing its name, out of the list of its siblings."""
     siblings = pool.siblings
     if len(siblings) == 0:
         return
     older, younger = siblings[block, OLDER], siblings[block, YOUNGER]
-    parent = pool.records[block, PARENT]
     if younger != NULL_BLOCK:
         siblings[younger, OLDER] = older
-    elif pool.records[parent, SUCCESSOR] == block:
-        pool.records[parent, SUCCESSOR] = older
     if older != NULL_BLOCK:
         siblings[older, YOUNGER] = younger
     siblings[block, OLDER] = NULL_BLOCK

@@ -13,9 +13,10 @@ blocks are spare is decided above (:mod:`pagedkv.tables.retaining`, and whoever 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool import free_queue
-from pagedkv.pool.blocks import FREE, KEPT, NAME, NUM_FREE, QUEUE, REF_COUNT, SPARE, PoolArrays
+from pagedkv.pool.blocks import FREE, KEPT, NAME, QUEUE, REF_COUNT, SPARE, PoolArrays
 from pagedkv.pool.charging import IN_CACHED, IN_SPARE, join, leave
 from pagedkv.pool.eviction import hooks
+from pagedkv.pool.keeping import forget_reasons, mark_spare
 from pagedkv.pool.leasing import is_leased
 
 __all__ = ["enqueue_spare", "is_spare", "make_cached", "make_spare", "make_unheld_spare", "renew"]
@@ -31,9 +32,7 @@ def is_spare(pool: PoolArrays, block: int) -> bool:
 def enqueue_spare(pool: PoolArrays, block: int) -> None:
     """Put a named block that nobody uses behind the other spare ones."""
     hooks.note_drop(pool, block)
-    free_queue.link_before(pool.records, free_queue.spare_sentinel(pool.records), block)
-    pool.records[block, QUEUE] = FREE
-    pool.counts[NUM_FREE] += 1
+    free_queue.insert_before(pool.records, pool.counts, free_queue.spare_sentinel(pool.records), block)
     if len(pool.tenants):
         join(pool, block, IN_SPARE)
 
@@ -43,7 +42,7 @@ def make_spare(pool: PoolArrays, block: int) -> None:
     """Make a named block spare that nobody holds, free or deferred."""
     if is_spare(pool, block):
         return
-    pool.records[block, KEPT] = SPARE
+    mark_spare(pool.records, block)
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
         if len(pool.tenants):
@@ -74,6 +73,6 @@ def make_cached(pool: PoolArrays, block: int) -> None:
 @compiled
 def renew(pool: PoolArrays, block: int) -> None:
     """Make a spare block one like others, since somebody is about to take it from wherever it is."""
-    pool.records[block, KEPT] = 0
+    forget_reasons(pool.records, block)
     if pool.records[block, QUEUE] == FREE:
         hooks.note_name(pool, block)

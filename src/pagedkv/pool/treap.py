@@ -30,6 +30,7 @@ from pagedkv.pool.blocks import (
     RELEASED,
     PoolArrays,
 )
+from pagedkv.pool.links import set_branch
 
 __all__ = [
     "BY_END",
@@ -117,19 +118,19 @@ def insert(pool: PoolArrays, order: int, block: int) -> None:
     while node != NULL_BLOCK and height_of(node) > height:
         row, link = node, column if precedes(pool, order, block, node) else column + 1
         node = int(rows[row, link])
-    rows[row, link] = block
+    set_branch(rows, row, link, block)
     before, before_link, after, after_link = block, column, block, column + 1
     while node != NULL_BLOCK:  # split what was there, by the block
         if precedes(pool, order, node, block):
-            rows[before, before_link] = node
+            set_branch(rows, before, before_link, node)
             before, before_link = node, column + 1
             node = int(rows[before, before_link])
         else:
-            rows[after, after_link] = node
+            set_branch(rows, after, after_link, node)
             after, after_link = node, column
             node = int(rows[after, after_link])
-    rows[before, before_link] = NULL_BLOCK
-    rows[after, after_link] = NULL_BLOCK
+    set_branch(rows, before, before_link, NULL_BLOCK)
+    set_branch(rows, after, after_link, NULL_BLOCK)
 
 
 @compiled
@@ -142,14 +143,14 @@ def remove(pool: PoolArrays, order: int, block: int) -> None:
     before, after = int(rows[block, column]), int(rows[block, column + 1])
     while before and after:  # join what was below it
         if height_of(before) > height_of(after):
-            rows[row, link] = before
+            set_branch(rows, row, link, before)
             row, link = before, column + 1
             before = int(rows[row, link])
         else:
-            rows[row, link] = after
+            set_branch(rows, row, link, after)
             row, link = after, column
             after = int(rows[row, link])
-    rows[row, link] = before + after  # one of them is the null block
+    set_branch(rows, row, link, before + after)  # one of them is the null block
 
 
 @compiled

@@ -15,9 +15,11 @@ import numpy as np
 
 from pagedkv.answers import AbortedSteps
 from pagedkv.plan import BlockMoves
-from pagedkv.pool.block_pool import BlockPool, drop_name, withdraw_since
+from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import NAME
 from pagedkv.pool.ghosts import CALLED_OFF
+from pagedkv.pool.life_cycle import drop_name
+from pagedkv.pool.sweeps import withdraw_since
 from pagedkv.space.epochs import forget_dates
 from pagedkv.space.filling import drop_unsampled
 from pagedkv.space.holding import undefined_tickets
@@ -28,6 +30,7 @@ from pagedkv.space.stepping import settle
 from pagedkv.space.steps import InFlightStep, StepLedger
 from pagedkv.spec import Row, StepId, keeps_state
 from pagedkv.tables.aborting import renew_pending
+from pagedkv.tables.row_record import note_change, set_column, set_status
 from pagedkv.tables.rows import (
     AT,
     LOST,
@@ -40,7 +43,6 @@ from pagedkv.tables.rows import (
     RUNNING,
     STATUS,
     SWAPPED,
-    note_change,
 )
 
 __all__ = ["abort"]
@@ -168,7 +170,7 @@ def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int])
     for group in (sharing, *state.own_starts):
         for row, start in _aborted_starts(state, aborted, group):
             if row not in lost:
-                state.rows[row, group.planned] = min(state.rows[row, group.planned], start)
+                set_column(state.rows, row, group.planned, min(state.rows[row, group.planned], start))
                 rewound[row] = None
     return list(rewound)
 
@@ -200,4 +202,4 @@ def _tell_tables_again(state: SpaceState, aborted: list[InFlightStep]) -> None:
 
 def _declare_lost(state: SpaceState, lost: set[int]) -> None:
     for row in lost:
-        state.rows[row, STATUS] = LOST if state.rows[row, STATUS] == RUNNING else LOST_ON_HOST
+        set_status(state.rows, row, LOST if state.rows[row, STATUS] == RUNNING else LOST_ON_HOST)

@@ -11,6 +11,7 @@ from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.keys import RequestKeys
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
+from pagedkv.pool.contents import set_digests
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.space.checkpoints import Tail
 from pagedkv.space.epochs import note_hit
@@ -29,7 +30,8 @@ from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_
 from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import charge_prefix, keep_cap, let_pay
 from pagedkv.spec import AllocStatus, Row, TokenIds
-from pagedkv.tables.rows import AT, FROZEN, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS, TENANT
+from pagedkv.tables.row_record import freeze, set_column, set_tenant
+from pagedkv.tables.rows import AT, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS
 
 __all__ = [
     "Admission",
@@ -236,7 +238,7 @@ def seat_prompt(
         state.loops.seat(*group.view, row, blocks, prompt.tokens, num_lookahead)
     resume_states(state, ledger, row, hit.tails)
     keep_cap(state, admission.tenant)
-    state.rows[row, NUM_PLANNED] = hit.num_tokens
+    set_column(state.rows, row, NUM_PLANNED, hit.num_tokens)
     _note_policy(state, row, admission)
     if state.config.prefix_caching:
         _start_chains(state, row, prompt, hit)
@@ -268,7 +270,7 @@ def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: Pre
 def _note_policy(state: SpaceState, row: int, admission: Admission) -> None:
     """Note what a new row is to publish."""
     if not admission.publishes:
-        state.rows[row, FROZEN] = True
+        freeze(state.rows, row)
     limit_publishing(state, row, admission.prompt_length, prompt_only=admission.prompt_only)
 
 
@@ -276,7 +278,7 @@ def _take_row(state: SpaceState, tenant: int) -> Int32Array:
     """Take a vacant row for a tenant, who pays for what it takes from now on: int32 ``[1]``."""
     batch = take_rows(state, 1)
     if state.tenant_names:
-        state.rows[batch, TENANT] = tenant
+        set_tenant(state.rows, batch, tenant)
         let_pay(state, tenant)
     return batch
 
@@ -325,6 +327,6 @@ def _take_digests(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -
     for group in state.cached_groups:
         column = int(group.arrays.parameters[AT]) + NUM_DIGESTED
         first, stop = int(state.rows[row, column]), len(prompt.digests)
-        group.pool.arrays.digests[group.arrays.table[row, first:stop]] = prompt.digests[first:]
-        state.rows[row, column] = stop
+        set_digests(group.pool.arrays, group.arrays.table[row, first:stop], prompt.digests[first:])
+        set_column(state.rows, row, column, stop)
         state.chains[group.lane][row] = prompt.digests[-1]

@@ -9,6 +9,7 @@ import numpy as np
 
 from pagedkv.answers import PrefixGone, Shortage
 from pagedkv.arrays import Int32Array
+from pagedkv.pool.block_record import set_pending_of
 from pagedkv.pool.blocks import PENDING_STEP
 from pagedkv.space.forking import fork, inherit, require_vacant_rows, take_rows
 from pagedkv.space.pending import note_reliance
@@ -19,6 +20,7 @@ from pagedkv.space.tenants import let_pay, tenant_of
 from pagedkv.space.truncating import rewind_chains_of
 from pagedkv.tables.branching import branch_row, longest_prefix
 from pagedkv.tables.pending import dependency_start, lower_start
+from pagedkv.tables.row_record import set_lengths
 from pagedkv.tables.rows import (
     AT,
     LAST_STEP,
@@ -96,8 +98,7 @@ def _uncomputed_from(state: SpaceState, row: int) -> tuple[int, int]:
 def _branch_off(state: SpaceState, ledger: StepLedger, parent: int, children: Int32Array, length: int) -> None:
     """Give one new row the prefix; what its copies lack, since the open step computes it, it computes itself."""
     rows, child = state.rows, int(children[0])
-    rows[child, NUM_TOKENS] = length
-    rows[child, NUM_ACCEPTED] = min(int(rows[parent, NUM_ACCEPTED]), length)
+    set_lengths(rows, child, length, min(int(rows[parent, NUM_ACCEPTED]), length))
     inherit(state, parent, children)
     if state.receipts is not None:
         state.receipts.forked(parent, children, length)
@@ -137,6 +138,5 @@ def _leave_open_step(state: SpaceState, group: Group, parent: int, own: int) -> 
     records = group.pool.arrays.records
     if records[own, PENDING_STEP] == state.open_step:
         relied_on = int(state.relies_on[parent])
-        records[own, PENDING_STEP] = max(
-            int(state.rows[parent, LAST_STEP]), relied_on if relied_on < state.open_step else 0
-        )
+        last = max(int(state.rows[parent, LAST_STEP]), relied_on if relied_on < state.open_step else 0)
+        set_pending_of(records, own, last)

@@ -20,7 +20,8 @@ from pagedkv.space.retaining import slide_group
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.declaring import count_shared_unsettled, declare_planned, settle_blocks
-from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_BLOCKS, NUM_TOKENS, RUNNING, STATUS
+from pagedkv.tables.row_record import set_accepted_of
+from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_TOKENS, RUNNING, STATUS
 
 __all__ = ["declare", "mark_computed"]
 
@@ -64,7 +65,7 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
 def _end_overlap(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     """Accept what rows had not accepted since a step was still to compute it, and publish what that completes."""
     overlapped = batch[state.num_known[batch] > 0]
-    state.rows[overlapped, NUM_ACCEPTED] = state.rows[overlapped, NUM_TOKENS]
+    set_accepted_of(state.rows, overlapped, state.rows[overlapped, NUM_TOKENS])
     state.num_known[overlapped] = 0
     publish(state, ledger, overlapped)
 

@@ -25,13 +25,15 @@ from pagedkv.arguments import as_epoch
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
-from pagedkv.pool.epochs import drop_stale
+from pagedkv.pool.epochs import set_epoch_in_force, set_ranges
+from pagedkv.pool.sweeps import drop_stale
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
 from pagedkv.spec import keeps_state
 from pagedkv.tables.epochs import date_computed
-from pagedkv.tables.rows import FROZEN, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, VACANT, blocks_for
+from pagedkv.tables.row_record import freeze
+from pagedkv.tables.rows import NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, VACANT, blocks_for
 
 __all__ = [
     "as_epochs",
@@ -72,11 +74,11 @@ def begin_epoch(state: SpaceState, epoch: int) -> None:
     state.weights_epoch = epoch
     bound = epoch - state.config.max_epoch_lag
     for pool in state.all_pools:
-        pool.arrays.epochs[NULL_BLOCK] = epoch
+        set_epoch_in_force(pool.arrays, epoch)
         if state.config.prefix_caching:
             drop_stale(pool.arrays, bound)
     is_stale = (state.oldest_epochs < bound) & (state.rows[:, STATUS] != VACANT)
-    state.rows[is_stale, FROZEN] = 1
+    freeze(state.rows, is_stale)
     for loading in state.loads.values():
         loading.is_frozen |= loading.oldest_epoch < bound
     state.is_changing = False
@@ -186,7 +188,7 @@ def date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[int
         newest = max(newest, int(held[:, NEWEST].max(initial=newest)))
     for group in state.cached_groups:
         taken = answer.block_ids[group.index]
-        group.pool.arrays.epochs[taken[taken != NULL_BLOCK]] = oldest, newest
+        set_ranges(group.pool.arrays, taken[taken != NULL_BLOCK], oldest, newest)
     state.loads[answer].oldest_epoch = oldest
 
 

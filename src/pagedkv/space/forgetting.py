@@ -12,16 +12,18 @@ what continues them cannot be hit without such a group, unless a window holds al
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.pool.block_pool import BlockPool, drop_name
+from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import NULL_BLOCK
 from pagedkv.pool.digests import DIGEST_NBYTES
 from pagedkv.pool.ghosts import DISMISSED
+from pagedkv.pool.life_cycle import drop_name
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.hits import Prompt
 from pagedkv.space.matching import match_prompt
 from pagedkv.space.prompts import digests_of_prefix
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.tables.rows import AT, FROZEN, LOST_ON_HOST, NUM_DIGESTED, STATUS, SWAPPED, VACANT
+from pagedkv.tables.row_record import freeze
+from pagedkv.tables.rows import AT, LOST_ON_HOST, NUM_DIGESTED, STATUS, SWAPPED, VACANT
 from pagedkv.tables.withdrawing import TAINTED, spread_taint
 
 __all__ = ["forget"]
@@ -37,7 +39,7 @@ def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
     num_dropped += _drop_tails(state, prompt, start)
     for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
         if any(_holds(state, group, row, gone[group.lane]) for group in state.cached_groups):
-            state.rows[row, FROZEN] = 1
+            freeze(state.rows, row)
     for loading in state.loads.values():
         known = zip(loading.digests, gone, strict=True)
         loading.is_frozen |= any(not digests.isdisjoint(_as_bytes(own)) for own, digests in known)

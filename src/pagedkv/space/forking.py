@@ -8,6 +8,7 @@ from pagedkv.space.draft_states import require_accepted
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.tables.row_record import set_column, set_lengths, set_tenant
 from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, SURE, TENANT, blocks_for
 
 __all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
@@ -34,9 +35,10 @@ def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
     rows = state.rows
     state.loops.inherit(rows, state.planned_array, state.relies_on, state.publish_limits, parent, children)
     for group in state.replaying_groups:
-        rows[children, group.arrays.parameters[SURE]] = rows[parent, group.arrays.parameters[SURE]]
+        sure = group.arrays.parameters[SURE]
+        set_column(rows, children, sure, rows[parent, sure])
     if state.tenant_names:
-        rows[children, TENANT] = rows[parent, TENANT]
+        set_tenant(rows, children, rows[parent, TENANT])
     if state.config.counts_epochs:
         state.oldest_epochs[children] = state.oldest_epochs[parent]
     if parent in state.media_keys:
@@ -64,8 +66,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
     state.is_changing = True
     children = take_rows(state, num_children)
     num_tokens = int(rows[parent, NUM_TOKENS])
-    rows[children, NUM_TOKENS] = num_tokens
-    rows[children, NUM_ACCEPTED] = rows[parent, NUM_ACCEPTED]
+    set_lengths(rows, children, num_tokens, int(rows[parent, NUM_ACCEPTED]))
     if state.is_overlapped:
         state.num_known[children] = state.num_known[parent]
     inherit(state, parent, children)

@@ -13,6 +13,7 @@ from pagedkv.space.loading import freeze_loads
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import Row
+from pagedkv.tables.row_record import set_status
 from pagedkv.tables.rows import LOST, RUNNING, STATUS
 
 __all__ = ["invalidate_memory"]
@@ -34,7 +35,7 @@ def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemor
         pool.clear_names(INVALIDATED)
     ledger.forget_duplicates()
     running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
-    state.rows[running, STATUS] = LOST
+    set_status(state.rows, running, LOST)
     answer = InvalidatedMemory(tuple(map(Row, running.tolist())), tickets_out(state), freeze_loads(state))
     state.is_changing = False
     return answer

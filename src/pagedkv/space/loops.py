@@ -12,9 +12,10 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import is_compiling_at_all, specialize
-from pagedkv.pool.block_pool import reuse_all, settle
 from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.extra_keys import ExtraKeyArrays
+from pagedkv.pool.life_cycle import reuse_all, settle
+from pagedkv.tables.batches import first_unfit_row
 from pagedkv.tables.digesting import digest_new_blocks
 from pagedkv.tables.drafting import count_slots, give_slots_back, make_current, take_slots
 from pagedkv.tables.explaining import BookArrays, record_miss
@@ -52,7 +53,8 @@ from pagedkv.tables.planning import (
 )
 from pagedkv.tables.publishing import count_unpublished, publish_new_blocks
 from pagedkv.tables.releasing import count_leaving, release_rows
-from pagedkv.tables.rows import GroupArrays, clear_rows, first_unfit_row
+from pagedkv.tables.row_record import clear_rows
+from pagedkv.tables.rows import GroupArrays
 from pagedkv.tables.seating import seat
 from pagedkv.tables.truncating import accept, first_unfit_length, shrink
 

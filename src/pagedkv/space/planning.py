@@ -22,7 +22,7 @@ from pagedkv.plan_buffer import (
     add_moves,
     padded,
 )
-from pagedkv.pool.block_pool import lower_hold
+from pagedkv.pool.life_cycle import lower_hold
 from pagedkv.space.epochs import date_step
 from pagedkv.space.filling import oldest_samplers
 from pagedkv.space.state import DraftTable, Group, SpaceState

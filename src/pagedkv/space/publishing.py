@@ -9,11 +9,14 @@ from pagedkv.events import STORED
 from pagedkv.keys import RequestKeys
 from pagedkv.pool.block_keys import keys_of_blocks
 from pagedkv.pool.blocks import DIGEST_WORDS, EXTRA, NAME, NULL_BLOCK, NUM_EVENTS
+from pagedkv.pool.contents import set_extras
+from pagedkv.pool.event_log import complete_event
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.digesting import copy_new_digests
 from pagedkv.tables.epochs import date_open
 from pagedkv.tables.publishing import NUM_DUPLICATE_FIELDS
+from pagedkv.tables.row_record import set_accepted_of
 from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_BLOCKS, NUM_DIGESTED
 
 __all__ = ["limit_publishing", "publish", "tag", "tag_blocks"]
@@ -29,9 +32,9 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         _publish(state, ledger, batch)
         return
     accepted = state.rows[batch, NUM_ACCEPTED]
-    state.rows[batch, NUM_ACCEPTED] = np.minimum(accepted, state.publish_limits[batch])
+    set_accepted_of(state.rows, batch, np.minimum(accepted, state.publish_limits[batch]))
     _publish(state, ledger, batch)
-    state.rows[batch, NUM_ACCEPTED] = accepted
+    set_accepted_of(state.rows, batch, accepted)
 
 
 def limit_publishing(state: SpaceState, row: int, num_tokens: int, *, prompt_only: bool) -> None:
@@ -85,7 +88,8 @@ def _tell_missing_parents(state: SpaceState, group: Group, batch: Int32Array, nu
             continue
         for row, index in np.argwhere(group.arrays.table[batch] == event[2])[:1].tolist():
             parent = chain.arrays.table[batch[row], index - 1] if index else NULL_BLOCK
-            event[-DIGEST_WORDS:] = chain.pool.arrays.digests[parent] if parent != NULL_BLOCK else 0
+            if parent != NULL_BLOCK:
+                complete_event(group.pool.arrays, number, chain.pool.arrays.digests[parent])
 
 
 def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
@@ -105,7 +109,7 @@ def tag(state: SpaceState, group: Group, blocks: Int32Array, first: int, encodin
     named = blocks[np.array(places, np.intp) - first]
     ids = np.array(state.extra_keys.intern_all([encodings[index] for index in places]), np.int32)
     is_new = (named != NULL_BLOCK) & (group.pool.arrays.records[named, NAME] == 0)  # else it is a kept state
-    group.pool.arrays.records[named[is_new], EXTRA] = ids[is_new]
+    set_extras(group.pool.arrays, named[is_new], ids[is_new])
 
 
 def _sweep_keys(state: SpaceState) -> None:

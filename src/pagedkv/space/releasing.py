@@ -16,7 +16,8 @@ from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.releasing import NO_OUTPUTS
-from pagedkv.tables.rows import FROZEN, LOST_ON_HOST, STATUS, SWAPPED, VACANT
+from pagedkv.tables.row_record import freeze
+from pagedkv.tables.rows import LOST_ON_HOST, STATUS, SWAPPED, VACANT
 
 __all__ = ["Leaving", "free", "reset_prefix_cache"]
 
@@ -76,7 +77,7 @@ def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str
     state.is_changing = True
     for pool in state.all_pools:
         pool.clear_names(RESET if weights_epoch is None else EPOCH)
-    state.rows[:, FROZEN] = state.rows[:, STATUS] != VACANT
+    freeze(state.rows, state.rows[:, STATUS] != VACANT)
     ledger.forget_duplicates()
     freeze_loads(state)
     if weights_epoch is not None:

@@ -25,15 +25,16 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.pool.blocks import LIFE, NULL_BLOCK, OPEN_STEP, PENDING_STEP
+from pagedkv.pool.contents import set_digests
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep, read_only
 from pagedkv.spec import replay_of
+from pagedkv.tables.row_record import freeze, set_column
 from pagedkv.tables.rows import (
     AT,
     ENDS_HITS,
     FIRST_BLOCK,
-    FROZEN,
     HIT_ALIGNMENT,
     KIND,
     NUM_DIGESTED,
@@ -146,17 +147,19 @@ def begin_replay(state: SpaceState, row: int, hit: PrefixHit, digests_of: Digest
         hit: what it hits.
         digests_of: gives the digests of a prompt's first blocks, uint32 ``[n, 8]``, in a group.
     """
-    state.rows[row, [group.planned for group in state.replaying_groups]] = hit.num_tokens - hit.num_replayed
+    planned = [group.planned for group in state.replaying_groups]
+    set_column(state.rows, row, planned, hit.num_tokens - hit.num_replayed)
     if not hit.num_replayed:
         return
-    state.rows[row, FROZEN] |= not hit.is_exact
+    if not hit.is_exact:
+        freeze(state.rows, row)
     for group in state.replaying_groups:
         at, arrays = int(group.arrays.parameters[AT]), group.pool.arrays
         first, stop = len(hit.block_ids[group.index]), hit.num_tokens // group.block_size
-        arrays.digests[group.arrays.table[row, first:stop]] = digests_of(group, stop)[first:]
-        state.rows[row, at + NUM_DIGESTED] = stop
-        state.rows[row, [at + TAIL, at + TAIL_LIFE]] = NULL_BLOCK, arrays.records[NULL_BLOCK, LIFE]
-        state.rows[row, int(group.arrays.parameters[SURE])] = _first_sure(group, hit.num_tokens)
+        set_digests(arrays, group.arrays.table[row, first:stop], digests_of(group, stop)[first:])
+        set_column(state.rows, row, at + NUM_DIGESTED, stop)
+        set_column(state.rows, row, [at + TAIL, at + TAIL_LIFE], [NULL_BLOCK, arrays.records[NULL_BLOCK, LIFE]])
+        set_column(state.rows, row, int(group.arrays.parameters[SURE]), _first_sure(group, hit.num_tokens))
 
 
 def is_replaying(state: SpaceState, row: int) -> bool:

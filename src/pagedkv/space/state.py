@@ -16,29 +16,29 @@ from pagedkv.keys import RequestKeys
 from pagedkv.plan_buffer import PlanLayout
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import (
-    HOLD_STEP,
     NUM_DEFERRED_LISTS,
     OPEN_STEP,
-    PENDING_STEP,
     SETTLED_STEP,
     UNDATED,
     PoolFeatures,
 )
+from pagedkv.pool.epochs import set_epoch_in_force
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.pool.free_queue import free_leased
+from pagedkv.pool.step_numbers import open_next, renumber
 from pagedkv.space.checkpoints import Checkpoints
 from pagedkv.space.explanations import ExplanationBook
 from pagedkv.space.loops import DraftLoops, SpaceLoops
 from pagedkv.space.receipts import ReceiptBook
 from pagedkv.spec import GroupSpec, SpaceConfig, StepId, keeps_state, most_checkpoints, num_draft_states
 from pagedkv.tables.retaining import NUM_ENDS
+from pagedkv.tables.row_record import lower_steps, new_rows
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
     FULL,
     KIND,
-    LAST_STEP,
     NUM_PLANNED,
     PLANNED,
     SHEDS,
@@ -47,7 +47,6 @@ from pagedkv.tables.rows import (
     GroupView,
     new_draft_arrays,
     new_group_arrays,
-    new_rows,
 )
 from pagedkv.tables.rules import first_needed_token
 
@@ -301,7 +300,7 @@ class SpaceState:
             )
             if config.events and not is_host:
                 pools[name].record_events(config.max_events)
-            pools[name].arrays.epochs[:1] = 0 if isinstance(config.weights_epoch, str) else config.weights_epoch
+            set_epoch_in_force(pools[name].arrays, 0 if isinstance(config.weights_epoch, str) else config.weights_epoch)
         return pools
 
     def _features(self, name: str, num_blocks: int) -> PoolFeatures:
@@ -385,7 +384,7 @@ class SpaceState:
     def advance_open_step(self) -> None:
         """Begin the next step, in every pool."""
         for pool in self.all_pools:
-            pool.arrays.counts[OPEN_STEP] += 1
+            open_next(pool.arrays.counts)
         if self.open_step >= STEPS_BEFORE_RENUMBERING:
             self._renumber_steps()
 
@@ -393,13 +392,9 @@ class SpaceState:
         """Count steps from the last settled one on, since blocks note them in 32 bits. O(blocks), every 2**30 steps."""
         settled = self.settled_step // NUM_DEFERRED_LISTS * NUM_DEFERRED_LISTS  # deferred blocks stay in their lists
         for pool in self.all_pools:
-            records = pool.arrays.records
-            is_held = ~free_leased(pool.arrays)
-            records[:, PENDING_STEP] = np.maximum(records[:, PENDING_STEP] - settled, 0)
-            records[is_held, HOLD_STEP] = np.maximum(records[is_held, HOLD_STEP] - settled, 0)
-            pool.arrays.counts[[OPEN_STEP, SETTLED_STEP]] -= settled
+            renumber(pool.arrays, settled, ~free_leased(pool.arrays))
         self.relies_on[:] = np.maximum(self.relies_on - settled, 0)
-        self.rows[:, LAST_STEP] = np.maximum(self.rows[:, LAST_STEP] - settled, 0)
+        lower_steps(self.rows, settled)
         self.num_steps_before += settled
 
     def clear_rows(self, batch: Int32Array, status: int) -> None:

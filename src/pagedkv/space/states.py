@@ -8,8 +8,9 @@ What a kept state is, is drawn in :mod:`pagedkv.tables.checkpoints`; how a promp
 import numpy as np
 
 from pagedkv.arrays import Int32Array
-from pagedkv.pool.blocks import EXTRA, FREE, KEPT, LIFE, NULL_BLOCK, NUM_EVENTS, QUEUE
-from pagedkv.pool.prefix_index import tell_parent
+from pagedkv.pool.blocks import EXTRA, FREE, LIFE, NULL_BLOCK, NUM_EVENTS, QUEUE
+from pagedkv.pool.event_log import tell_parent
+from pagedkv.pool.keeping import add_reasons_of
 from pagedkv.space.checkpoints import Tail, TailNote, keys_of_tail
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import Group, SpaceState
@@ -73,7 +74,7 @@ def _keep_state(state: SpaceState, group: Group, row: int, index: int, length: i
 def _keep(group: Group, block: int, why: int) -> None:
     """Note why a tail stays cached when nobody holds it: a prompt ended with that state, or inside that block."""
     if group.arrays.parameters[SHEDS]:
-        group.pool.arrays.records[block, KEPT] |= why
+        add_reasons_of(group.pool.arrays.records, block, why)
 
 
 def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length: int) -> int:

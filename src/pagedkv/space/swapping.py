@@ -30,7 +30,8 @@ from pagedkv.space.steps import StepLedger
 from pagedkv.space.tenants import batches_by_tenant, charge_hits, keep_cap, let_pay, tenant_of
 from pagedkv.spec import AllocStatus, keeps_state
 from pagedkv.tables.retaining import shed_unkept
-from pagedkv.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED, blocks_for
+from pagedkv.tables.row_record import set_status
+from pagedkv.tables.rows import NUM_TOKENS, RUNNING, SWAPPED, blocks_for
 from pagedkv.tables.swapping import NEW_PLACE, arrive, claim_twins, move_rows, name_moved, survey
 
 __all__ = ["as_next_counts", "swap_in", "swap_in_status", "swap_out", "swap_out_status"]
@@ -159,7 +160,7 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
         hand_over(state, row, mark)
         stop_relying(state, row)
     moves = _leave_device(state, batch, found)
-    state.rows[batch, STATUS] = SWAPPED
+    set_status(state.rows, batch, SWAPPED)
     for name, pairs in moves.items():
         ledger.add_swaps_out(name, pairs)
     if state.config.prefix_caching:
@@ -308,7 +309,7 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
     moves = _move(state, batch, arrival.found, _host_pool, _device_pool)
     for tenant in arrival.twins:
         keep_cap(state, tenant)
-    state.rows[batch, STATUS] = RUNNING
+    set_status(state.rows, batch, RUNNING)
     for group in state.groups:
         arrive(*group.view, batch)
     for name, pairs in moves.items():

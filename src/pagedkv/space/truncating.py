@@ -10,7 +10,8 @@ from pagedkv.space.draft_states import accept_states, give_states_back
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.rows import FROZEN, NUM_ACCEPTED, NUM_TOKENS
+from pagedkv.tables.row_record import freeze, set_accepted_of
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_TOKENS
 from pagedkv.tables.truncating import CONTENT_GONE, HIT_UNCOMPUTED, SHARED, STATE_ADVANCED, obstacle, rewind_chains
 
 __all__ = ["rewind_chains_of", "truncate"]
@@ -84,7 +85,7 @@ def _stay_overlapped(state: SpaceState, batch: Int32Array, accepted: Int32Array)
     is_overlapped = state.num_known[batch] > 0
     rows, accepted = batch[is_overlapped], accepted[is_overlapped]
     state.num_known[rows] = state.rows[rows, NUM_TOKENS]
-    state.rows[rows, NUM_ACCEPTED] = np.minimum(accepted, state.rows[rows, NUM_TOKENS])
+    set_accepted_of(state.rows, rows, np.minimum(accepted, state.rows[rows, NUM_TOKENS]))
 
 
 def _refuse(group: Group, what: str, length: int, holders: str, code: int) -> NoReturn:
@@ -125,4 +126,4 @@ def rewind_chains_of(state: SpaceState, lane: tuple[Group, ...], chains: Uint32A
     for group in lane:
         num_missing = rewind_chains(*group.view, rewound, chains)
         rewound = rewound[:num_missing]
-    state.rows[rewound, FROZEN] = 1  # the digest that their next blocks would continue is gone
+    freeze(state.rows, rewound)  # the digest that their next blocks would continue is gone

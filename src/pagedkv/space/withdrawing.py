@@ -21,20 +21,21 @@ import numpy.typing as npt
 
 from pagedkv.answers import Withdrawal
 from pagedkv.arrays import Int32Array
-from pagedkv.pool.block_pool import BlockPool, drop_name
+from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, REF_COUNT
 from pagedkv.pool.digests import DIGEST_NBYTES
 from pagedkv.pool.ghosts import CALLED_OFF, WITHDRAWN
+from pagedkv.pool.life_cycle import drop_name
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.holding import tickets_out
 from pagedkv.space.pending import hand_over, stop_relying
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.spec import Row
+from pagedkv.tables.row_record import mark_rows, set_status
 from pagedkv.tables.rows import (
     AT,
     LOST,
     LOST_ON_HOST,
-    MARK,
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PLANNED,
@@ -293,15 +294,15 @@ def _lose(state: SpaceState, lost: list[int]) -> None:
     rows = state.rows
     running = [row for row in lost if rows[row, STATUS] == RUNNING]
     mark = state.next_mark()
-    rows[running, MARK] = mark
+    mark_rows(rows, running, mark)
     for row in running:
         if rows[row, NUM_PLANNED] < rows[row, NUM_TOKENS]:
             hand_over(state, row, mark)
             _call_off(state, row)
         stop_relying(state, row)
-    rows[running, STATUS] = LOST
+    set_status(rows, running, LOST)
     swapped = [row for row in lost if rows[row, STATUS] == SWAPPED]
-    rows[swapped, STATUS] = LOST_ON_HOST
+    set_status(rows, swapped, LOST_ON_HOST)
 
 
 def _call_off(state: SpaceState, row: int) -> None:

@@ -2,9 +2,11 @@
 
 from pagedkv.arrays import BoolArray, Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.blocks import NEW, NULL_BLOCK, OPEN_STEP, PENDING_STEP, QUEUE, PoolArrays
+from pagedkv.pool.block_record import note_no_content, set_pending
+from pagedkv.pool.blocks import NULL_BLOCK, OPEN_STEP, PENDING_STEP, PoolArrays
 from pagedkv.tables.publishing import rewind_tail
-from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_BLOCKS, NUM_PUBLISHED, PLANNED, GroupArrays, blocks_for, touch
+from pagedkv.tables.row_record import publish_to, touch
+from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_BLOCKS, NUM_PUBLISHED, PLANNED, GroupArrays, blocks_for
 
 __all__ = ["renew_new", "renew_pending"]
 
@@ -21,9 +23,9 @@ def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch:
         for index in range(first, rows[row, at + NUM_BLOCKS]):
             block = group.table[row, index]
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] >= step:
-                pool.records[block, PENDING_STEP] = pool.counts[OPEN_STEP]
+                set_pending(pool.records, block, pool.counts[OPEN_STEP])
         if rows[row, at + NUM_PUBLISHED] > first:
-            rows[row, at + NUM_PUBLISHED] = first
+            publish_to(rows, row, at, first)
             rewind_tail(pool, group, rows, row)
         touch(rows, row)
 
@@ -42,4 +44,4 @@ def renew_new(
         for index in range(first, rows[row, group.parameters[AT] + NUM_BLOCKS]):
             block = group.table[row, index]
             if block != NULL_BLOCK and is_concerned[block]:
-                pool.records[block, QUEUE] = NEW
+                note_no_content(pool.records, block)

@@ -9,22 +9,30 @@ more in it, perhaps under a name, and rows that share a partly filled block hold
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT, PoolArrays
+from pagedkv.pool.block_record import add_references
+from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
 from pagedkv.tables.growing import copy_block
 from pagedkv.tables.publishing import rewind_tail
+from pagedkv.tables.row_record import (
+    digest_to,
+    note_change,
+    publish_to,
+    put_entry,
+    set_first_block,
+    set_num_blocks,
+    set_tail,
+)
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
     CACHING,
     FIRST_BLOCK,
-    NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PUBLISHED,
     TAIL,
     TAIL_LIFE,
     GroupArrays,
     blocks_for,
-    note_change,
 )
 from pagedkv.tables.truncating import missing_content
 
@@ -59,22 +67,21 @@ def branch_row(
     num_full, num_blocks = length // block_size, blocks_for(length, block_size)
     for index in range(num_full):
         block = group.table[parent, index]
-        group.table[child, index] = block
+        put_entry(group.table, child, index, block)
         if block != NULL_BLOCK:
-            pool.records[block, REF_COUNT] += 1
+            add_references(pool.records, block, 1)
     if num_blocks > num_full:
         copy[0, 0] = group.table[parent, num_full]
         copy[0, 1] = copy_block(pool, copy[0, 0])
-        group.table[child, num_full] = copy[0, 1]
-    rows[child, at + NUM_BLOCKS] = num_blocks
-    rows[child, at + FIRST_BLOCK] = min(rows[parent, at + FIRST_BLOCK], num_blocks)
+        put_entry(group.table, child, num_full, copy[0, 1])
+    set_num_blocks(rows, child, at, num_blocks)
+    set_first_block(rows, child, at, min(rows[parent, at + FIRST_BLOCK], num_blocks))
     if group.parameters[CACHING]:
-        for column in (NUM_DIGESTED, NUM_PUBLISHED):
-            rows[child, at + column] = min(rows[parent, at + column], num_full)
+        digest_to(rows, child, at, min(rows[parent, at + NUM_DIGESTED], num_full))
+        publish_to(rows, child, at, min(rows[parent, at + NUM_PUBLISHED], num_full))
         if rows[parent, at + NUM_PUBLISHED] > num_full:
             rewind_tail(pool, group, rows, child)
         else:
-            rows[child, at + TAIL] = rows[parent, at + TAIL]
-            rows[child, at + TAIL_LIFE] = rows[parent, at + TAIL_LIFE]
+            set_tail(rows, child, at, rows[parent, at + TAIL], rows[parent, at + TAIL_LIFE])
     note_change(rows, child, at, 0, num_blocks)
     return num_blocks - num_full

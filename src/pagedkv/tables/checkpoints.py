@@ -12,22 +12,20 @@ copies it first (:mod:`~pagedkv.tables.growing`)::
 
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import drop_name, release
+from pagedkv.pool.block_record import hold_until, note_content
 from pagedkv.pool.blocks import (
-    DIGEST_WORDS,
     EXTRA,
-    HOLD_STEP,
-    IN_USE,
     NAME,
     NULL_BLOCK,
     OPEN_STEP,
     PENDING_STEP,
-    QUEUE,
     PoolArrays,
 )
+from pagedkv.pool.contents import set_digest, set_extra
 from pagedkv.pool.digests import digest_block
 from pagedkv.pool.epochs import copy_epochs
 from pagedkv.pool.extra_keys import ExtraKeyArrays
+from pagedkv.pool.life_cycle import drop_name, release
 from pagedkv.pool.prefix_index import find, name_block
 from pagedkv.tables.matching import holds_tokens
 from pagedkv.tables.rows import AT, BLOCK_SIZE, LAST_STEP, NAME_IN_POOL, NUM_TOKENS, TAIL, TAIL_LIFE, GroupArrays
@@ -78,9 +76,8 @@ def name_tail(
     digest_block(parent, tail, extra_keys, extra, extra_keys.digest)
     if find(pool, name, extra_keys.digest) != NULL_BLOCK:
         return NULL_BLOCK
-    for word in range(DIGEST_WORDS):
-        pool.digests[block, word] = extra_keys.digest[word]
-    pool.records[block, EXTRA] = extra
+    set_digest(pool, block, extra_keys.digest)
+    set_extra(pool.records, block, extra)
     record = rows[row]
     at = group.parameters[AT]
     name_block(pool, name, block, record[at + TAIL], record[at + TAIL_LIFE])
@@ -114,11 +111,11 @@ def resume(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, ind
     The row holds a reference to the checkpoint, which it gives back, unless it was handed out that block itself.
     """
     own = group.table[row, index]
-    pool.records[own, QUEUE] = IN_USE
+    note_content(pool.records, own)
     if own == source:
         return False
     copy_epochs(pool, source, pool, own)
-    pool.records[own, HOLD_STEP] = pool.counts[OPEN_STEP]
-    pool.records[source, HOLD_STEP] = pool.counts[OPEN_STEP]
+    hold_until(pool.records, own, pool.counts[OPEN_STEP])
+    hold_until(pool.records, source, pool.counts[OPEN_STEP])
     release(pool, source, rows[row, LAST_STEP])
     return True

@@ -7,7 +7,9 @@ blocks that are settled.
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.blocks import IN_USE, NEW, NULL_BLOCK, PENDING_STEP, QUEUE, REF_COUNT, SETTLED_STEP, PoolArrays
+from pagedkv.pool.block_record import note_content, set_pending
+from pagedkv.pool.blocks import NEW, NULL_BLOCK, PENDING_STEP, QUEUE, REF_COUNT, SETTLED_STEP, PoolArrays
+from pagedkv.tables.row_record import plan_to
 from pagedkv.tables.rows import BLOCK_SIZE, NUM_TOKENS, GroupArrays, blocks_for
 
 __all__ = ["count_shared_unsettled", "declare_planned", "settle_blocks"]
@@ -40,9 +42,9 @@ def settle_blocks(
         for index in range(blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE]) - 1, -1, -1):
             block = group.table[row, index]
             if pool.records[block, PENDING_STEP] > settled:
-                pool.records[block, PENDING_STEP] = 0
+                set_pending(pool.records, block, 0)
                 if pool.records[block, QUEUE] == NEW:
-                    pool.records[block, QUEUE] = IN_USE  # it has content now: nobody is to clear it
+                    note_content(pool.records, block)
             elif block != NULL_BLOCK and relies_on[row] <= settled:
                 break
 
@@ -51,4 +53,4 @@ def settle_blocks(
 def declare_planned(rows: Int32Array, batch: Int32Array, planned: int) -> None:
     """Note in a column of a batch of rows that nothing is left to be planned."""
     for row in batch:
-        rows[row, planned] = rows[row, NUM_TOKENS]
+        plan_to(rows, row, planned, rows[row, NUM_TOKENS])

@@ -2,9 +2,10 @@
 
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.blocks import DIGEST_WORDS, EXTRA, PoolArrays
-from pagedkv.pool.digests import digest_block
+from pagedkv.pool.blocks import DIGEST_WORDS, PoolArrays
+from pagedkv.pool.contents import copy_digest, digest_content
 from pagedkv.pool.extra_keys import ExtraKeyArrays
+from pagedkv.tables.row_record import digest_to
 from pagedkv.tables.rows import AT, BLOCK_SIZE, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, GroupArrays
 
 __all__ = ["copy_new_digests", "digest_new_blocks"]
@@ -30,12 +31,10 @@ def digest_new_blocks(
             continue
         for index in range(rows[row, at + NUM_DIGESTED], rows[row, NUM_ACCEPTED] // block_size):
             block = group.table[row, index]
-            digest = pool.digests[block]
-            block_tokens = pool.tokens[block, :block_size]
-            digest_block(chains[row], block_tokens, extra_keys, pool.records[block, EXTRA], digest)
+            digest_content(pool, block, chains[row], block_size, extra_keys)
             for word in range(DIGEST_WORDS):
-                chains[row, word] = digest[word]
-            rows[row, at + NUM_DIGESTED] = index + 1
+                chains[row, word] = pool.digests[block, word]
+            digest_to(rows, row, at, index + 1)
 
 
 @compiled
@@ -52,6 +51,5 @@ def copy_new_digests(
     at = group.parameters[AT]
     for row in batch:
         for index in range(rows[row, at + NUM_DIGESTED], rows[row, source_at + NUM_DIGESTED]):
-            for word in range(DIGEST_WORDS):
-                pool.digests[group.table[row, index], word] = source_pool.digests[source.table[row, index], word]
-        rows[row, at + NUM_DIGESTED] = rows[row, source_at + NUM_DIGESTED]
+            copy_digest(source_pool, source.table[row, index], pool, group.table[row, index])
+        digest_to(rows, row, at, rows[row, source_at + NUM_DIGESTED])

@@ -24,15 +24,17 @@ keep its block for one that has.
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.block_pool import acquire, release
-from pagedkv.pool.blocks import EXTRA, IN_USE, NAME, NULL_BLOCK, PENDING_STEP, QUEUE, REF_COUNT, PoolArrays
+from pagedkv.pool.block_record import note_content, set_pending
+from pagedkv.pool.blocks import NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
+from pagedkv.pool.contents import copy_content
 from pagedkv.pool.epochs import copy_epochs
+from pagedkv.pool.life_cycle import acquire, release
+from pagedkv.tables.batches import let_row_pay
+from pagedkv.tables.row_record import add_blocks, clear_changes, note_change, put_entry
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
     CACHING,
-    DIRTY_FROM,
-    DIRTY_TO,
     LAST_STEP,
     NUM_ACCEPTED,
     NUM_BLOCKS,
@@ -40,8 +42,6 @@ from pagedkv.tables.rows import (
     NUM_TOKENS,
     PLANNED,
     GroupArrays,
-    let_row_pay,
-    note_change,
 )
 
 __all__ = ["count_slots", "give_slots_back", "make_current", "most_open", "take_slots"]
@@ -141,9 +141,9 @@ def take_slots(
             block = take_idle(pool, drafts, rows, row, first, end)
             if block == NULL_BLOCK:
                 block = acquire(pool)
-                pool.records[block, QUEUE] = IN_USE  # written as a whole before it is read: nobody need clear it
-            drafts.table[row, slot] = block
-            rows[row, at + NUM_BLOCKS] += 1
+                note_content(pool.records, block)  # written as a whole before it is read
+            put_entry(drafts.table, row, slot, block)
+            add_blocks(rows, row, at, 1)
             note_change(rows, row, at, slot, slot + 1)
 
 
@@ -162,8 +162,8 @@ def take_idle(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int,
     for slot in range(num_slots):
         block = drafts.table[row, slot]
         if block != NULL_BLOCK and is_own(pool, block) and not is_needed(slot, first, end, num_slots):
-            drafts.table[row, slot] = NULL_BLOCK
-            rows[row, at + NUM_BLOCKS] -= 1
+            put_entry(drafts.table, row, slot, NULL_BLOCK)
+            add_blocks(rows, row, at, -1)
             return int(block)
     return NULL_BLOCK
 
@@ -172,8 +172,8 @@ def take_idle(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int,
 def empty_slot(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int, slot: int) -> None:
     """Give the block of a slot back."""
     release(pool, drafts.table[row, slot], rows[row, LAST_STEP])
-    drafts.table[row, slot] = NULL_BLOCK
-    rows[row, drafts.parameters[AT] + NUM_BLOCKS] -= 1
+    put_entry(drafts.table, row, slot, NULL_BLOCK)
+    add_blocks(rows, row, drafts.parameters[AT], -1)
 
 
 @compiled
@@ -203,10 +203,10 @@ def make_current(
             slot = last_in_interval(group, index, stop) % num_slots
             current, state = group.table[row, index], drafts.table[row, slot]
             note_as(pool, group, rows, row, index, current, state)
-            group.table[row, index] = state
+            put_entry(group.table, row, index, state)
             note_change(rows, row, group.parameters[AT], index, index + 1)
-            drafts.table[row, slot] = current
-            pool.records[current, QUEUE] = IN_USE
+            put_entry(drafts.table, row, slot, current)
+            note_content(pool.records, current)
             if is_own(pool, current):
                 note_change(rows, row, at, slot, slot + 1)
             else:
@@ -218,13 +218,13 @@ def note_as(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, current: int, state: int
 ) -> None:
     """Note of a block what is noted of the one in whose place it comes."""
-    pool.records[state, EXTRA] = pool.records[current, EXTRA]
-    pool.records[state, PENDING_STEP] = pool.records[current, PENDING_STEP]
+    set_pending(pool.records, state, pool.records[current, PENDING_STEP])
     copy_epochs(pool, current, pool, state)
+    num_tokens = 0
     if group.parameters[CACHING]:
         block_size = group.parameters[BLOCK_SIZE]
-        for place in range(min(block_size, rows[row, NUM_TOKENS] - index * block_size)):
-            pool.tokens[state, place] = pool.tokens[current, place]
+        num_tokens = min(block_size, rows[row, NUM_TOKENS] - index * block_size)
+    copy_content(pool, current, pool, state, num_tokens)
 
 
 @compiled
@@ -246,8 +246,7 @@ def give_slots_back(
             if drafts.table[row, slot] != NULL_BLOCK and not stays:
                 empty_slot(pool, drafts, rows, row, slot)
         if is_leaving:
-            rows[row, at + DIRTY_FROM] = 0
-            rows[row, at + DIRTY_TO] = 0
+            clear_changes(rows, row, at)
 
 
 @compiled

@@ -6,7 +6,8 @@ of its row, if that has any, so that whoever shares it knows how old the chain i
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, OPEN_STEP, PENDING_STEP, UNDATED, PoolArrays
+from pagedkv.pool.blocks import NULL_BLOCK, OPEN_STEP, PENDING_STEP, PoolArrays
+from pagedkv.pool.epochs import date, date_oldest, undate_newest
 from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_DIGESTED, NUM_PUBLISHED, PLANNED, GroupArrays, blocks_for
 
 __all__ = ["date_computed", "date_open"]
@@ -25,9 +26,9 @@ def date_open(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int
         for index in range(max(planned // block_size, rows[row, at + NUM_PUBLISHED]), rows[row, at + NUM_DIGESTED]):
             block = group.table[row, index]
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
-                pool.epochs[block, OLDEST] = oldest[row]
+                date_oldest(pool, block, oldest[row])
                 if index >= blocks_for(planned, block_size):  # else it begins with what is dated, or a copy of that
-                    pool.epochs[block, NEWEST] = UNDATED
+                    undate_newest(pool, block)
 
 
 @compiled
@@ -53,7 +54,4 @@ def date_computed(
             block = group.table[row, index]
             if block == NULL_BLOCK:
                 continue
-            dates = pool.epochs[block]
-            dates[OLDEST] = oldest[row]
-            if dates[NEWEST] < epoch or dates[NEWEST] == UNDATED:
-                dates[NEWEST] = epoch
+            date(pool, block, oldest[row], epoch)

@@ -17,7 +17,10 @@ computed by steps that are over.
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP, SETTLED_STEP, PoolArrays
+from pagedkv.pool.block_record import raise_pending
+from pagedkv.pool.blocks import NULL_BLOCK, SETTLED_STEP, PoolArrays
+from pagedkv.pool.contents import set_token
+from pagedkv.tables.row_record import mark_row, plan_to, set_accepted, set_num_tokens
 from pagedkv.tables.rows import (
     BLOCK_SIZE,
     LAST_STEP,
@@ -73,7 +76,7 @@ def begin_unknown(
     for place in range(len(batch)):
         row = unsigned(batch[place])
         if counts[place] > 0:
-            rows[row, NUM_ACCEPTED] = accepted[place]
+            set_accepted(rows, row, accepted[place])
             if num_known[row] == 0:
                 num_known[row] = accepted[place]
 
@@ -185,7 +188,7 @@ def first_unfit_fill(
         if rows[row, STATUS] != RUNNING or (not ascends and rows[row, MARK] == mark):
             return place
         if not ascends:
-            rows[row, MARK] = mark
+            mark_row(rows, row, mark)
         if limits[row] < least_limit:
             return place
         if samplers[row] == 0 and 0 < num_known[row] <= rows[row, NUM_PLANNED]:
@@ -228,7 +231,7 @@ def write_token(pool: PoolArrays, group: GroupArrays, row: int, position: int, b
     """Write one token into its slot."""
     index = block_index(position, block_size)
     block = unsigned(group.table[row, unsigned(index)])
-    pool.tokens[block, unsigned(position - index * block_size)] = token
+    set_token(pool, block, position - index * block_size, token)
 
 
 @compiled
@@ -260,14 +263,14 @@ def advance(
         if num_lost > 0:
             refused[row] = num_lost
             num_refused += num_lost
-            rows[row, NUM_TOKENS] -= num_lost
+            set_num_tokens(rows, row, rows[row, NUM_TOKENS] - num_lost)
             for column in planned:
                 if rows[row, column] >= limits[row]:
-                    rows[row, column] -= num_lost
+                    plan_to(rows, row, column, rows[row, column] - num_lost)
         if rows[row, LAST_STEP] <= settled:
             accepted = min(num_known[row], rows[row, NUM_PLANNED])
             any_accepted |= accepted > rows[row, NUM_ACCEPTED]
-            rows[row, NUM_ACCEPTED] = max(rows[row, NUM_ACCEPTED], accepted)
+            set_accepted(rows, row, max(rows[row, NUM_ACCEPTED], accepted))
     return num_refused, any_accepted
 
 
@@ -311,7 +314,7 @@ def repeat_pending(
                 block = group.table[row, index]
                 if block == NULL_BLOCK:
                     continue
-                pool.records[block, PENDING_STEP] = max(pool.records[block, PENDING_STEP], step)
+                raise_pending(pool.records, block, step)
 
 
 @compiled
@@ -345,7 +348,7 @@ def accept_computed(
             continue
         accepted = min(num_known[row], ends[place])
         if accepted > rows[row, NUM_ACCEPTED]:
-            rows[row, NUM_ACCEPTED] = accepted
+            set_accepted(rows, row, accepted)
             is_full = accepted >= (rows[row, first_digested] + 1) * first_size
             for lane in range(1, len(lanes)):
                 num_digested = rows[row, unsigned(lanes[lane, 0] + NUM_DIGESTED)]
@@ -362,4 +365,4 @@ def drop_unknown(rows: Int32Array, num_known: Int32Array, row: int) -> None:
     if not is_unfilled(rows, num_known, row):
         return
     least = max(num_known[row], rows[row, NUM_PLANNED] + 1)
-    rows[row, NUM_TOKENS] = min(rows[row, NUM_TOKENS], least)
+    set_num_tokens(rows, row, min(rows[row, NUM_TOKENS], least))

@@ -2,14 +2,24 @@
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT, PoolArrays
+from pagedkv.pool.block_record import add_references
+from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
+from pagedkv.tables.row_record import (
+    digest_to,
+    freeze_as,
+    note_change,
+    plan_to,
+    publish_to,
+    put_entry,
+    set_first_block,
+    set_num_blocks,
+    set_tail,
+)
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
     CACHING,
     FIRST_BLOCK,
-    FROZEN,
-    NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PUBLISHED,
     NUM_TOKENS,
@@ -17,7 +27,6 @@ from pagedkv.tables.rows import (
     TAIL_LIFE,
     GroupArrays,
     blocks_for,
-    note_change,
 )
 
 __all__ = ["fork_row", "inherit"]
@@ -39,9 +48,9 @@ def inherit(
         relies_on, publish_limits: int32 ``[rows]``.
     """
     for child in children:
-        rows[child, FROZEN] = rows[parent, FROZEN]
+        freeze_as(rows, child, parent)
         for column in planned:
-            rows[child, column] = rows[child, NUM_TOKENS]
+            plan_to(rows, child, column, rows[child, NUM_TOKENS])
         relies_on[child] = relies_on[parent]
         publish_limits[child] = publish_limits[parent]
 
@@ -54,13 +63,14 @@ def fork_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int
     for index in range(num_blocks):
         block = group.table[parent, index]
         if block != NULL_BLOCK:
-            pool.records[block, REF_COUNT] += len(children)
+            add_references(pool.records, block, len(children))
     for child in children:
         for index in range(num_blocks):
-            group.table[child, index] = group.table[parent, index]
-        rows[child, at + FIRST_BLOCK] = rows[parent, at + FIRST_BLOCK]
+            put_entry(group.table, child, index, group.table[parent, index])
+        set_first_block(rows, child, at, rows[parent, at + FIRST_BLOCK])
         if group.parameters[CACHING]:
-            for column in (NUM_DIGESTED, NUM_PUBLISHED, TAIL, TAIL_LIFE):
-                rows[child, at + column] = rows[parent, at + column]
-        rows[child, at + NUM_BLOCKS] = num_blocks
+            digest_to(rows, child, at, rows[parent, at + NUM_DIGESTED])
+            publish_to(rows, child, at, rows[parent, at + NUM_PUBLISHED])
+            set_tail(rows, child, at, rows[parent, at + TAIL], rows[parent, at + TAIL_LIFE])
+        set_num_blocks(rows, child, at, num_blocks)
         note_change(rows, child, at, 0, num_blocks)

@@ -15,9 +15,13 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool.block_pool import acquire, acquire_all, acquire_often, release
-from pagedkv.pool.blocks import EXTRA, HOLD_STEP, IN_USE, NAME, OPEN_STEP, PENDING_STEP, QUEUE, REF_COUNT, PoolArrays
+from pagedkv.pool.block_record import become_copy, set_pending
+from pagedkv.pool.blocks import NAME, OPEN_STEP, REF_COUNT, PoolArrays
+from pagedkv.pool.contents import copy_content, set_token, write_down
 from pagedkv.pool.epochs import copy_epochs
+from pagedkv.pool.life_cycle import acquire, acquire_all, acquire_often, release
+from pagedkv.tables.batches import let_row_pay
+from pagedkv.tables.row_record import mark_row, note_change, put_entry, set_num_blocks, set_tokens, touch
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -25,7 +29,6 @@ from pagedkv.tables.rows import (
     KIND,
     LAST_STEP,
     MARK,
-    NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_TOKENS,
@@ -35,9 +38,6 @@ from pagedkv.tables.rows import (
     GroupArrays,
     blocks_for,
     is_ascending,
-    let_row_pay,
-    note_change,
-    touch,
 )
 
 __all__ = ["copy_block", "count_copies", "count_growth", "first_unfit_growth", "grow"]
@@ -162,17 +162,16 @@ def grow(
             extend_row(pool, group, rows, row, end + reserve)
             block = unsigned(group.table[row, entry])
         if count == 1:  # the general loop takes 2 us more for 1,024 rows
-            pool.records[block, PENDING_STEP] = open_step
+            set_pending(pool.records, block, open_step)
             if is_written:
-                pool.tokens[block, unsigned(offset)] = tokens[next_token]
+                set_token(pool, block, offset, tokens[next_token])
         else:
             write_tokens(pool, group, row, start // block_size, offset, tokens, next_token, count)
         next_token += count
         if count > 0:
             if end - num_draft >= (rows[row, num_digested_column] + 1) * block_size:
                 any_full = 1
-            rows[row, NUM_TOKENS] = end
-            rows[row, NUM_ACCEPTED] = end - num_draft
+            set_tokens(rows, row, end, end - num_draft)
             touch(rows, row)
     return num_copies, any_full & caching
 
@@ -198,11 +197,10 @@ def write_tokens(
     end = first_token + num_tokens
     while next_token < end:
         block = unsigned(group.table[row, index])
-        pool.records[block, PENDING_STEP] = open_step
+        set_pending(pool.records, block, open_step)
         num_written = min(end - next_token, block_size - offset)
         if group.parameters[CACHING] and len(tokens) > 0:
-            for slot in range(num_written):
-                pool.tokens[block, offset + slot] = tokens[next_token + slot]
+            write_down(pool, block, offset, tokens, next_token, num_written)
         next_token += num_written
         index += 1
         offset = 0
@@ -216,10 +214,10 @@ def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
     wanted = blocks_for(num_slots, group.parameters[BLOCK_SIZE])
     let_row_pay(pool, rows, row)
     if wanted == held + 1:
-        group.table[row, held] = acquire_often(pool)
+        put_entry(group.table, row, held, acquire_often(pool))
     else:
         acquire_all(pool, group.table[row, held:wanted])
-    rows[row, at + NUM_BLOCKS] = wanted
+    set_num_blocks(rows, row, at, wanted)
     note_change(rows, row, at, held, wanted)
 
 
@@ -227,14 +225,9 @@ def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
 def copy_block(pool: PoolArrays, shared: int) -> int:
     """Take a block that the open plan makes a copy of another one, and return it."""
     own = acquire(pool)
-    pool.records[own, EXTRA] = pool.records[shared, EXTRA]
-    pool.records[own, PENDING_STEP] = pool.records[shared, PENDING_STEP]
-    pool.records[own, QUEUE] = IN_USE
-    for slot in range(pool.tokens.shape[1]):
-        pool.tokens[own, slot] = pool.tokens[shared, slot]
+    become_copy(pool.records, shared, pool.records, own, pool.counts[OPEN_STEP])
+    copy_content(pool, shared, pool, own, pool.tokens.shape[1])
     copy_epochs(pool, shared, pool, own)
-    pool.records[own, HOLD_STEP] = pool.counts[OPEN_STEP]
-    pool.records[shared, HOLD_STEP] = pool.counts[OPEN_STEP]
     return own
 
 
@@ -248,7 +241,7 @@ def copy_on_write(
     let_row_pay(pool, rows, row)
     own = copy_block(pool, shared)
     release(pool, shared, rows[row, LAST_STEP])
-    group.table[row, index] = own
+    put_entry(group.table, row, index, own)
     note_change(rows, row, group.parameters[AT], index, index + 1)
     copies[num_copies, 0] = shared
     copies[num_copies, 1] = own
@@ -282,7 +275,7 @@ def first_unfit_growth(
         if not ascends:
             if rows[row, MARK] == mark:
                 return place
-            rows[row, MARK] = mark
+            mark_row(rows, row, mark)
         num_tokens = rows[row, NUM_TOKENS]
         if growth[place] < num_draft or num_tokens + growth[place] > most_tokens:
             return place

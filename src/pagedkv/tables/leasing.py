@@ -5,7 +5,8 @@ What a window holds under a lease counts as the end of a sequence: nothing sheds
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.blocks import KEPT, LIFE, NAME, NULL_BLOCK, PoolArrays
+from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PoolArrays
+from pagedkv.pool.keeping import add_reasons
 from pagedkv.pool.leasing import lease
 from pagedkv.pool.sparing import is_spare, make_cached
 from pagedkv.tables.retaining import AT_END, carrier_of
@@ -22,7 +23,7 @@ def lease_block(pool: PoolArrays, group: GroupArrays, block: int, until: float) 
     if is_spare(pool, block):
         make_cached(pool, block)
     if group.parameters[SHEDS]:
-        pool.records[block, KEPT] |= AT_END
+        add_reasons(pool.records, block, AT_END)
     lease(pool, block, until)
 
 

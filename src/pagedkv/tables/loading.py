@@ -2,10 +2,13 @@
 
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import acquire, drop_name
-from pagedkv.pool.blocks import DIGEST_WORDS, IN_USE, KEPT, LIFE, NAME, NULL_BLOCK, NUM_EVENTS, QUEUE, PoolArrays
+from pagedkv.pool.block_record import note_content
+from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_EVENTS, PoolArrays
+from pagedkv.pool.contents import set_digest, write_down
+from pagedkv.pool.event_log import tell_parent
 from pagedkv.pool.ghosts import CALLED_OFF
-from pagedkv.pool.prefix_index import tell_parent
+from pagedkv.pool.keeping import add_reasons, forget_reasons
+from pagedkv.pool.life_cycle import acquire, drop_name
 from pagedkv.tables.publishing import publish_block
 from pagedkv.tables.retaining import AT_END, serves
 from pagedkv.tables.rows import BLOCK_SIZE, FULL, KIND, NUM_SINK_BLOCKS, SHEDS, SPAN, GroupArrays
@@ -42,11 +45,9 @@ def take_to_load(
         if not serves(group, index, len(tokens)):
             continue
         block = acquire(pool)
-        pool.records[block, QUEUE] = IN_USE
-        for slot in range(block_size):
-            pool.tokens[block, slot] = tokens[index * block_size + slot]
-        for word in range(DIGEST_WORDS):
-            pool.digests[block, word] = digests[index, word]
+        note_content(pool.records, block)
+        write_down(pool, block, 0, tokens, index * block_size, block_size)
+        set_digest(pool, block, digests[index])
         out[index - first] = block
 
 
@@ -87,5 +88,6 @@ def publish_loaded(
         if not pool.records[carrier, NAME]:
             return
         if group.parameters[SHEDS] and carrier == block:
-            pool.records[block, KEPT] = AT_END
+            forget_reasons(pool.records, block)
+            add_reasons(pool.records, block, AT_END)
         parent = carrier

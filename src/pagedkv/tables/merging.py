@@ -2,11 +2,12 @@
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import adopt, release
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
 from pagedkv.pool.epochs import same_epochs
+from pagedkv.pool.life_cycle import adopt, release
 from pagedkv.tables.publishing import BLOCK, BLOCK_LIFE, CARRIER, CARRIER_LIFE, INDEX, NUM_DUPLICATE_FIELDS, rewind_tail
-from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, NUM_PUBLISHED, RUNNING, STATUS, GroupArrays, note_change
+from pagedkv.tables.row_record import note_change, publish_to, put_entry
+from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, NUM_PUBLISHED, RUNNING, STATUS, GroupArrays
 
 __all__ = ["merge_duplicates"]
 
@@ -57,7 +58,7 @@ def replace_everywhere(
     for row in range(len(rows)):
         if rows[row, STATUS] == RUNNING and index < rows[row, at + NUM_BLOCKS] and group.table[row, index] == block:
             adopt(pool, carrier)
-            group.table[row, index] = carrier
+            put_entry(group.table, row, index, carrier)
             release(pool, block, rows[row, LAST_STEP])
             note_change(rows, row, at, index, index + 1)
 
@@ -91,5 +92,5 @@ def unpublish_from(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: 
     ):
         first -= 1
     if rows[row, at + NUM_PUBLISHED] > first:
-        rows[row, at + NUM_PUBLISHED] = first
+        publish_to(rows, row, at, first)
         rewind_tail(pool, group, rows, row)

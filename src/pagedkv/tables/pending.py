@@ -16,10 +16,11 @@ lost rows hold besides are nobody's to compute; their names are dropped.
 
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.blocks import NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
 from pagedkv.pool.ghosts import CALLED_OFF
+from pagedkv.pool.life_cycle import drop_name
 from pagedkv.tables.growing import writes_shared_block
+from pagedkv.tables.row_record import plan_to, touch
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -32,7 +33,6 @@ from pagedkv.tables.rows import (
     STATUS,
     GroupArrays,
     blocks_for,
-    touch,
 )
 
 __all__ = ["collect_pending_writers", "dependency_start", "hand_over_blocks", "last_pending_step", "lower_start"]
@@ -47,8 +47,8 @@ def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -
     """
     column = group.parameters[PLANNED]
     if rows[row, column] > position:
-        rows[row, column] = position
-        rows[row, NUM_PLANNED] = min(rows[row, NUM_PLANNED], rows[row, NUM_TOKENS] - 1)
+        plan_to(rows, row, column, position)
+        plan_to(rows, row, NUM_PLANNED, min(rows[row, NUM_PLANNED], rows[row, NUM_TOKENS] - 1))
         touch(rows, row)
 
 

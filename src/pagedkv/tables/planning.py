@@ -6,13 +6,14 @@ What a plan says is written straight into its buffer (:mod:`pagedkv.plan_buffer`
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.plan_buffer import ALIGNMENT, HEADER_WORDS, LENGTH, LINE_WORDS, NUM_WORDS, OFFSET
-from pagedkv.pool.blocks import HOLD_STEP, IN_ORDER, IN_USE, NEW, OPEN_STEP, QUEUE
+from pagedkv.pool.block_record import hold_until, note_content
+from pagedkv.pool.blocks import IN_ORDER, NEW, OPEN_STEP, QUEUE
 from pagedkv.tables.filling import first_unfilled, is_unfilled
+from pagedkv.tables.row_record import clear_changes, note_step, plan_to, start_touching, untouch
 from pagedkv.tables.rows import (
     AT,
     DIRTY_FROM,
     DIRTY_TO,
-    LAST_STEP,
     NUM_ACCEPTED,
     NUM_COMMON,
     NUM_PER_GROUP,
@@ -73,7 +74,7 @@ def collect_touched(rows: Int32Array, out: Int32Array, counts: Int32Array) -> tu
     while True:
         place = unsigned(row)
         following = rows[place, TOUCHED] - 1
-        rows[place, TOUCHED] = 0
+        untouch(rows, place)
         if rows[place, STATUS] == RUNNING:
             first -= 1
             out[first] = row
@@ -88,12 +89,11 @@ def collect_touched(rows: Int32Array, out: Int32Array, counts: Int32Array) -> tu
                     counts[group, 0] += 1
                     counts[group, 1] += num_changed
                 else:  # nothing to collect, but a rollback may have left an empty range
-                    rows[place, unsigned(at + DIRTY_FROM)] = 0
-                    rows[place, unsigned(at + DIRTY_TO)] = 0
+                    clear_changes(rows, place, at)
         if row == 0:
             break
         row = following
-    rows[0, TOUCHED] = 1
+    start_touching(rows)
     return len(out) - first, ascends, num_ranges
 
 
@@ -119,8 +119,8 @@ def collect_ranges(
             buffer[unsigned(starts + place)] = rows[index, NUM_PLANNED]
             buffer[unsigned(stops + place)] = end
             ends[unsigned(place)] = end
-            rows[index, LAST_STEP] = step
-            rows[index, NUM_PLANNED] = end
+            note_step(rows, index, step)
+            plan_to(rows, index, NUM_PLANNED, end)
             place += 1
     return offset
 
@@ -138,7 +138,7 @@ def collect_starts(
     for place in range(num_ranges):
         row = buffer[ranges + place]
         buffer[offset + place] = rows[row, planned]
-        rows[row, planned] = rows[row, NUM_TOKENS]
+        plan_to(rows, row, planned, rows[row, NUM_TOKENS])
 
 
 @compiled
@@ -219,8 +219,7 @@ def collect_writes(
                 buffer[entry + index - start] = group.table[row, index]
             run += 1
             entry += stop - start
-        rows[row, at + DIRTY_FROM] = 0
-        rows[row, at + DIRTY_TO] = 0
+        clear_changes(rows, row, at)
 
 
 @compiled
@@ -240,9 +239,9 @@ def collect_new(records: Int32Array, counts: Int64Array, buffer: Int32Array, lin
     for place in range(first, first + buffer[entries + LENGTH]):
         block = buffer[place]
         if records[block, QUEUE] == NEW:
-            records[block, QUEUE] = IN_USE
+            note_content(records, block)
             if not counts[IN_ORDER]:
-                records[block, HOLD_STEP] = counts[OPEN_STEP]  # the plan may have it cleared
+                hold_until(records, block, counts[OPEN_STEP])  # the plan may have it cleared
             buffer[offset + length] = block
             length += 1
     place_part(buffer, line, 1, length)

@@ -9,12 +9,15 @@ from typing import Final
 
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.block_pool import drop_name
 from pagedkv.pool.blocks import EXTRA, LIFE, LOOKAHEAD, NAME, NULL_BLOCK, NUM_EVENTS, PARENT, PARENT_LIFE, PoolArrays
 from pagedkv.pool.epochs import is_fresher, same_epochs
+from pagedkv.pool.event_log import tell_parent
 from pagedkv.pool.eviction.hooks import expect
 from pagedkv.pool.eviction.policy import FETCHED_AHEAD
-from pagedkv.pool.prefix_index import find, is_child_of, name_block, note_ahead, tell_parent
+from pagedkv.pool.keeping import note_ahead
+from pagedkv.pool.life_cycle import drop_name
+from pagedkv.pool.prefix_index import find, is_child_of, name_block
+from pagedkv.tables.row_record import publish_to, set_tail
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -89,8 +92,7 @@ def rewind_tail(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
     tail = group.table[row, last] if last >= 0 else NULL_BLOCK
     if group.parameters[KIND] == FULL and tail != NULL_BLOCK and not pool.records[tail, NAME]:
         tail = carrier_of_duplicate(pool, group, row, last)
-    record[at + TAIL] = tail
-    record[at + TAIL_LIFE] = pool.records[tail, LIFE]
+    set_tail(rows, row, at, tail, pool.records[tail, LIFE])
 
 
 @compiled
@@ -156,7 +158,7 @@ def publish_new_blocks(
         for index in range(record[at + NUM_PUBLISHED], num_digested):
             block = group.table[row, index]
             expect(pool, pool.digests[group.table[row, min(index + FETCHED_AHEAD, num_digested - 1)], 0])
-            record[at + NUM_PUBLISHED] = index + 1
+            publish_to(rows, row, at, index + 1)
             if block == NULL_BLOCK or index < first_sure:
                 continue
             num_events = pool.counts[NUM_EVENTS]
@@ -168,9 +170,8 @@ def publish_new_blocks(
                 elif index == digested[row]:
                     tell_parent(pool, chains[row])
             if group.parameters[KIND] == FULL and index >= LOOKAHEAD:
-                note_ahead(pool, group.table[row, index - LOOKAHEAD], carrier)
-            record[at + TAIL] = carrier
-            record[at + TAIL_LIFE] = pool.records[carrier, LIFE]
+                note_ahead(pool.records, group.table[row, index - LOOKAHEAD], carrier)
+            set_tail(rows, row, at, carrier, pool.records[carrier, LIFE])
             if carrier != block:
                 entry = duplicates[num_duplicates]
                 entry[INDEX] = index

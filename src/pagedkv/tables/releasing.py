@@ -9,6 +9,7 @@ from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
 from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.tables.retaining import give_up
+from pagedkv.tables.row_record import put_entry, set_num_blocks
 from pagedkv.tables.rows import (
     AT,
     LAST_STEP,
@@ -66,5 +67,5 @@ def release_rows(
             if block == NULL_BLOCK:
                 continue
             give_up(pool, group, block, rows[row, LAST_STEP])
-            group.table[row, index] = NULL_BLOCK
-        rows[row, at + NUM_BLOCKS] = 0
+            put_entry(group.table, row, index, NULL_BLOCK)
+        set_num_blocks(rows, row, at, 0)

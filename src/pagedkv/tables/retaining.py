@@ -33,9 +33,10 @@ from typing import Final
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.block_pool import release
-from pagedkv.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, SPARE, PoolArrays
+from pagedkv.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, PoolArrays
+from pagedkv.pool.keeping import add_reasons, keep_instead, keep_only_for, mark_spare
 from pagedkv.pool.leasing import is_leased
+from pagedkv.pool.life_cycle import release
 from pagedkv.pool.prefix_index import find
 from pagedkv.pool.sparing import is_spare, make_cached, make_spare
 from pagedkv.tables.rows import (
@@ -124,7 +125,7 @@ def keep_for(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, i
     if block != NULL_BLOCK:
         if is_spare(pool, block):
             make_cached(pool, block)
-        pool.records[block, KEPT] |= why
+        add_reasons(pool.records, block, why)
 
 
 @compiled
@@ -143,7 +144,7 @@ def give_up(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) ->
     """Give one reference to a block back; with the last one, what a group keeps for no reason becomes spare."""
     record = pool.records[block]
     if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
-        record[KEPT] = SPARE
+        mark_spare(pool.records, block)
     release(pool, block, last_step)
 
 
@@ -227,8 +228,7 @@ def replace_reason(pool: PoolArrays, block: int, former: int, why: int) -> None:
     """Replace a reason for which a block is kept, if it has it; nothing if it is none, spare, or leased."""
     if block != NULL_BLOCK and not is_spare(pool, block) and not is_leased(pool, block):
         if pool.records[block, KEPT] & former:
-            pool.records[block, KEPT] ^= former
-            pool.records[block, KEPT] |= why
+            keep_instead(pool.records, block, former, why)
         shed(pool, block)
 
 
@@ -252,7 +252,7 @@ def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
     """Note that prompts branch where a hit ends. ``hits``: its blocks, null where none is needed."""
     for block in hits:
         if block != NULL_BLOCK:
-            pool.records[block, KEPT] |= AT_JUNCTION
+            add_reasons(pool.records, block, AT_JUNCTION)
 
 
 @compiled
@@ -270,7 +270,7 @@ def move_end_on(
     """
     for block in hits:
         if block != NULL_BLOCK and not is_leased(pool, block):
-            pool.records[block, KEPT] &= AT_JUNCTION
+            keep_only_for(pool.records, block, AT_JUNCTION)
     parameters = group.parameters
     kind, span, block_size = parameters[KIND], parameters[SPAN], parameters[BLOCK_SIZE]
     end = len(hits) * block_size

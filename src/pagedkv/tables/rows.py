@@ -1,6 +1,6 @@
 """What is known of each sequence: one row of small integers, the part of every group beside it.
 
-Owns the layout. With one group a row's record is one cache line::
+Owns the layout; :mod:`~pagedkv.tables.row_record` writes. With one group a row's record is one cache line::
 
     | STATUS NUM_TOKENS NUM_ACCEPTED NUM_PLANNED LAST_STEP TOUCHED MARK FROZEN | group 0 | group 1 | ...
 
@@ -11,11 +11,6 @@ another one. Compiled loops take the group's first column (``at``) among the gro
 A group that stays out of prefix caching has no digests and no tail; a column of its own says how far it is planned
 instead, since a hit spares it nothing. Which column tells that of a group is its parameter ``PLANNED``. A window that
 can be replayed has such a column as well, behind those of all tables, and one more: its first block that may be named.
-
-Rows that have something for the open plan are linked through ``TOUCHED``, so that a plan costs what changed: 0 says
-"not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, its beginning and its end::
-
-    row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
 """
 
 import math
@@ -24,9 +19,8 @@ from typing import Final, NamedTuple, assert_never
 import numpy as np
 
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays, aligned_zeros
-from pagedkv.pool.charging import PAYER
+from pagedkv.compilation.compiled import inlined
+from pagedkv.pool.blocks import PoolArrays
 from pagedkv.spec import (
     ChunkedLocal,
     FullAttention,
@@ -44,17 +38,11 @@ __all__ = [
     "GroupArrays",
     "block_index",
     "blocks_for",
-    "clear_rows",
     "first_sure_block",
-    "first_unfit_row",
     "is_ascending",
-    "let_row_pay",
     "new_draft_arrays",
     "new_group_arrays",
-    "new_rows",
-    "note_change",
     "rule_of",
-    "touch",
 ]
 
 # Columns common to all groups.
@@ -142,35 +130,11 @@ class GroupView(NamedTuple):
     rows: Int32Array
 
 
-def new_rows(max_sequences: int, num_tables: int, *, num_replaying: int = 0, has_tenants: bool = False) -> Int32Array:
-    """Make vacant rows, with room for so many tables: those of the groups, and of their draft states."""
-    num_columns = NUM_COMMON + num_tables * NUM_PER_GROUP + num_replaying * NUM_PER_REPLAY
-    rows = aligned_zeros(max_sequences, num_columns + has_tenants)
-    rows[0, TOUCHED] = 1
-    return rows
-
-
 @inlined
 def first_sure_block(group: GroupArrays, rows: Int32Array, row: int) -> int:
     """Tell from which logical block on a replay computes whole blocks exactly; 0 where a row was not replayed."""
     column = group.parameters[SURE]
     return int(rows[row, column]) if column > 0 else 0
-
-
-@inlined
-def touch(rows: Int32Array, row: int) -> None:
-    """Note that a row has something for the open plan."""
-    if rows[row, TOUCHED] == 0:
-        rows[row, TOUCHED] = rows[0, TOUCHED]
-        rows[0, TOUCHED] = row
-        rows[0, TOUCHED] += 1  # apart: Numba adds signed to unsigned as floats
-
-
-@inlined
-def let_row_pay(pool: PoolArrays, rows: Int32Array, row: int) -> None:
-    """Charge what is taken from now on to a row's tenant, where there are tenants."""
-    if len(pool.tenants):
-        pool.tenants[NULL_BLOCK, PAYER] = rows[row, TENANT]
 
 
 def rule_of(spec: GroupSpec) -> tuple[int, int]:
@@ -236,24 +200,6 @@ def _new_table(max_sequences: int, width: int) -> Int32Array:
     return np.zeros((max_sequences, stride), np.int32)
 
 
-@compiled
-def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int) -> int:
-    """Name the first place in a batch whose row is foreign, vacant, repeated, or not of that status; or -1.
-
-    ``mark`` is a number that no batch has used before.
-    """
-    for place in range(len(batch)):
-        if batch[place] < 0 or batch[place] >= len(rows):
-            return place
-        row = unsigned(batch[place])
-        if rows[row, MARK] == mark:
-            return place
-        if rows[row, STATUS] == VACANT or (status != OCCUPIED and rows[row, STATUS] != status):
-            return place
-        rows[row, MARK] = mark
-    return -1
-
-
 @inlined
 def block_index(position: int, block_size: int) -> int:
     """Tell which logical block a position is in: for loops over many rows.
@@ -270,39 +216,9 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 @inlined
-def note_change(rows: Int32Array, row: int, at: int, start: int, stop: int) -> None:
-    """Widen the range of table entries that the next plan tells the device."""
-    if rows[row, at + DIRTY_TO] == 0:
-        rows[row, at + DIRTY_FROM] = start
-        rows[row, at + DIRTY_TO] = stop
-    else:
-        rows[row, at + DIRTY_FROM] = min(rows[row, at + DIRTY_FROM], start)
-        rows[row, at + DIRTY_TO] = max(rows[row, at + DIRTY_TO], stop)
-    touch(rows, row)
-
-
-@inlined
 def is_ascending(batch: Int32Array) -> bool:
     """Tell whether each row of a batch has a higher number than the one before."""
     num_descents = 0
     for place in range(1, len(batch)):
         num_descents += batch[place] <= batch[place - 1]
     return num_descents == 0
-
-
-@compiled
-def clear_rows(
-    rows: Int32Array, serials: Int32Array, relies_on: Int32Array, num_known: Int32Array, batch: Int32Array, status: int
-) -> None:
-    """Make the records of rows those of new, empty sequences; what else is noted of each row goes with them."""
-    for row in batch:
-        serials[row] += 1
-        relies_on[row] = 0
-        num_known[row] = 0
-        mark = rows[row, MARK]
-        link = rows[row, TOUCHED]  # the row stays in the list until the next plan, whomever it serves
-        for column in range(rows.shape[1]):
-            rows[row, column] = 0
-        rows[row, STATUS] = status
-        rows[row, MARK] = mark
-        rows[row, TOUCHED] = link

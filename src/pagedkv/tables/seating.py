@@ -2,23 +2,24 @@
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import acquire_all
 from pagedkv.pool.blocks import LIFE, NULL_BLOCK, PoolArrays
+from pagedkv.pool.life_cycle import acquire_all
 from pagedkv.tables.growing import slots_to_reserve, write_tokens
+from pagedkv.tables.row_record import (
+    digest_to,
+    note_change,
+    publish_to,
+    put_entry,
+    set_first_block,
+    set_num_blocks,
+    set_tail,
+    set_tokens,
+)
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
-    FIRST_BLOCK,
-    NUM_ACCEPTED,
-    NUM_BLOCKS,
-    NUM_DIGESTED,
-    NUM_PUBLISHED,
-    NUM_TOKENS,
-    TAIL,
-    TAIL_LIFE,
     GroupArrays,
     blocks_for,
-    note_change,
 )
 
 __all__ = ["seat"]
@@ -44,20 +45,18 @@ def seat(
     num_hits = len(hits)
     num_hit_tokens = num_hits * block_size
     for index in range(num_hits):
-        group.table[row, index] = hits[index]
+        put_entry(group.table, row, index, hits[index])
     wanted = blocks_for(len(tokens) + reserve, block_size)
     acquire_all(pool, group.table[row, num_hits:wanted])
     write_tokens(pool, group, row, num_hits, 0, tokens, num_hit_tokens, len(tokens) - num_hit_tokens)
-    rows[row, at + NUM_BLOCKS] = wanted
+    set_num_blocks(rows, row, at, wanted)
     first = num_hits
     while first > 0 and hits[first - 1] != NULL_BLOCK:
         first -= 1
-    rows[row, at + FIRST_BLOCK] = first
-    rows[row, at + NUM_DIGESTED] = num_hits
-    rows[row, at + NUM_PUBLISHED] = num_hits
+    set_first_block(rows, row, at, first)
+    digest_to(rows, row, at, num_hits)
+    publish_to(rows, row, at, num_hits)
     if num_hits > 0:
-        rows[row, at + TAIL] = hits[num_hits - 1]
-        rows[row, at + TAIL_LIFE] = pool.records[hits[num_hits - 1], LIFE]
-    rows[row, NUM_TOKENS] = len(tokens)
-    rows[row, NUM_ACCEPTED] = len(tokens)
+        set_tail(rows, row, at, hits[num_hits - 1], pool.records[hits[num_hits - 1], LIFE])
+    set_tokens(rows, row, len(tokens), len(tokens))
     note_change(rows, row, at, 0, wanted)

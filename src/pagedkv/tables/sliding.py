@@ -4,6 +4,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
 from pagedkv.tables.retaining import give_up, keep, move_boundary
+from pagedkv.tables.row_record import put_entry, set_first_block
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
@@ -61,5 +62,5 @@ def slide(
             if group.parameters[SHEDS]:
                 keep(pool, group, rows, ends, row, index)
             give_up(pool, group, block, rows[row, LAST_STEP])
-            group.table[row, index] = NULL_BLOCK
-        rows[row, at + FIRST_BLOCK] = stop
+            put_entry(group.table, row, index, NULL_BLOCK)
+        set_first_block(rows, row, at, stop)

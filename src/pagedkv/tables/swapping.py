@@ -12,32 +12,30 @@ from typing import Final
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import acquire, release, reuse
+from pagedkv.pool.block_record import add_references, become_copy, set_pending
 from pagedkv.pool.blocks import (
-    DIGEST_WORDS,
     EXTRA,
     FREE,
-    HOLD_STEP,
-    IN_USE,
     LIFE,
     NAME,
     NULL_BLOCK,
     OPEN_STEP,
     PENDING_STEP,
     QUEUE,
-    REF_COUNT,
     SETTLED_STEP,
     PoolArrays,
 )
+from pagedkv.pool.contents import copy_content, copy_digest
 from pagedkv.pool.epochs import copy_epochs, same_epochs
+from pagedkv.pool.life_cycle import acquire, release, reuse
 from pagedkv.pool.prefix_index import find, is_child_of
+from pagedkv.tables.batches import let_row_pay
 from pagedkv.tables.publishing import publish_block
+from pagedkv.tables.row_record import clear_changes, note_change, publish_to, put_entry, set_num_blocks, set_tail
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
     CACHING,
-    DIRTY_FROM,
-    DIRTY_TO,
     FROZEN,
     FULL,
     KIND,
@@ -46,15 +44,10 @@ from pagedkv.tables.rows import (
     NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_PLANNED,
-    NUM_PUBLISHED,
     NUM_TOKENS,
     PLANNED,
-    TAIL,
-    TAIL_LIFE,
     GroupArrays,
     blocks_for,
-    let_row_pay,
-    note_change,
 )
 
 __all__ = ["NEW_PLACE", "arrive", "claim_twins", "move_rows", "name_moved", "survey"]
@@ -188,15 +181,14 @@ def move_rows(
             elif moved_to[block] < 0:
                 moved_to[block] = -moved_to[block]  # its first reference was taken when it was claimed
             else:
-                destination.records[moved_to[block], REF_COUNT] += 1
+                add_references(destination.records, moved_to[block], 1)
         for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
             block = group.table[row, index]
             if block != NULL_BLOCK:
-                group.table[row, index] = moved_to[block] if index < num_blocks else NULL_BLOCK
+                put_entry(group.table, row, index, moved_to[block] if index < num_blocks else NULL_BLOCK)
                 release(source, block, rows[row, LAST_STEP])
-        rows[row, at + NUM_BLOCKS] = num_blocks
-        rows[row, at + DIRTY_FROM] = 0  # the device has no table of this row until it arrives again
-        rows[row, at + DIRTY_TO] = 0
+        set_num_blocks(rows, row, at, num_blocks)
+        clear_changes(rows, row, at)  # the device has no table of this row until it arrives again
     return num_moves
 
 
@@ -204,17 +196,11 @@ def move_rows(
 def move_block(source: PoolArrays, destination: PoolArrays, block: int) -> int:
     """Give a block's content a place on the other side, and hold both until the open step is over."""
     place = acquire(destination)
-    for column in (EXTRA, PENDING_STEP):
-        destination.records[place, column] = source.records[block, column]
-    for index in range(source.tokens.shape[1]):
-        destination.tokens[place, index] = source.tokens[block, index]
+    become_copy(source.records, block, destination.records, place, source.counts[OPEN_STEP])
+    copy_content(source, block, destination, place, source.tokens.shape[1])
     if len(source.digests):
-        for word in range(DIGEST_WORDS):
-            destination.digests[place, word] = source.digests[block, word]
+        copy_digest(source, block, destination, place)
     copy_epochs(source, block, destination, place)
-    destination.records[place, QUEUE] = IN_USE
-    source.records[block, HOLD_STEP] = source.counts[OPEN_STEP]
-    destination.records[place, HOLD_STEP] = source.counts[OPEN_STEP]
     return place
 
 
@@ -249,9 +235,8 @@ def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32A
         planned = record[group.parameters[PLANNED]]
         for index in range(planned // block_size, record[at + NUM_BLOCKS]):
             if group.table[row, index] != NULL_BLOCK and planned < record[NUM_TOKENS]:
-                pool.records[group.table[row, index], PENDING_STEP] = pool.counts[OPEN_STEP]
+                set_pending(pool.records, group.table[row, index], pool.counts[OPEN_STEP])
         if group.parameters[CACHING]:
-            record[at + NUM_PUBLISHED] = 0
-            record[at + TAIL] = NULL_BLOCK
-            record[at + TAIL_LIFE] = 0
+            publish_to(rows, row, at, 0)
+            set_tail(rows, row, at, NULL_BLOCK, 0)
         note_change(rows, row, at, 0, record[at + NUM_BLOCKS])

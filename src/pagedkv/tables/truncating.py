@@ -8,16 +8,25 @@ from typing import Final
 
 from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool.block_pool import drop_name
-from pagedkv.pool.blocks import DIGEST_WORDS, LIFE, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
+from pagedkv.pool.block_record import end_life, set_pending
+from pagedkv.pool.blocks import DIGEST_WORDS, NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.pool.digests import ROOT_WORDS
+from pagedkv.pool.life_cycle import drop_name
 from pagedkv.tables.publishing import rewind_tail
 from pagedkv.tables.retaining import give_up
+from pagedkv.tables.row_record import (
+    cut_changes,
+    digest_to,
+    plan_to,
+    publish_to,
+    put_entry,
+    set_first_block,
+    set_num_blocks,
+    set_tokens,
+)
 from pagedkv.tables.rows import (
     AT,
     BLOCK_SIZE,
-    DIRTY_FROM,
-    DIRTY_TO,
     FIRST_BLOCK,
     KIND,
     LAST_STEP,
@@ -159,11 +168,10 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
         if table[index] == NULL_BLOCK:
             continue
         give_up(pool, group, table[index], record[LAST_STEP])
-        table[index] = NULL_BLOCK
-    record[at + NUM_BLOCKS] = kept
-    record[at + FIRST_BLOCK] = min(record[at + FIRST_BLOCK], kept)
-    record[at + DIRTY_TO] = min(record[at + DIRTY_TO], kept)
-    record[at + DIRTY_FROM] = min(record[at + DIRTY_FROM], record[at + DIRTY_TO])
+        put_entry(group.table, row, index, NULL_BLOCK)
+    set_num_blocks(rows, row, at, kept)
+    set_first_block(rows, row, at, min(record[at + FIRST_BLOCK], kept))
+    cut_changes(rows, row, at, kept)
 
 
 @inlined
@@ -177,14 +185,14 @@ def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
         partial = group.table[row, num_full]
         if pool.records[partial, NAME]:
             drop_name(pool, partial)
-        pool.records[partial, LIFE] += 1
+        end_life(pool.records, partial)
         if record[planned] >= length and pool.records[partial, PENDING_STEP] == pool.counts[OPEN_STEP]:
-            pool.records[partial, PENDING_STEP] = record[LAST_STEP]  # what the open step was to write is gone
+            set_pending(pool.records, partial, record[LAST_STEP])  # what the open step was to write is gone
     if planned != NUM_PLANNED:
-        record[planned] = min(record[planned], length)
-    record[at + NUM_DIGESTED] = min(record[at + NUM_DIGESTED], num_full)
+        plan_to(rows, row, planned, min(record[planned], length))
+    digest_to(rows, row, at, min(record[at + NUM_DIGESTED], num_full))
     if record[at + NUM_PUBLISHED] > num_full:
-        record[at + NUM_PUBLISHED] = num_full
+        publish_to(rows, row, at, num_full)
         rewind_tail(pool, group, rows, row)
 
 
@@ -192,11 +200,10 @@ def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
 def accept(rows: Int32Array, batch: Int32Array, lengths: Int64Array) -> None:
     """Set the numbers of tokens of a batch of rows; all of them are certain."""
     for place in range(len(batch)):
-        record = rows[unsigned(batch[place])]
+        row = unsigned(batch[place])
         length = lengths[place]
-        record[NUM_TOKENS] = length
-        record[NUM_ACCEPTED] = length
-        record[NUM_PLANNED] = min(record[NUM_PLANNED], length)
+        set_tokens(rows, row, length, length)
+        plan_to(rows, row, NUM_PLANNED, min(rows[row, NUM_PLANNED], length))
 
 
 @compiled

@@ -39,7 +39,8 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, no_state
-from pagedkv.pool.free_queue import append, link_before, protected_sentinel, unlink
+from pagedkv.pool.free_queue import append, protected_sentinel
+from pagedkv.pool.links import link_before, unlink
 
 __all__ = ["ADAPTIVE"]
 

@@ -22,9 +22,9 @@ from typing import Final
 import numpy as np
 
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool.blocks import FREE, NAME, NEXT, NULL_BLOCK, NUM_FREE, QUEUE, PoolArrays
+from pagedkv.pool.blocks import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, PoolArrays
 from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, check_cold, no_state, put_last
-from pagedkv.pool.free_queue import link_before
+from pagedkv.pool.free_queue import insert_before
 
 __all__ = ["FIFO"]
 
@@ -48,9 +48,7 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
         _link_youngest(pool, block)
         put_last(pool, block)
     else:
-        link_before(pool.records, _next_of_returning(pool, block), block)
-        pool.records[block, QUEUE] = FREE
-        pool.counts[NUM_FREE] += 1
+        insert_before(pool.records, pool.counts, _next_of_returning(pool, block), block)
 
 
 @compiled
