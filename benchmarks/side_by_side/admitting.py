@@ -1,16 +1,16 @@
 """Draws admissions: prompts, whole or in chunks, with some of all that may be said of them."""
 
-from typing import Any
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.side_by_side.player import NO_KEYS, Player, Prompt, Sequence
+from benchmarks.side_by_side.player import NO_KEYS, Options, Player, Prompt, Sequence
 from pagedkv import Allocation, PrefixHit, hash_request_tokens
 
 __all__ = ["allocate", "ask_for_match"]
 
-MOST_REPLAYED = 12
+MOST_REPLAYED: Final = 12
 
 
 def allocate(player: Player) -> None:
@@ -21,7 +21,8 @@ def allocate(player: Player) -> None:
     if player.chance(0.1):
         told["num_sequences"] = player.random.randint(1, 3)
     if player.chance(0.3):
-        player.call("can_allocate", tokens, **told, **({"max_chunk": 4} if player.chance(0.3) else {}))
+        chunk: Options = {"max_chunk": 4} if player.chance(0.3) else {}
+        player.call("can_allocate", tokens, **told, **chunk)
     given, told = _perhaps_in_chunks(player, tokens, told)
     told |= _drafts_or_external(player, given) | _intent(player, prompt)
     answer = player.call("allocate", given, **told)
@@ -33,7 +34,7 @@ def allocate(player: Player) -> None:
 
 def ask_for_match(player: Player, prompt: Prompt) -> PrefixHit | None:
     """Ask how much of a prompt is cached; the answer may be used much later."""
-    bounds: dict[str, int] = {}
+    bounds: Options = {}
     if player.chance(0.1):
         bounds["max_hit_tokens"] = player.random.randint(0, 12)
     if player.mix.replays and player.chance(0.8):
@@ -45,9 +46,9 @@ def ask_for_match(player: Player, prompt: Prompt) -> PrefixHit | None:
     return hit
 
 
-def _said_of(player: Player, prompt: Prompt) -> dict[str, Any]:
+def _said_of(player: Player, prompt: Prompt) -> Options:
     """Say what goes with a prompt in every question: its keys; perhaps digests, or an answer, new or old."""
-    told: dict[str, Any] = {} if prompt[1] is NO_KEYS else {"keys": prompt[1]}
+    told: Options = {} if prompt[1] is NO_KEYS else {"keys": prompt[1]}
     if player.mix.takes_digests and player.mix.caching and player.chance(0.05):
         return told | {"digests": _digests(player, prompt)}
     hit = ask_for_match(player, prompt) if player.chance(0.4) else None
@@ -67,7 +68,7 @@ def _digests(player: Player, prompt: Prompt) -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
 
 
-def _perhaps_in_chunks(player: Player, tokens: list[int], told: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+def _perhaps_in_chunks(player: Player, tokens: list[int], told: Options) -> tuple[list[int], Options]:
     """Give a prompt whole, or its first chunk with word of the whole."""
     if len(tokens) < 4 or "digests" in told or not player.chance(0.2):
         return tokens, told
@@ -76,15 +77,15 @@ def _perhaps_in_chunks(player: Player, tokens: list[int], told: dict[str, Any]) 
     return tokens[:end], told if hit is not None else told | {"prompt": tokens}
 
 
-def _drafts_or_external(player: Player, tokens: list[int]) -> dict[str, int]:
+def _drafts_or_external(player: Player, tokens: list[int]) -> Options:
     if player.mix.takes_drafts and len(tokens) > 4 and player.chance(0.05):
         return {"num_draft": player.random.randint(1, 3)}
     return {"num_external_tokens": player.random.randint(0, len(tokens) - 1)} if player.chance(0.05) else {}
 
 
-def _intent(player: Player, prompt: Prompt) -> dict[str, Any]:
+def _intent(player: Player, prompt: Prompt) -> Options:
     """Say what is to be published, and which life the request had before."""
-    told: dict[str, Any] = {"publish": player.random.choice((False, "prompt"))} if player.chance(0.1) else {}
+    told: Options = {"publish": player.random.choice((False, "prompt"))} if player.chance(0.1) else {}
     if player.ended and player.chance(0.3):
         same = [receipt for asked, receipt in player.ended if asked == prompt]
         told["continues"] = same[-1] if same else player.random.choice(player.ended)[1]

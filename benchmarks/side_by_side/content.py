@@ -1,4 +1,4 @@
-"""Draws what is done with content, whoever's it is: held, kept, forgotten, brought, withdrawn; weights, and the time."""
+"""Draws what is done with content, whoever's it is: held, kept, forgotten, brought, withdrawn; weights and the time."""
 
 from benchmarks.side_by_side.player import Player, is_done
 from pagedkv import InvalidatedMemory, Load, PrefixHit, Ticket, Withdrawal

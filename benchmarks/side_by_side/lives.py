@@ -20,6 +20,7 @@ NUM_SPACES: Final = len(MIXES) * NUM_SIZES
 MOST_CALLS: Final = 500
 """Of one life: what differs late in a life is long to read."""
 FEW_EVENTS: Final = 12
+MORE_BLOCKS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,11 @@ class Life:
             shed_windows=random.random() < 0.8,
         )
 
-    @staticmethod
-    def _with_scarce_windows(num_blocks: dict[str, int], random: Random) -> dict[str, int]:
-        """Halve the pool of windows that can be replayed, now and then, so that they are evicted and full ones not."""
-        is_scarce = random.random() < 0.7
-        return {pool: count // 2 if pool == "windows" and is_scarce else count for pool, count in num_blocks.items()}
+    def _with_scarce_windows(self, num_blocks: dict[str, int], random: Random) -> dict[str, int]:
+        """Where windows can be replayed, mostly have them evicted before full attention is."""
+        if not self.mix.replays or random.random() < 0.2:
+            return num_blocks
+        return {"device": num_blocks["device"] + MORE_BLOCKS, "windows": num_blocks["windows"] // 2}
 
 
 def lives(seed: int, num_calls: int) -> list[Life]:

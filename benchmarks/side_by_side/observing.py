@@ -25,21 +25,26 @@ OF_A_HIT: Final = (
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 - whatever JSON knows
-    """Say what a value holds, for ``json.dumps(default=plain)``."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, StepPlan):
-        return {"StepPlan": np.asarray(value.buffer).tolist()}
-    if isinstance(value, PrefixHit):
-        return {"PrefixHit": {name: getattr(value, name) for name in OF_A_HIT}}
-    if is_dataclass(value) and not isinstance(value, RequestKeys):
-        told = [item.name for item in fields(value) if item.name not in LEFT_OUT]
-        return {type(value).__name__: {name: getattr(value, name) for name in told}}
-    return _error(value) if isinstance(value, Exception) else repr(value)
+    """Say what a value holds, for ``json.dumps(default=plain)``, which asks again about the parts."""
+    match value:
+        case np.ndarray() | np.generic():
+            told: object = value.tolist()
+        case bytes():
+            told = value.hex()
+        case Enum():
+            told = value.name
+        case StepPlan():
+            told = {"StepPlan": np.asarray(value.buffer)}
+        case PrefixHit():
+            told = {"PrefixHit": {name: getattr(value, name) for name in OF_A_HIT}}
+        case Exception():
+            told = _error(value)
+        case _ if is_dataclass(value) and not isinstance(value, RequestKeys):
+            names = [item.name for item in fields(value) if item.name not in LEFT_OUT]
+            told = {type(value).__name__: {name: getattr(value, name) for name in names}}
+        case _:
+            told = repr(value)
+    return told
 
 
 def _error(error: Exception) -> dict[str, object]:
@@ -69,9 +74,7 @@ def free_orders(space: BlockSpace) -> dict[str, list[int]]:
     """
     state = space._state  # noqa: SLF001
     pools = (("", state.pools), ("host ", state.host_pools))
-    return {
-        where + name: pool.free_queue.get_all_free_blocks() for where, of in pools for name, pool in of.items()
-    }
+    return {where + name: pool.free_queue.get_all_free_blocks() for where, of in pools for name, pool in of.items()}
 
 
 def _row_of(space: BlockSpace, row: int) -> dict[str, object]:
@@ -81,18 +84,11 @@ def _row_of(space: BlockSpace, row: int) -> dict[str, object]:
         "generation": space.generation(row),
         "blocks": [space.block_ids(row, group) for group in groups],
         "draft_blocks": [space.draft_block_ids(row, group) for group in groups],
-        "num_computed_blocks": [_num_computed_blocks(space, row, group) for group in groups],
     }
     if space.config.receipts:
         told["receipt"] = space.receipt(row)
-    if space.config.counts_epochs:
-        told["epochs"] = space.epochs(row)
-    return told
-
-
-def _num_computed_blocks(space: BlockSpace, row: int, group: int) -> int | str:
-    """Count them; of a row that is swapped out or lost, say so."""
     try:
-        return len(space.computed_block_ids(row, group))
+        told["num_computed_blocks"] = [len(space.computed_block_ids(row, group)) for group in groups]
     except PagedKVError as error:
-        return type(error).__name__
+        return told | {"status": type(error).__name__}  # swapped out, or lost
+    return told | ({"epochs": space.epochs(row)} if space.config.counts_epochs else {})

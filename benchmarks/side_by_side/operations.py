@@ -7,6 +7,7 @@ from typing import Final
 from benchmarks.side_by_side import content, questions, rows, steps
 from benchmarks.side_by_side.admitting import allocate
 from benchmarks.side_by_side.player import LifeOverError, Player
+from benchmarks.side_by_side.tally import MET
 
 __all__ = ["WEIGHTS", "play"]
 
@@ -21,12 +22,12 @@ WEIGHTS: Final[dict[Callable[[Player], None], float]] = {
     rows.fork: 5,
     rows.free: 9,
     rows.swap_out: 3,
-    rows.swap_in: 4,
+    rows.swap_in: 6,
     steps.plan: 6,
     steps.acknowledge: 6,
     steps.settle: 5,
     steps.overlap: 3,
-    steps.abort: 1.5,
+    steps.abort: 1,
     steps.mark_computed: 1.5,
     content.advance: 2,
     content.lease: 2,
@@ -34,11 +35,11 @@ WEIGHTS: Final[dict[Callable[[Player], None], float]] = {
     content.release: 2,
     content.load: 2,
     content.finish_load: 2,
-    content.forget: 0.6,
-    content.withdraw: 0.4,
-    content.reset_prefix_cache: 0.3,
-    content.invalidate_memory: 0.3,
-    content.set_weights_epoch: 0.8,
+    content.forget: 0.4,
+    content.withdraw: 0.3,
+    content.reset_prefix_cache: 0.15,
+    content.invalidate_memory: 0.15,
+    content.set_weights_epoch: 0.6,
     questions.ask: 6,
     questions.misuse: 6,
 }
@@ -66,5 +67,5 @@ def _end(player: Player) -> None:
     player.call("check")
     statistics = player.space.statistics()
     for pool in (*statistics.pools, *statistics.host_pools):
-        player.tally["met: evictions"] += pool.num_evictions
-        player.tally["met: blocks handed out"] += pool.num_acquired
+        player.tally[f"{MET}: evictions"] += pool.num_evictions
+        player.tally[f"{MET}: blocks handed out"] += pool.num_acquired

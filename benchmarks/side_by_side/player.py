@@ -9,11 +9,13 @@ another inside and at the ends of blocks, and hit what is cached, evicted or sti
 
 import json
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TextIO, TypeAlias
 
 from benchmarks.side_by_side.lives import FEW_EVENTS, Life
 from benchmarks.side_by_side.observing import plain, state_of
+from benchmarks.side_by_side.tally import BROKEN, DONE, MET
 from pagedkv import (
     Allocation,
     BlockSpace,
@@ -29,9 +31,11 @@ from pagedkv import (
     Ticket,
 )
 
-__all__ = ["BROKEN", "NO_KEYS", "LifeOverError", "Player", "Prompt", "Sequence", "is_done"]
+__all__ = ["NO_KEYS", "LifeOverError", "Options", "Player", "Prompt", "Sequence", "is_done"]
 
 Prompt: TypeAlias = tuple[list[int], RequestKeys]
+Options: TypeAlias = dict[str, Any]
+"""Arguments by keyword."""
 
 NO_KEYS: Final = RequestKeys()
 KEYS: Final = (
@@ -46,11 +50,9 @@ KEYS: Final = (
 NUM_TOKENS: Final = 3
 """Different tokens: few, so that prompts which go on otherwise soon meet again."""
 MOST_PROMPT: Final = 32
-MOST_PROMPTS: Final = 40
+MOST_PROMPTS: Final = 24
 MOST_ANSWERS: Final = 8
 MOST_LOOKAHEAD: Final = 4
-BROKEN: Final = "BROKEN"
-"""What came of a call that raised no error of ours."""
 
 
 class LifeOverError(Exception):
@@ -120,12 +122,12 @@ class Player:
         """Draw a few different sequences, in any order."""
         return self.random.sample(among, min(len(among), self.random.randint(1, most)))
 
-    def lookahead(self) -> dict[str, int]:
+    def lookahead(self) -> Options:
         """Draw slots to be reserved: mostly none."""
         count = self.random.choice((0, 0, 0, 0, 1, MOST_LOOKAHEAD))
         return {"num_lookahead": count} if count else {}
 
-    def tenant(self) -> dict[str, str | None]:
+    def tenant(self) -> Options:
         """Draw who pays, where there are tenants."""
         return {"tenant": self.mix.tenant(self.random.randrange(3))} if self.mix.tenants else {}
 
@@ -171,26 +173,24 @@ class Player:
             LifeOverError: it raised what is no error of ours.
         """
         asked = json.dumps([verb, *arguments, options], default=plain)
-        answer: Any
-        try:
-            answer = getattr(self.space, verb)(*arguments, **options)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other package has to raise it as well
-            answer = error
-        self._write(asked, answer)
-        self.tally[f"{kind or verb}: {_outcome(answer)}"] += 1
-        self.tally.update(_met(answer))
-        if isinstance(answer, Exception) and not isinstance(answer, PagedKVError):
-            raise LifeOverError from answer
-        return answer
-
-    def _write(self, asked: str, answer: object) -> None:
-        try:
-            state: object = state_of(self.space, drain=self.config.max_events > FEW_EVENTS)
-        except Exception as error:  # noqa: BLE001 - a question that fails is compared like any other
-            state = error
+        answer = _attempt(getattr(self.space, verb), *arguments, **options)
+        state = _attempt(state_of, self.space, drain=self.config.max_events > FEW_EVENTS)
         record = [self._life.number, self.num_calls, asked, answer, state]
         self._out.write(json.dumps(record, default=plain) + "\n")
         self.num_calls += 1
+        self.tally[f"{kind or verb}: {_outcome(answer)}"] += 1
+        self.tally.update(_met(answer))
+        if _is_broken(answer) or isinstance(state, Exception):
+            raise LifeOverError
+        return answer
+
+
+def _attempt(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - any method's
+    """Give a method's answer, or what it raised: whatever that is, the other package has to raise it as well."""
+    try:
+        return method(*arguments, **options)
+    except Exception as error:  # noqa: BLE001 - see above
+        return error
 
 
 def is_done(answer: object) -> bool:
@@ -198,28 +198,32 @@ def is_done(answer: object) -> bool:
     return not isinstance(answer, Exception | Shortage | PrefixGone)
 
 
+def _is_broken(answer: object) -> bool:
+    return isinstance(answer, Exception) and not isinstance(answer, PagedKVError)
+
+
 def _outcome(answer: object) -> str:
     """Name what came of a call."""
     if isinstance(answer, Exception):
-        return "error" if isinstance(answer, PagedKVError) else BROKEN
-    return "done" if is_done(answer) else "shortage"
+        return BROKEN if _is_broken(answer) else "error"
+    return DONE if is_done(answer) else "shortage"
 
 
 def _met(answer: object) -> dict[str, int]:
     """Count what an answer shows to have happened, so that a run can show what it has met."""
     match answer:
         case Allocation():
-            return {"met: hits": answer.num_hit_tokens > 0, "met: hit tokens": answer.num_hit_tokens}
+            return {f"{MET}: hits": answer.num_hit_tokens > 0, f"{MET}: hit tokens": answer.num_hit_tokens}
         case PrefixHit():
             return {
-                "met: replays": answer.num_replayed > 0,
-                "met: hits inside blocks": len(answer.tails) > 0,
-                "met: junctions": answer.junction > 0,
+                f"{MET}: replays": answer.num_replayed > 0,
+                f"{MET}: hits inside blocks": len(answer.tails) > 0,
+                f"{MET}: junctions": answer.junction > 0,
             }
         case StepPlan():
             moves = (*answer.swaps_out, *answer.swaps_in)
             return {
-                "met: copied blocks": sum(len(each.src_ids) for each in answer.copies),
-                "met: swapped blocks": sum(len(each.src_ids) for each in moves),
+                f"{MET}: copied blocks": sum(len(each.src_ids) for each in answer.copies),
+                f"{MET}: swapped blocks": sum(len(each.src_ids) for each in moves),
             }
     return {}

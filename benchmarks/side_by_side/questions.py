@@ -5,12 +5,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from benchmarks.side_by_side.admitting import ask_for_match
-from benchmarks.side_by_side.player import Player
+from benchmarks.side_by_side.player import Options, Player
 from pagedkv import RecurrentState
 
 __all__ = ["ask", "misuse"]
 
-Misuse: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
+Misuse: TypeAlias = tuple[str, tuple[Any, ...], Options]
 """A method, and what it is given."""
 
 
@@ -25,7 +25,7 @@ def _match(player: Player) -> None:
 
 def _explain(player: Player) -> None:
     tokens, keys = player.prompt()
-    bound = {"max_hit_tokens": player.random.randint(0, 12)} if player.chance(0.1) else {}
+    bound: Options = {"max_hit_tokens": player.random.randint(0, 12)} if player.chance(0.1) else {}
     player.call("explain", tokens, keys=keys, **bound)
 
 

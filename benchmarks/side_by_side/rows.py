@@ -1,10 +1,8 @@
 """Draws what happens to rows: they grow, are rolled back, forked, swapped and given up."""
 
-from typing import Any
-
 import numpy as np
 
-from benchmarks.side_by_side.player import Player, Sequence, is_done
+from benchmarks.side_by_side.player import Options, Player, Sequence, is_done
 
 __all__ = [
     "append",
@@ -43,7 +41,7 @@ def append_chunk(player: Player) -> None:
         _append(player, [each], [[*rest, *player.tokens(12)][: min(16, player.room(each))]], {})
 
 
-def _append(player: Player, batch: list[Sequence], new: list[list[int]], told: dict[str, Any]) -> None:
+def _append(player: Player, batch: list[Sequence], new: list[list[int]], told: Options) -> None:
     if not batch:
         return
     rows, counts = [each.row for each in batch], [len(tokens) for tokens in new]
@@ -139,9 +137,9 @@ def free(player: Player) -> None:
     player.ended.extend(zip([(each.known, each.keys) for each in batch], receipts, strict=False))
 
 
-def _wish(player: Player, batch: list[Sequence]) -> dict[str, Any]:
+def _wish(player: Player, batch: list[Sequence]) -> Options:
     others = [row for row in player.sequences if player.sequences[row] not in batch]
-    wishes: list[dict[str, Any]] = [{}, {}, {}, {"priority": -1}]
+    wishes: list[Options] = [{}, {}, {}, {"priority": -1}]
     if others:
         wishes.append({"superseded_by": player.random.choice(others)})
     if player.config.leases:
@@ -153,9 +151,9 @@ def _wish(player: Player, batch: list[Sequence]) -> dict[str, Any]:
 
 
 def swap_out(player: Player) -> None:
-    """Move some rows to the host pools."""
+    """Move some rows to the host pools, if there are any."""
     batch = player.some(player.known())
-    if not batch:
+    if not batch or not (player.mix.num_host_blocks or player.chance(0.1)):
         return
     rows = [each.row for each in batch]
     if player.chance(0.3):

@@ -1,12 +1,14 @@
 """Draws steps: planned, acknowledged or failed, one after the other or overlapping."""
 
-from benchmarks.side_by_side.player import Player, is_done
+from typing import Final
+
+from benchmarks.side_by_side.player import Player
 from benchmarks.side_by_side.rows import append_unknown, fill
 from pagedkv import AbortedSteps, RecurrentState, StepPlan
 
 __all__ = ["abort", "acknowledge", "mark_computed", "overlap", "plan", "settle"]
 
-MOST_IN_FLIGHT = 4
+MOST_IN_FLIGHT: Final = 4
 
 
 def plan(player: Player) -> None:
@@ -65,4 +67,4 @@ def mark_computed(player: Player) -> None:
     """Bring the content of some rows from elsewhere."""
     batch = player.some(player.known())
     if batch:
-        is_done(player.call("mark_computed", [each.row for each in batch]))
+        player.call("mark_computed", [each.row for each in batch])
