@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from pagedkv.spec import (
+from pagedkv import (
     ChunkedLocal,
     FullAttention,
     GroupSpec,

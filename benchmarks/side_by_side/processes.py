@@ -1,0 +1,46 @@
+"""The processes of two packages, which play at the same time while what they write is compared."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryFile
+from typing import IO
+
+from benchmarks.repository import ROOT
+from benchmarks.side_by_side.comparing import Comparison, compare
+from benchmarks.trial import Package
+
+__all__ = ["play_both"]
+
+
+def play_both(now: Package, then: Package, told: list[str]) -> Comparison:
+    """Let two packages play the same lives, and compare them until they differ.
+
+    Args:
+        now, then: the packages; told: the arguments of :mod:`benchmarks.side_by_side.process` behind the source.
+    """
+    with _playing(now, told) as ours, _playing(then, told) as theirs:
+        return compare(ours, theirs)
+
+
+@contextmanager
+def _playing(package: Package, told: list[str]) -> Iterator[IO[str]]:
+    """Provide what a package's process writes; where it fails, its last words are printed."""
+    command = [sys.executable, "-m", "benchmarks.side_by_side.process", str(package.source), *told]
+    with (
+        TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, cwd=ROOT, env=package.environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            is_over = not process.stdout.read(1)
+            if not is_over:
+                process.kill()
+            if process.wait() and is_over:
+                errors.seek(0)
+                print(f"the process of {package.name} failed:", errors.read(), file=sys.stderr)
