@@ -173,8 +173,8 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
         numbers["epoch"] = np.array(state.weights_epoch)
     numbers["vacant rows"] = np.array(state.vacant_rows)
     numbers["extra keys"] = np.array(len(state.extra_keys))
-    if state.receipts is not None:
-        book = state.receipts
+    if space._receipts is not None:
+        book = space._receipts
         numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
     if state.explanations is not None:
         told = state.explanations.arrays

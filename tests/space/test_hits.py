@@ -287,6 +287,7 @@ QUESTIONS = {
     "advance",  # tells the time, which no answer depends on
     "has_events",
     "drain_events",  # takes what was noted of the past
+    "observe",  # what follows the space changes nothing of it
     "check",
 }
 

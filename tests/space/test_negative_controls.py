@@ -217,15 +217,15 @@ def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatc
     require_noticed("full, tenants")
 
 
-TOLD = ("planned", "acknowledged")
-RARELY_TOLD = ("admitted", "forked", "aborted", "declared", "truncated", "returned")  # it takes minutes to notice
+TOLD = ("planned", "acknowledging")
+RARELY_TOLD = ("admitted", "forked", "aborted", "declaring", "truncating", "returned")  # it takes minutes to notice
 
 
 @pytest.mark.parametrize("name", [*TOLD, *(pytest.param(name, marks=pytest.mark.long) for name in RARELY_TOLD)])
 def test_an_operation_that_is_on_no_receipt_is_noticed(name: str) -> None:
     def sabotage(space: BlockSpace) -> None:
-        if space._state.receipts is not None:
-            setattr(space._state.receipts, name, lambda *_: None)
+        if space._receipts is not None:
+            setattr(space._receipts, name, lambda *_: None)
 
     require_noticed("full", sabotage)
 

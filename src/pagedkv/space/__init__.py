@@ -5,15 +5,25 @@ checks and its documentation. Reading order behind them: ``state`` (what there i
 those in flight), then an operation a module, under the name that it has in :mod:`pagedkv.tables`: ``matching`` and
 ``hits``, ``admission`` (for the tables' ``seating``), ``drafting``, ``growing``, ``filling``, ``truncating``,
 ``forking``, ``swapping``, ``holding``, ``loading``, ``withdrawing``, ``releasing``; ``publishing`` and ``merging``;
-``pending``, ``declaring``, ``planning``, ``stepping``, ``aborting``. All of them tell ``receipts`` what they have done,
-where these are kept. Questions: ``statistics``, ``stored``, ``kernel_inputs``, and ``audit``, which proves every
-invariant; ``space_view`` is the part of the door that asks them.
+``pending``, ``declaring``, ``planning``, ``stepping``, ``aborting``. ``observer`` has the moments at which they call
+what follows them, ``receipts`` among it. Questions: ``statistics``, ``stored``, ``kernel_inputs``, and ``audit``, which
+proves every invariant; ``space_view`` is the part of the door that asks them.
 """
 
 from pagedkv.space.block_space import BlockSpace
 from pagedkv.space.hits import PrefixHit
+from pagedkv.space.observer import SpaceObserver
 from pagedkv.space.receipts import Receipt
 from pagedkv.space.statistics import PoolStatistics, SpaceStatistics
 from pagedkv.space.stored import StoredBlock, StoredBlocks
 
-__all__ = ["BlockSpace", "PoolStatistics", "PrefixHit", "Receipt", "SpaceStatistics", "StoredBlock", "StoredBlocks"]
+__all__ = [
+    "BlockSpace",
+    "PoolStatistics",
+    "PrefixHit",
+    "Receipt",
+    "SpaceObserver",
+    "SpaceStatistics",
+    "StoredBlock",
+    "StoredBlocks",
+]

@@ -58,9 +58,9 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
     ledger.require_in_flight(step_id)
     state.is_changing = True
     aborted = ledger.abort(step_id)
-    if state.receipts is not None:
+    for observer in state.observers:
         for step in aborted:
-            state.receipts.aborted(state.serials, step)
+            observer.aborted(step)
     first = step_id - state.num_steps_before
     moved = _moved_blocks(state, ledger, aborted)
     tickets = undefined_tickets(state, first, {name: on_device for name, (on_device, _) in moved.items()})

@@ -246,13 +246,12 @@ def seat_prompt(
             _tag(state, row, prompt)
         _take_digests(state, row, prompt, hit)
         publish(state, ledger, batch)
-    if state.receipts is not None:
-        num_inside = hit.num_tokens - hit.num_whole_tokens
-        state.receipts.admitted(row, hit.num_tokens, num_inside, admission.num_reached)
     if admission.publishes:  # else its end would not stand for those of others
         note_prompt(state, row, admission.prompt_length, hit)
     if state.checkpoints is not None:
         state.checkpoints.wanted[row] = checkpoint_of(state, admission.prompt_length, hit.num_tokens)
+    for observer in state.observers:
+        observer.admitted(row, hit, admission.num_reached)
     return Row(row)
 
 

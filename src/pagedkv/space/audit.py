@@ -81,8 +81,8 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         is_known = (tenants >= 0) & (tenants < len(state.tenant_names))
         assert is_known.all(), f"row {is_known.argmin()} is of no tenant"
         assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
-    if state.receipts is not None:
-        state.receipts.check(state.rows)
+    for observer in state.observers:
+        observer.check()
     if state.explanations is not None:
         state.explanations.check(state.serials)
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()

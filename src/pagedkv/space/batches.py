@@ -36,7 +36,7 @@ def as_step_id(step_id: int) -> StepId:
 
 def as_num_reached(state: SpaceState, continues: Receipt) -> int:
     """Tell how many leading tokens an earlier life had. Raises ConfigurationError."""
-    if state.receipts is None:
+    if not state.config.receipts:
         raise ConfigurationError("no receipts are kept, so none continues: set receipts=True in the configuration")
     if not isinstance(continues, Receipt):
         raise ConfigurationError(f"continues must be a receipt, as free returns them, got {continues!r}")

@@ -392,7 +392,8 @@ class BlockSpace(ContentSpace):
         mark = require_status(self._state, batch, OCCUPIED)
         self._state.version += 1
         leaving = releasing.Leaving(outputs, superseded_by is not None or priority < 0, end)
-        return releasing.free(self._state, batch, mark, leaving)
+        releasing.free(self._state, batch, mark, leaving)
+        return () if self._receipts is None else self._receipts.take_freed()
 
     def _require_successor(self, row: int, batch: Int32Array) -> None:
         """Check that a row lives on that replaces those of a batch."""

@@ -50,4 +50,6 @@ def advance(state: SpaceState, now_s: float) -> None:
         pool.advance(now_s)
         if state.config.leases:
             end_overdue(pool.arrays, now_s)
+    for observer in state.observers:
+        observer.advanced(now_s)
     state.is_changing = False

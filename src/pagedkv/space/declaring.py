@@ -48,8 +48,8 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         ledger.take_out(is_taken)
     for group in state.groups:
         settle_blocks(*group.view, batch, state.relies_on)
-    if state.receipts is not None:
-        state.receipts.declared(state.rows, batch)
+    for observer in state.observers:
+        observer.declaring(batch)
     if state.config.counts_epochs:
         date_declared(state, batch)
     for column in state.planned_columns:

@@ -188,8 +188,8 @@ def fill(
     )
     if num_refused:
         _move_down(state, ledger, refused, limits)
-        if state.receipts is not None:
-            state.receipts.refused(refused, limits)
+        for observer in state.observers:
+            observer.refused(refused, limits)
         refused[:] = 0
     if any_accepted:
         if before is not None:

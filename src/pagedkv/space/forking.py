@@ -76,7 +76,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         note_reliance(state, ledger, group, children, table)
     for chains in state.chains:
         chains[children] = chains[parent]
-    if state.receipts is not None:
-        state.receipts.forked(parent, children, num_tokens)
+    for observer in state.observers:
+        observer.forked(parent, children, num_tokens)
     state.is_changing = False
     return children

@@ -94,8 +94,8 @@ def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_
 
 def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     ledger.close(step)
-    if state.receipts is not None:
-        state.receipts.planned(step)
+    for observer in state.observers:
+        observer.planned(step)
     state.advance_open_step()
 
 

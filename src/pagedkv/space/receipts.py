@@ -1,7 +1,7 @@
 """Receipts: what each sequence was given and has taken, so that the sums equal the statistics exactly.
 
 Owns the counts, which are there only where :attr:`SpaceConfig.receipts <pagedkv.SpaceConfig>` asks for them. The
-operations of the space tell the book what they have done to which rows; decision 17 has the rule for each. Nothing here
+book is an observer of the space (:mod:`pagedkv.space.observer`); decision 17 has the rule for each moment. Nothing here
 decides anything, and nothing else reads it.
 
 ::
@@ -12,7 +12,6 @@ decides anything, and nothing else reads it.
                 mark_computed    -> declared, with what was not planned yet
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final, NamedTuple
@@ -21,8 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.arrays import Int32Array, Int64Array
+from pagedkv.space.hits import PrefixHit
+from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.replaying import num_replayed
+from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep
-from pagedkv.spec import StepId
 from pagedkv.tables.receipts import (
     ABANDONED,
     ABORTED,
@@ -130,7 +132,7 @@ class _Holding(NamedTuple):
     on_host: int
 
 
-class ReceiptBook:
+class ReceiptBook(SpaceObserver):
     """The counts of all rows, and their sums.
 
     Attributes:
@@ -140,16 +142,13 @@ class ReceiptBook:
         closed: the same of the rows that were freed.
     """
 
-    def __init__(
-        self, max_sequences: int, groups: Sequence[tuple[str, GroupArrays]], pools: Sequence[str], hosts: Sequence[str]
-    ) -> None:
-        """Begin with nothing.
-
-        Args:
-            max_sequences: rows of the tables.
-            groups: of each group, the name of its pool, and its arrays.
-            pools, hosts: names of the device pools, and of those among them that have a host pool.
-        """
+    def __init__(self, state: SpaceState) -> None:
+        """Begin with nothing, for the rows, tables and pools of a space that serves no sequence yet."""
+        pools, hosts = tuple(state.pools), tuple(state.host_pools)
+        groups = [(table.pool.name, table.arrays) for table in state.tables]
+        max_sequences = len(state.rows)
+        self._state = state
+        self._freed: tuple[Receipt, ...] = ()
         self._num_pools = len(pools)
         width = NUM_LINES + len(pools) + len(hosts)
         self._holdings = [
@@ -195,12 +194,17 @@ class ReceiptBook:
             num_reached=num_reached,
         )
 
-    # Being told
+    def take_freed(self) -> tuple[Receipt, ...]:
+        """Hand out the receipts of the rows that were freed last, in their order."""
+        receipts, self._freed = self._freed, ()
+        return receipts
 
-    def admitted(self, row: int, num_hit: int, num_inside: int, num_reached: int) -> None:
+    # Moments
+
+    def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:
         """A sequence begins, with a hit, the end of it inside a block; some tokens were there in an earlier life."""
-        self.waiting[row, FOUND] = num_hit
-        self.waiting[row, FOUND_WHOLE] = num_hit - num_inside
+        self.waiting[row, FOUND] = hit.num_tokens
+        self.waiting[row, FOUND_WHOLE] = hit.num_whole_tokens
         self.waiting[row, REACHED] = num_reached
 
     def forked(self, parent: int, children: Int32Array, num_tokens: int) -> None:
@@ -212,14 +216,10 @@ class ReceiptBook:
         """A step was planned."""
         self.waiting[step.rows, IN_FLIGHT] += step.ends - step.starts
 
-    def acknowledged(
-        self, rows: Int32Array, serials: Int32Array, step: InFlightStep, replayed: Int32Array | None
-    ) -> None:
-        """A step has run; the windows of its rows have not slid yet. O(rows of the step + max_sequences x groups).
-
-        ``replayed``: int32 ``[rows of the step]``, what it computed of each in windows alone; None for nothing.
-        """
-        ranges = step.plan.compute
+    def acknowledging(self, step: InFlightStep) -> None:
+        """A step has run; the windows of its rows have not slid yet. O(rows of the step + max_sequences x groups)."""
+        rows, serials, ranges = self._state.rows, self._state.serials, step.plan.compute
+        replayed = num_replayed(self._state, step)
         if replayed is not None:
             is_alive = serials[step.rows] == step.serials
             self._charge(REPLAYED, step.rows[is_alive], replayed[is_alive])
@@ -239,23 +239,24 @@ class ReceiptBook:
         for arrays, on_device, on_host in self._holdings:
             charge_blocks(arrays, rows, self.counts, on_device, on_host, self.totals)
 
-    def aborted(self, serials: Int32Array, step: InFlightStep) -> None:
+    def aborted(self, step: InFlightStep) -> None:
         """A step has failed."""
-        is_alive, ranges = serials[step.rows] == step.serials, step.plan.compute
+        is_alive, ranges = self._state.serials[step.rows] == step.serials, step.plan.compute
         batch, num_aborted = step.rows[is_alive], (ranges.ends - ranges.starts)[is_alive]
         self.waiting[batch, IN_FLIGHT] -= num_aborted
         self._charge(ABORTED, batch, num_aborted)
 
-    def declared(self, rows: Int32Array, batch: Int32Array) -> None:
+    def declaring(self, batch: Int32Array) -> None:
         """Rows are about to be declared computed; no step in flight concerns them any more."""
+        rows = self._state.rows
         num_tokens = rows[batch, NUM_TOKENS]
         self._charge(DECLARED, batch, self.waiting[batch, IN_FLIGHT] + num_tokens - rows[batch, NUM_PLANNED])
         self.waiting[batch, IN_FLIGHT] = 0
         self.waiting[batch, REACHED] = np.maximum(self.waiting[batch, REACHED], num_tokens)
 
-    def truncated(self, rows: Int32Array, batch: Int32Array, lengths: Int64Array) -> None:
+    def truncating(self, batch: Int32Array, lengths: Int64Array) -> None:
         """Rows are about to be rolled back: what comes in place of the tokens beyond is not computed again."""
-        is_shorter = lengths < rows[batch, NUM_TOKENS]
+        is_shorter = lengths < self._state.rows[batch, NUM_TOKENS]
         cut = batch[is_shorter]
         self.waiting[cut, REACHED] = np.minimum(self.waiting[cut, REACHED], lengths[is_shorter])
 
@@ -264,20 +265,19 @@ class ReceiptBook:
         reached = self.waiting[:, REACHED]
         reached -= refused * (reached >= limits)
 
-    def returned(self, rows: Int32Array, batch: Int32Array, step_id: StepId) -> None:
+    def returned(self, batch: Int32Array) -> None:
         """Rows come back from the host, in the open step."""
-        self.waiting[batch, RETURNED] = rows[batch, NUM_PLANNED]
-        self.waiting[batch, RETURNED_IN] = step_id
+        self.waiting[batch, RETURNED] = self._state.rows[batch, NUM_PLANNED]
+        self.waiting[batch, RETURNED_IN] = self._state.open_step_id
 
-    def close(self, batch: Int32Array) -> tuple[Receipt, ...]:
-        """Rows are freed: hand their receipts out."""
+    def freed(self, batch: Int32Array) -> None:
+        """Rows are freed: their receipts wait to be handed out (:meth:`take_freed`)."""
         self._charge(ABANDONED, batch, self.waiting[batch, IN_FLIGHT])
         counts, reached = self.counts[batch], self.waiting[batch, REACHED]
-        receipts = tuple(map(self._as_receipt, counts.tolist(), reached.tolist()))
+        self._freed = tuple(map(self._as_receipt, counts.tolist(), reached.tolist()))
         self.closed += counts.sum(axis=0)
         self.counts[batch] = 0
         self.waiting[batch] = 0
-        return receipts
 
     def _charge(self, line: int, batch: Int32Array, numbers: npt.NDArray[np.integer]) -> None:
         """Charge different rows."""
@@ -286,8 +286,9 @@ class ReceiptBook:
 
     # Auditing
 
-    def check(self, rows: Int32Array) -> None:
+    def check(self) -> None:
         """Prove that the receipts add up. Raises AssertionError."""
+        rows = self._state.rows
         added = self.counts.sum(axis=0) + self.closed
         wrong = np.flatnonzero(added != self.totals)
         assert len(wrong) == 0, (

@@ -11,7 +11,6 @@ from pagedkv.space.draft_states import give_states_back
 from pagedkv.space.leasing import lease_rows
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
-from pagedkv.space.receipts import Receipt
 from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
@@ -36,10 +35,12 @@ class Leaving(NamedTuple):
     keep_until_s: float | None = None
 
 
-def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> tuple[Receipt, ...]:
-    """Give back the rows of a checked batch and all their blocks, in the batch's order; return their receipts."""
+def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> None:
+    """Give back the rows of a checked batch and all their blocks, in the batch's order."""
     rows = state.rows
     state.is_changing = True
+    for observer in state.observers:
+        observer.leaving(batch)
     num_unplanned, num_on_host = state.loops.count_leaving(rows, batch, state.row_scratch)
     for row in state.row_scratch[:num_unplanned].tolist():
         hand_over(state, row, mark)
@@ -63,9 +64,9 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> t
     for row in batch.tolist() if state.media_keys else ():
         state.media_keys.pop(row, None)
     state.vacant_rows.extend(reversed(batch.tolist()))
-    receipts = () if state.receipts is None else state.receipts.close(batch)
+    for observer in state.observers:
+        observer.freed(batch)
     state.is_changing = False
-    return receipts
 
 
 def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str | None = None) -> None:

@@ -25,7 +25,8 @@ from pagedkv.space import (
 from pagedkv.space.audit import check_space
 from pagedkv.space.batches import require_status
 from pagedkv.space.epochs import epochs_of_row
-from pagedkv.space.receipts import Receipt
+from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.receipts import Receipt, ReceiptBook
 from pagedkv.space.replaying import without_inexact
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.statistics import SpaceStatistics, take_statistics
@@ -54,6 +55,9 @@ class SpaceView:
         """Build empty pools and tables. O(blocks)."""
         self.config = config
         self._own_state = SpaceState(config)
+        self._receipts = ReceiptBook(self._own_state) if config.receipts else None
+        if self._receipts is not None:
+            self.observe(self._receipts)
         self._ledger = StepLedger(len(config.groups))
 
     @property
@@ -77,6 +81,14 @@ class SpaceView:
             f"BlockSpace({pools}; {statistics.num_running:,} running, {statistics.num_swapped:,} swapped out, "
             f"{statistics.num_steps_in_flight:,} steps in flight)"
         )
+
+    def observe(self, observer: SpaceObserver) -> None:
+        """Let an observer follow every operation from now on, after those that were given before it.
+
+        It is called in the middle of operations (:class:`~pagedkv.space.SpaceObserver`): it may ask the space what
+        changes nothing, and must not raise. Changes nothing. O(1).
+        """
+        self._own_state.observers += (observer,)
 
     def block_size(self, group: int = 0) -> int:
         """Tokens a block of one group."""
@@ -253,7 +265,8 @@ class SpaceView:
 
     def statistics(self) -> SpaceStatistics:
         """Take a snapshot of all counts. O(rows + blocks held)."""
-        return take_statistics(self._state, len(self._ledger.in_flight))
+        receipts = None if self._receipts is None else self._receipts.sum
+        return take_statistics(self._state, len(self._ledger.in_flight), receipts)
 
     def receipt(self, row: int) -> Receipt:
         """Tell what a sequence has taken so far: computed, hit, shared, held. Changes nothing. O(1).
@@ -263,9 +276,9 @@ class SpaceView:
         Raises:
             ConfigurationError: the space keeps no receipts.
         """
-        if self._state.receipts is None:
+        if self._receipts is None:
             raise ConfigurationError("no receipts are kept: set receipts=True in the configuration")
-        return self._state.receipts.receipt(self._occupied(row))
+        return self._receipts.receipt(self._occupied(row))
 
     def explanation(self, row: int, generation: int | None = None) -> Explanation:
         """Tell why a request's hit ended, as it was when the request was admitted. Changes nothing.

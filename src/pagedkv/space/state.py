@@ -30,7 +30,7 @@ from pagedkv.pool.step_numbers import open_next, renumber
 from pagedkv.space.checkpoints import Checkpoints
 from pagedkv.space.explanations import ExplanationBook
 from pagedkv.space.loops import DraftLoops, SpaceLoops
-from pagedkv.space.receipts import ReceiptBook
+from pagedkv.space.observer import SpaceObserver
 from pagedkv.spec import GroupSpec, SpaceConfig, StepId, keeps_state, most_checkpoints, num_draft_states
 from pagedkv.tables.retaining import NUM_ENDS
 from pagedkv.tables.row_record import lower_steps, new_rows
@@ -205,7 +205,7 @@ class SpaceState:
         only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
         tenant_names: names of the tenants by their numbers, the first one of nobody: None; empty where there are none.
         limits: cap and floor of each of them, by pool.
-        receipts: what each row has taken, if the configuration asks for it.
+        observers: what follows the operations of the space, in the order in which it is called.
         explanations: why each row's hit ended, if the configuration asks for it.
     """
 
@@ -213,6 +213,7 @@ class SpaceState:
         """Build empty pools and tables. O(blocks)."""
         self.config = config
         self.is_changing = False
+        self.observers: tuple[SpaceObserver, ...] = ()
         self.version, self.now_s = 0, 0.0
         self.tenant_names, self.limits = _tenants_of(config), config.limits_by_pool()
         self.pools = self._new_pools(config.blocks_by_pool())
@@ -254,7 +255,6 @@ class SpaceState:
         self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
         self.lanes = self._lanes()
         first = self.groups[0]
-        self.receipts = self._new_receipts() if config.receipts else None
         self.explanations = ExplanationBook(config.max_sequences) if config.explain else None
         self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
@@ -352,10 +352,6 @@ class SpaceState:
             DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)), loops)
             for index, group in enumerate(drafting, len(self.groups))
         )
-
-    def _new_receipts(self) -> ReceiptBook:
-        groups = [(table.pool.name, table.arrays) for table in self.tables]
-        return ReceiptBook(self.config.max_sequences, groups, tuple(self.pools), tuple(self.host_pools))
 
     def _lanes(self) -> tuple[tuple[Group, ...], ...]:
         num_lanes = 1 + max(group.lane for group in self.groups)

@@ -72,8 +72,8 @@ class SpaceStatistics:
     tenants: tuple[TenantShare, ...]
 
 
-def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatistics:
-    """Count. O(rows + blocks held)."""
+def take_statistics(state: SpaceState, num_steps_in_flight: int, receipts: Receipt | None) -> SpaceStatistics:
+    """Count; ``receipts``: the sum of all, if the space keeps any. O(rows + blocks held)."""
     running = state.rows[:, STATUS] == RUNNING
     return SpaceStatistics(
         pools=tuple(_of_pool(pool, num_held(state, pool.name)) for pool in state.pools.values()),
@@ -82,7 +82,7 @@ def take_statistics(state: SpaceState, num_steps_in_flight: int) -> SpaceStatist
         num_swapped=int((state.rows[:, STATUS] == SWAPPED).sum()),
         num_tokens=int(state.rows[running, NUM_TOKENS].sum()),
         num_steps_in_flight=num_steps_in_flight,
-        receipts=None if state.receipts is None else state.receipts.sum,
+        receipts=receipts,
         tenants=list_shares(state),
     )
 

@@ -5,7 +5,6 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.space import filling
 from pagedkv.space.merging import merge
-from pagedkv.space.replaying import num_replayed
 from pagedkv.space.retaining import slide_group
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, StepLedger
@@ -21,13 +20,15 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
     state.is_changing = True
     step = ledger.acknowledge()
     settle(state, ledger)
-    if state.receipts is not None:
-        state.receipts.acknowledged(state.rows, state.serials, step, num_replayed(state, step))
+    for observer in state.observers:
+        observer.acknowledging(step)
     if state.is_overlapped:
         filling.accept(state, ledger, step)
     if any(not group.keeps_whole_prefix for group in state.groups):
         _slide_windows(state, step)
     merge(state, ledger, step.duplicates)
+    for observer in state.observers:
+        observer.acknowledged(step)
     state.is_changing = False
 
 

@@ -156,6 +156,8 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
         if count > state.host_pools[name].num_free:
             return Shortage(f"{name} (host)", count, state.host_pools[name].num_free)
     state.is_changing = True
+    for observer in state.observers:
+        observer.leaving(batch)
     for row in batch.tolist():
         hand_over(state, row, mark)
         stop_relying(state, row)
@@ -167,6 +169,8 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
         for group in state.groups:
             name_moved(_host_pool(group).arrays, group.arrays, state.rows, batch)
     answer = _as_block_moves(moves)
+    for observer in state.observers:
+        observer.swapped_out(batch)
     state.is_changing = False
     return answer
 
@@ -314,10 +318,10 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
         arrive(*group.view, batch)
     for name, pairs in moves.items():
         ledger.add_swaps_in(name, pairs)
-    if state.receipts is not None:
-        state.receipts.returned(state.rows, batch, state.open_step_id)
     publish(state, ledger, batch)
     answer = _as_block_moves(moves)
+    for observer in state.observers:
+        observer.returned(batch)
     state.is_changing = False
     return answer
 

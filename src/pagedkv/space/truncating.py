@@ -28,8 +28,8 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     _require_truncation(state, batch, lengths)
     _require_known_lengths(state, batch, lengths)
     state.is_changing = True
-    if state.receipts is not None:
-        state.receipts.truncated(state.rows, batch, lengths)
+    for observer in state.observers:
+        observer.truncating(batch, lengths)
     any_full = _shrink(state, batch, lengths)
     if state.is_overlapped or state.draft_tables:
         _accept_later(state, batch, lengths)

@@ -9,10 +9,12 @@ Rows that have something for the open plan are linked through ``TOUCHED``, so th
     row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
 """
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.arrays import Int32Array
+from pagedkv.arrays import BoolArray, Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.blocks import aligned_zeros
 from pagedkv.tables.rows import (
@@ -69,6 +71,12 @@ __all__ = [
     "touch",
     "untouch",
 ]
+
+Batch: TypeAlias = int | list[int] | npt.NDArray[np.integer] | BoolArray
+"""One row, some rows, or a mask of all."""
+
+Numbers: TypeAlias = int | list[int] | npt.NDArray[np.integer]
+"""What is written: one number for all, or one each."""
 
 
 def new_rows(max_sequences: int, num_tables: int, *, num_replaying: int = 0, has_tenants: bool = False) -> Int32Array:
@@ -242,38 +250,38 @@ def set_tail(rows: Int32Array, row: int, at: int, block: int, life: int) -> None
 # Batches, from Python
 
 
-def set_status(rows: Int32Array, batch: npt.ArrayLike, status: int | Int32Array) -> None:
+def set_status(rows: Int32Array, batch: Batch, status: int | Int32Array) -> None:
     """Set the status of a row, or of some."""
     rows[batch, STATUS] = status
 
 
-def set_lengths(rows: Int32Array, batch: npt.ArrayLike, num_tokens: int, num_accepted: int) -> None:
+def set_lengths(rows: Int32Array, batch: Batch, num_tokens: int, num_accepted: int) -> None:
     """Set how many tokens some rows have, and how many of them are certain."""
     rows[batch, NUM_TOKENS] = num_tokens
     rows[batch, NUM_ACCEPTED] = num_accepted
 
 
-def set_accepted_of(rows: Int32Array, batch: npt.ArrayLike, num_accepted: npt.ArrayLike) -> None:
+def set_accepted_of(rows: Int32Array, batch: Batch, num_accepted: Numbers) -> None:
     """Set how many tokens of some rows are certain."""
     rows[batch, NUM_ACCEPTED] = num_accepted
 
 
-def set_column(rows: Int32Array, batch: npt.ArrayLike, column: npt.ArrayLike, value: npt.ArrayLike) -> None:
+def set_column(rows: Int32Array, batch: Batch, column: int | list[int], value: Numbers) -> None:
     """Set a column that a group names by its number: how far it is planned, digested, or sure."""
     rows[batch, column] = value
 
 
-def set_tenant(rows: Int32Array, batch: npt.ArrayLike, tenant: npt.ArrayLike) -> None:
+def set_tenant(rows: Int32Array, batch: Batch, tenant: Numbers) -> None:
     """Set which tenant some rows are of."""
     rows[batch, TENANT] = tenant
 
 
-def freeze(rows: Int32Array, batch: npt.ArrayLike) -> None:
+def freeze(rows: Int32Array, batch: Batch) -> None:
     """Let some rows publish nothing any more: a batch of them, or a mask of all."""
     rows[batch, FROZEN] = 1
 
 
-def mark_rows(rows: Int32Array, batch: npt.ArrayLike, mark: int) -> None:
+def mark_rows(rows: Int32Array, batch: Batch, mark: int) -> None:
     """Mark some rows as named by a batch."""
     rows[batch, MARK] = mark
 
