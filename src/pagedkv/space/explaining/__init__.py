@@ -4,16 +4,18 @@ A question throughout. What is still cached is looked at itself; of what is gone
 (:mod:`pagedkv.pool.ghosts`), and where they have lost some, "never stored" becomes "unknown". It takes three passes,
 each of which makes a value of what the one before has found::
 
-    hit ------------------------> Lack -------------------------> Verdict -------------------> misses
-         the first group that           what became of                  the tokens that do
-         could serve no more,           the block                       not hit, in runs of
-         and the block that it          (verdicts)                      one cause each
-         lacks (lacks)                                                  (misses)
+    PrefixHit -> lacks ------------> Lack -> verdicts --------> Verdict -> misses --------> runs
+                 the first group             what became                   all tokens that
+                 that could serve            of that block                 do not hit, and
+                 no more, and the                                          why
+                 block that it lacks
 
-    full     [ 0][ 1][ 2]  x                 hit: 8 tokens, blocks of 4
-    window        ^    x                     a hit of 12 would need block 2 of the window: it lacks that one
-             |--- hit ---|                   lacks: window, block 2      verdict: window gone
-                      ^ the next boundary is what is asked about
+Here with blocks of 4 tokens and a window of 4; ``x`` marks what is gone::
+
+    position    0   4   8   12  16
+    full        [##][##][##][##]         hit        8 tokens; the next boundary is 12
+    window      [##][##] x  [##]         lack       block 2 of the window, which a hit of 12 would need
+                                         verdict    window gone, since full attention still has that content
 
 Nothing is lacking where the prompt has no further boundary (block not full), where the caller allows none (bounded),
 where a load brings it, or where the open step computes it and it cannot be taken over. Else, for the block that a

@@ -1,10 +1,21 @@
 """The second pass: the longest hit that ends where blocks of all groups end.
 
-A bound is lowered until every group can serve it, and each of the four reasons to lower it is a function here. It also
-says from where on the open step computes what hits: such blocks are *pending*, and a hit on them must hold what
-computing them takes, since its row takes the computation over if the row that computes leaves. Blocks that are not
-pending are *settled*, and none may lie behind a pending one: whoever takes over would write it again, and a step that
-fails would leave it undefined for all who hold it.
+A bound is lowered for the first of these reasons that holds, until none does:
+
+1. A group lacks a block that a hit of this length needs.
+2. The open step computes some of what hits: these blocks are *pending*. A row that hits them takes their computation
+   over if the row that computes them leaves, so it must hold what computing them takes, and a group lacks that.
+3. Some of what it would hold for that is pending, too: computing begins earlier.
+4. A block behind a pending one is *settled*. Whoever took over would write it again, and a step that failed would leave
+   it undefined for all who hold it.
+
+For the second reason and the last the hit does without anything pending. Here the last one, with blocks of 4 tokens and
+a window of 4; ``~~`` is pending::
+
+    position   0   4   8   12  16
+    full       [##][##][~~][~~][~~]
+    window       . [##][~~][~~][##]     computing 8 takes block 1, which is there; but block 4 is settled
+    hit        |------|                 8 tokens
 """
 
 from typing import NamedTuple
@@ -51,14 +62,14 @@ def _lower(known: Known, bound: Bound) -> tuple[Bound, list[Int32Array]]:
     served = _served_by_all(known, length)
     if served < length:
         return Bound(served, min(served, compute_from)), []
-    without_pending = Bound(known.aligned(compute_from), known.aligned(compute_from))
-    if compute_from < length and _lacks_what_computing_takes(known, bound):
-        return without_pending, []
+    is_any_pending, settled = compute_from < length, known.aligned(compute_from)
+    if is_any_pending and _lacks_what_computing_takes(known, bound):
+        return Bound(settled, settled), []
     block_ids, first_pending = _collected(known, bound)
     if first_pending < compute_from:
         return Bound(length, first_pending), []
-    if compute_from < length and _has_settled_behind(known, block_ids, compute_from):
-        return without_pending, []
+    if is_any_pending and _has_settled_behind(known, block_ids, compute_from):
+        return Bound(settled, settled), []
     return bound, block_ids
 
 
