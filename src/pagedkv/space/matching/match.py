@@ -46,24 +46,25 @@ def _match_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefix
         pool, group.arrays, prompt.tokens, extra_ids, keys, prompt.digests, found
     )
     found.flags.writeable = False
-    block_ids, counts = (found[:num_hits],), (num_free,)
+    hits, num_tokens = found[:num_hits], num_hits * group.block_size
     if state.outsiders:
-        block_ids, counts = _beside_outsiders(state, group, block_ids[0], num_free)
-    hit = PrefixHit(state, prompt, num_hits * group.block_size, block_ids, counts)
+        hit = PrefixHit(state, prompt, num_tokens, *_beside_outsiders(state, group, hits, num_free))
+    else:
+        hit = PrefixHit(state, prompt, num_tokens, (hits,), (num_free,))
     hit.ends_chain_of = group
     if state.config.min_partial_hit and num_settled == num_hits:
-        tail = tail_behind(state, group, prompt, found[:num_hits])
+        tail = tail_behind(state, group, prompt, hits)
         if tail is not None:
-            hit.end_inside(hit.num_tokens + tail.num_tokens, (tail,))
+            hit.end_inside(num_tokens + tail.num_tokens, (tail,))
     return hit
 
 
 def _beside_outsiders(
-    state: SpaceState, group: Group, block_ids: Int32Array, num_free: int
+    state: SpaceState, group: Group, hits: Int32Array, num_free: int
 ) -> tuple[tuple[Int32Array, ...], tuple[int, ...]]:
     """Give what one group hits, and how much of it is free, and nothing for each of the others."""
     return (
-        tuple(block_ids if other is group else NO_IDS for other in state.groups),
+        tuple(hits if other is group else NO_IDS for other in state.groups),
         tuple(num_free if other is group else 0 for other in state.groups),
     )
 
