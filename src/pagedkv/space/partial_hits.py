@@ -14,11 +14,11 @@ from pagedkv.pool.blocks import NULL_BLOCK
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.checkpoints import Tail, keys_of_tail
-from pagedkv.space.hits import PrefixHit, Prompt
+from pagedkv.space.hits import Prompt
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.tables.partial_hits import begins_as_child, begins_behind
 
-__all__ = ["NOTHING", "Beginning", "beginning_behind", "beginning_in_chain", "block_of", "end_inside", "tail_in_chain"]
+__all__ = ["NOTHING", "Beginning", "beginning_behind", "beginning_in_chain", "block_of", "tail_behind", "tail_in_chain"]
 
 
 class Beginning(NamedTuple):
@@ -47,15 +47,12 @@ def beginning_in_chain(state: SpaceState, group: Group, prompt: Prompt, chain: I
     return max(found, key=lambda beginning: beginning.num_tokens, default=NOTHING)
 
 
-def end_inside(state: SpaceState, group: Group, prompt: Prompt, hit: PrefixHit) -> None:
-    """Make the answer for a space with one chain longer, if what continues the chain begins with enough tokens."""
-    chain = hit.block_ids[group.index]
+def tail_behind(state: SpaceState, group: Group, prompt: Prompt, chain: Int32Array) -> Tail | None:
+    """Find what a hit goes on from behind the only chain of a space; None if that begins with too few tokens."""
     behind = beginning_in_chain(state, group, prompt, chain, prompt.num_hittable)
-    if behind.num_tokens >= state.config.min_partial_hit:
-        end = hit.num_tokens + behind.num_tokens
-        tail = tail_in_chain(group, chain, behind, end)
-        assert tail is not None
-        hit.end_inside(end, (tail,))
+    if behind.num_tokens < state.config.min_partial_hit:
+        return None
+    return tail_in_chain(group, chain, behind, len(chain) * group.block_size + behind.num_tokens)
 
 
 def block_of(chain: Int32Array, behind: Beginning, index: int) -> int:

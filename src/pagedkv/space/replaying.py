@@ -17,25 +17,21 @@ All window groups begin at one position, since every token goes through all laye
 computed again like the rest.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 
 from pagedkv.arrays import Int32Array, Uint32Array
-from pagedkv.pool.blocks import LIFE, NULL_BLOCK, OPEN_STEP, PENDING_STEP
+from pagedkv.pool.blocks import LIFE, NULL_BLOCK
 from pagedkv.pool.contents import set_digests
-from pagedkv.space.hits import PrefixHit, Prompt
+from pagedkv.space.hits import PrefixHit
 from pagedkv.space.state import Group, SpaceState
-from pagedkv.space.steps import InFlightStep, read_only
-from pagedkv.spec import replay_of
+from pagedkv.space.steps import InFlightStep
 from pagedkv.tables.row_record import freeze, set_column
 from pagedkv.tables.rows import (
     AT,
     ENDS_HITS,
     FIRST_BLOCK,
-    HIT_ALIGNMENT,
     KIND,
     NUM_DIGESTED,
     NUM_SINK_BLOCKS,
@@ -46,96 +42,15 @@ from pagedkv.tables.rows import (
 )
 from pagedkv.tables.rules import first_block_of_hit
 
-__all__ = ["begin_replay", "is_replaying", "num_replayed", "with_replay", "without_inexact"]
+__all__ = ["begin_replay", "first_sure", "is_replaying", "num_replayed", "without_inexact"]
 
-FindBlock = Callable[[Group, int], int]
 DigestsOf = Callable[[Group, int], Uint32Array]
 
 
-class _Extent(NamedTuple):
-    """A replay for a hit of some length.
-
-    Args:
-        start: first position that it computes, where blocks of all window groups begin.
-        is_exact: whether all layers have all that the blocks of the last window need.
-    """
-
-    start: int
-    is_exact: bool
-
-
-def with_replay(
-    state: SpaceState, prompt: Prompt, hit: PrefixHit, chains: Mapping[int, Int32Array], find_block: FindBlock
-) -> PrefixHit:
-    """Make a longer hit that ends with a replay; the one given where that saves nothing, or is not allowed.
-
-    Args:
-        state: the space.
-        prompt: the prompt.
-        hit: what hits without.
-        chains: the blocks that hit in each group that keeps whole prefixes, by its index.
-        find_block: finds a logical block of the prompt in a group; the null block where it has none.
-    """
-    if not state.replaying_groups:
-        return hit
-    alignment = int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT])
-    end = min(_num_settled(state.groups[index], chain) for index, chain in chains.items()) // alignment * alignment
-    if end <= hit.num_tokens:
-        return hit
-    start, is_exact = _extent(state, end)
-    if start <= hit.num_tokens or end - start > prompt.max_replay_tokens:
-        return hit
-    blocks = []
-    for group in state.groups:
-        held = chains.get(group.index, np.zeros(0, np.int32))[: end // group.block_size]
-        sinks = _blocks_before(group, start, find_block) if group.replays else held
-        if sinks is None:
-            return hit
-        blocks.append(read_only(sinks))
-    free = zip(state.groups, blocks, strict=True)
-    num_free = tuple(state.loops.count_free(group.pool.arrays.records, held) for group, held in free)
-    longer = PrefixHit(state, prompt, end, tuple(blocks), num_free)
-    longer.num_replayed, longer.is_exact, longer.junction = end - start, is_exact, hit.junction
-    return longer
-
-
-def _num_settled(group: Group, chain: Int32Array) -> int:
-    """Count the tokens of a chain that the open step does not compute: nobody could take a part of it over."""
-    arrays = group.pool.arrays
-    is_open = arrays.records[chain, PENDING_STEP] == arrays.counts[OPEN_STEP]
-    return (int(is_open.argmax()) if is_open.any() else len(chain)) * group.block_size
-
-
-def _extent(state: SpaceState, end: int) -> _Extent:
-    """Tell where the replay of a hit begins: as far back as asked for, and where that suffices so that it is exact."""
-    groups = state.replaying_groups
-    replays = [replay for group in groups if (replay := replay_of(group.spec))]
-    sure = min(_first_sure(group, end) * group.block_size for group in groups)
-    reach = max(int(group.arrays.parameters[SPAN]) for group in groups) - 1
-    asked, num_layers = max(it.num_tokens for it in replays), max(it.num_layers for it in replays)
-    start = min(sure - 1, end - asked)  # a block more than is kept, by which one tells that its step is not over
-    if asked >= num_layers * reach:
-        start = min(start, sure - (num_layers - 1) * reach)
-    alignment = math.lcm(*(group.block_size for group in groups))
-    start = start // alignment * alignment
-    return _Extent(start, sure - start >= (num_layers - 1) * reach)
-
-
-def _first_sure(group: Group, end: int) -> int:
+def first_sure(group: Group, end: int) -> int:
     """First logical block that a hit of so many tokens needs."""
     kind, span, ends_hits = (int(group.arrays.parameters[column]) for column in (KIND, SPAN, ENDS_HITS))
     return int(first_block_of_hit(kind, span, end, group.block_size, ends_hits))
-
-
-def _blocks_before(group: Group, start: int, find_block: FindBlock) -> Int32Array | None:
-    """Give what a window group has before a replay: its sinks; None if it lacks any, or the replay begins in them."""
-    num_blocks, num_sinks = start // group.block_size, int(group.arrays.parameters[NUM_SINK_BLOCKS])
-    sinks = [find_block(group, index) for index in range(num_sinks)]
-    arrays = group.pool.arrays
-    is_open = (arrays.records[sinks, PENDING_STEP] == arrays.counts[OPEN_STEP]).any() if sinks else False
-    if num_blocks < num_sinks or NULL_BLOCK in sinks or is_open:
-        return None
-    return np.array(sinks + [NULL_BLOCK] * (num_blocks - num_sinks), np.int32)
 
 
 def begin_replay(state: SpaceState, row: int, hit: PrefixHit, digests_of: DigestsOf) -> None:
@@ -159,7 +74,7 @@ def begin_replay(state: SpaceState, row: int, hit: PrefixHit, digests_of: Digest
         set_digests(arrays, group.arrays.table[row, first:stop], digests_of(group, stop)[first:])
         set_column(state.rows, row, at + NUM_DIGESTED, stop)
         set_column(state.rows, row, [at + TAIL, at + TAIL_LIFE], [NULL_BLOCK, arrays.records[NULL_BLOCK, LIFE]])
-        set_column(state.rows, row, int(group.arrays.parameters[SURE]), _first_sure(group, hit.num_tokens))
+        set_column(state.rows, row, int(group.arrays.parameters[SURE]), first_sure(group, hit.num_tokens))
 
 
 def is_replaying(state: SpaceState, row: int) -> bool:

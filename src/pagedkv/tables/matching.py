@@ -85,14 +85,9 @@ def match_chain(
         digests: the prompt's digests if the caller brought them, else empty.
         out: int32 ``[most blocks that may hit]``; the blocks that hit.
     """
-    records = pool.records
-    name = group.parameters[NAME_IN_POOL]
-    block_size = group.parameters[BLOCK_SIZE]
-    open_step = pool.counts[OPEN_STEP]
-    num_hits = 0
-    num_settled = -1
-    num_free = 0
-    parent = NULL_BLOCK
+    records, open_step = pool.records, pool.counts[OPEN_STEP]
+    name, block_size = group.parameters[NAME_IN_POOL], group.parameters[BLOCK_SIZE]
+    num_hits, num_settled, num_free, parent = 0, -1, 0, NULL_BLOCK
     for index in range(len(out)):
         start = index * block_size
         extra = extra_ids[index] if index < len(extra_ids) else 0
