@@ -40,8 +40,8 @@ from pagedkv.pool.eviction.hazard.layout import (
 )
 from pagedkv.pool.eviction.hazard.policy import HAZARD
 from pagedkv.pool.eviction.hazard.victims import draw
-from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.pool.eviction.registry import POLICIES
+from pagedkv.pool.moments import note_request
 from pagedkv.traces.request import Request
 
 ROUNDS: Final = 7

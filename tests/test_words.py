@@ -8,6 +8,8 @@ import pytest
 
 from pagedkv.pool import blocks
 from pagedkv.pool.eviction.hazard import layout
+from pagedkv.space.explanations import ExplanationBook
+from pagedkv.space.receipts import ReceiptBook
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.spec import FullAttention, SpaceConfig
@@ -64,6 +66,8 @@ def test_the_page_names_no_attribute_that_is_gone() -> None:
         "Group": state.groups[0],
         "StepLedger": StepLedger(1),
         "PoolArrays": blocks.PoolArrays,
+        "ReceiptBook": ReceiptBook(state),
+        "ExplanationBook": ExplanationBook(state),
     }
     named = re.findall(r"`([A-Z]\w+)\.(\w+)`", PAGE)
     assert named

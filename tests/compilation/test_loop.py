@@ -3,14 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numba
 import numpy as np
 import pytest
 
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.choice import chosen_by_type
+from pagedkv.compilation.choice import chosen_by_moments
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.loop import Loop
 
@@ -66,49 +67,50 @@ def test_plain_numba_may_call_a_loop() -> None:
     assert cast("Any", numba).njit(caller)(np.arange(4, dtype=np.int32)) == 31
 
 
-class Left(NamedTuple):
-    """What one loop is meant for."""
+class Plain(NamedTuple):
+    """What a default is meant for."""
 
     numbers: Int32Array
 
 
-class Right(Left):
-    """What another is meant for."""
-
-    __slots__ = ()
-
-
 @inlined
-def _of_left(pair: Left, value: int) -> int:
+def _of_plain(pair: Plain, value: int) -> int:
     return int(pair.numbers[0]) + value
 
 
 @inlined
-def _of_right(pair: Left, value: int) -> int:
+def _of_bound(pair: Plain, value: int) -> int:
     return int(pair.numbers[0]) - value
 
 
-_chosen = chosen_by_type({Left: _of_left, Right: _of_right})
+class Bound(Plain):
+    """What binds another."""
+
+    __slots__ = ()
+    moments: ClassVar = SimpleNamespace(change=_of_bound)
+
+
+_chosen = chosen_by_moments("change", _of_plain)
 
 
 @compiled
-def _ask(pair: Left, value: int) -> int:
+def _ask(pair: Plain, value: int) -> int:
     return _chosen(pair, value)
 
 
 @pytest.mark.parametrize("ask", [_ask, _chosen], ids=["compiled in", "called by Python"])
-def test_the_class_of_the_first_argument_chooses(ask: Callable[[Left, int], int]) -> None:
+def test_the_class_of_the_first_argument_chooses(ask: Callable[[Plain, int], int]) -> None:
     numbers = np.array([10], np.int32)
-    assert ask(Left(numbers), 3) == 13
-    assert ask(Right(numbers), 3) == 7
+    assert ask(Plain(numbers), 3) == 13
+    assert ask(Bound(numbers), 3) == 7
 
 
 def test_a_loop_with_one_choice_holds_nothing_of_the_other() -> None:
     numbers = np.array([10], np.int32)
     cast("Any", _ask)._cache.disable()
-    _ask(Left(numbers), 3)
-    held = {str(piece) for piece in loop(_of_right)._pieces}
-    assert not any("Left(" in kind for kind in held)
+    _ask(Plain(numbers), 3)
+    held = {str(piece) for piece in loop(_of_bound)._pieces}
+    assert not any("Plain(" in kind for kind in held)
 
 
 FAILING = """

@@ -80,6 +80,46 @@ source.write_text(source.read_text().replace("x + 1", "x + 200"))
 """
 
 
+PAIR = """
+from typing import NamedTuple
+import numpy as np
+class Pair(NamedTuple):
+    numbers: np.ndarray
+"""
+BOUND = """
+from types import SimpleNamespace
+from pagedkv.compilation.compiled import inlined
+from pagedkv.pair import Pair
+@inlined
+def change(pair, x):
+    return pair.numbers[0] + {constant} * x
+class Bound(Pair):
+    __slots__ = ()
+    moments = SimpleNamespace(change=change)
+"""
+ASKING = """
+from pagedkv.compilation.choice import chosen_by_moments
+from pagedkv.compilation.compiled import compiled, inlined
+@inlined
+def default(pair, x):
+    return x
+change = chosen_by_moments("change", default)
+@compiled
+def ask(pair, x):
+    return change(pair, x)
+"""
+ASK = """
+import json
+import numpy as np
+from pagedkv.asking import ask
+from pagedkv.bound import Bound
+from pagedkv.pair import Pair
+numbers = np.array([7], np.int32)
+values = [int(ask(Pair(numbers), 5)), int(ask(Bound(numbers), 5))]
+print(json.dumps({"values": values, "hits": sum(ask.stats.cache_hits.values())}))
+"""
+
+
 @dataclass
 class Package:
     """A copy of the package in a folder of its own, beside a home and a folder for temporary files."""
@@ -149,6 +189,22 @@ def package(tmp_path: Path) -> Package:
     (package.folder / "__init__.py").touch()
     package.write(constant=1)
     return package
+
+
+def test_what_a_class_binds_is_compiled_into_loops_that_do_not_import_it_anew_once_it_is_edited(
+    package: Package,
+) -> None:
+    (package.folder / "compilation/choice.py").write_bytes((PACKAGE_FOLDER / "compilation/choice.py").read_bytes())
+    (package.folder / "pair.py").write_text(PAIR)
+    (package.folder / "asking.py").write_text(ASKING)
+    (package.folder / "bound.py").write_text(BOUND.format(constant=10))
+    first = package.run(ASK)
+    assert first == {"values": [5, 57], "hits": 0, "warnings": []}
+    assert package.run(ASK) == first | {"hits": 2}
+    (package.folder / "bound.py").write_text(BOUND.format(constant=20))
+    assert package.run(ASK) == first | {"values": [5, 107], "hits": 1}
+    (package.folder / "bound.py").write_text(BOUND.format(constant=10))
+    assert package.run(ASK) == first | {"hits": 2}
 
 
 def test_an_edited_callee_is_compiled_into_its_callers_anew_and_an_old_one_is_found_again(package: Package) -> None:

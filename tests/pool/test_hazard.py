@@ -42,9 +42,9 @@ from pagedkv.pool.eviction.hazard.layout import (
 )
 from pagedkv.pool.eviction.hazard.learning import EXPONENT_A, EXPONENT_B, EXPONENT_F
 from pagedkv.pool.eviction.hazard.policy import HAZARD
-from pagedkv.pool.eviction.hooks import note_request
 from pagedkv.pool.eviction.lru import LRU
 from pagedkv.pool.life_cycle import acquire, release, reuse
+from pagedkv.pool.moments import note_request
 from pagedkv.pool.prefix_index import find, name_block
 from pagedkv.traces.request import Request
 from tests.pool.hazard_reference import HazardCache, index_of

@@ -57,7 +57,7 @@ from pagedkv.pool.eviction.hazard.layout import (
 )
 from pagedkv.pool.eviction.hazard.policy import HAZARD
 from pagedkv.pool.eviction.hazard.victims import OF_LRU, value_of
-from pagedkv.pool.eviction.hooks import note_request
+from pagedkv.pool.moments import note_request
 from pagedkv.pool.prefix_index import find
 from pagedkv.pool.sparing import make_spare
 from tests.pool.eviction_model import GROUP_NAME, NamedPool, digest_words

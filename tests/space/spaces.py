@@ -176,8 +176,8 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     if space._receipts is not None:
         book = space._receipts
         numbers |= {"receipts": book.counts.copy(), "what waits": book.waiting.copy(), "totals": book.totals.copy()}
-    if state.explanations is not None:
-        told = state.explanations.arrays
+    if space._explanations is not None:
+        told = space._explanations.arrays
         numbers |= {"explanations": told.current.copy(), "past ones": told.past.copy(), "all": told.num_past.copy()}
     if state.checkpoints is not None:
         numbers["checkpoints wanted"] = state.checkpoints.wanted.copy()

@@ -316,13 +316,13 @@ def remember_for_no_reason(space: BlockSpace) -> None:
 
 
 def tell_twice(space: BlockSpace) -> None:
-    assert space._state.explanations is not None
-    space._state.explanations.arrays.past[0] = space._state.explanations.arrays.current[0]
+    assert space._explanations is not None
+    space._explanations.arrays.past[0] = space._explanations.arrays.current[0]
 
 
 def tell_of_the_future(space: BlockSpace) -> None:
-    assert space._state.explanations is not None
-    space._state.explanations.arrays.current[0, 0] += 1
+    assert space._explanations is not None
+    space._explanations.arrays.current[0, 0] += 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from pagedkv import BlockSpace, FullAttention, MissCause, RecurrentState, SlidingWindow
 from pagedkv.keys import NO_KEYS
-from pagedkv.pool.block_pool import drop_name
+from pagedkv.pool.life_cycle import drop_name
 from pagedkv.space.matching.boundaries import longest_boundary
 from pagedkv.space.matching.chains import follow_all
 from pagedkv.space.matching.known import Known, know

@@ -11,6 +11,7 @@ import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, Load, SpaceConfig, TenantLimits, hash_request_tokens
 from pagedkv.keys import NO_KEYS
+from pagedkv.space import SpaceObserver
 from tests.odd_arguments import calls_of, outcome, parameters_of, public_methods
 from tests.space.spaces import tokens
 
@@ -127,6 +128,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "num_free_blocks": lambda _: {"pool": "device"},
     "num_live_blocks": lambda _: {"pool": "device"},
     "num_tokens": lambda it: {"row": it.running},
+    "observe": lambda _: {"observer": SpaceObserver()},
     "page_lists": lambda it: {"rows": [it.running], "group": 0},
     "plan_step": lambda _: {},
     "receipt": lambda it: {"row": it.running},

@@ -28,11 +28,11 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.clock import set_clock
-from pagedkv.pool.eviction.hooks import expect, note_request
-from pagedkv.pool.eviction.policy import FETCHED_AHEAD, EvictionPolicy
+from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT
 from pagedkv.pool.keeping import note_ahead
 from pagedkv.pool.life_cycle import acquire_often, drop_name, release, reuse
+from pagedkv.pool.moments import FETCHED_AHEAD, expect, note_request
 from pagedkv.pool.prefix_index import find, has_digest, is_child_of, name_block
 
 __all__ = ["NAME", "PromptScratch", "new_scratch", "pool_hits", "serve_prompt", "serve_trace", "write_digest"]

@@ -1,9 +1,12 @@
-"""A loop that stands for others: which one is meant is decided by the type of the first argument, when it is compiled.
+"""A loop that stands for others: which one is meant is decided by the class of the first argument, when it is compiled.
 
-So machine code holds the one that is meant, and none of the others; interpreted, the same is decided at each call.
+The class (a named tuple's) names the loops that are bound to it in ``moments``, an object with an attribute for each
+moment. So machine code holds the loop that is meant, and none of the others; interpreted, the same is decided at each
+call. What calls a moment imports nothing of what is bound to it: machine code is kept under the sources of the classes
+of its arguments as well (:mod:`~pagedkv.compilation.loop_cache`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -11,7 +14,7 @@ from numba.core import types
 
 from pagedkv.compilation.loop import Loop
 
-__all__ = ["chosen_by_type"]
+__all__ = ["chosen_by_moments"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,9 +23,9 @@ Opaque: TypeAlias = Any
 """What Numba hands over and takes back: types of arguments, templates of calls."""
 
 
-def chosen_by_type(loops: Mapping[type, Callable[P, R]]) -> Callable[P, R]:
-    """Make a loop of several, each for a first argument of a class of its own (a named tuple's)."""
-    return _Choice(loops)
+def chosen_by_moments(name: str, default: Callable[P, R]) -> Callable[P, R]:
+    """Make the loop that a class's ``moments`` have under a name; for a class that has none, a default."""
+    return _Choice(name, default)
 
 
 class _Choice(Generic[P, R]):
@@ -30,12 +33,13 @@ class _Choice(Generic[P, R]):
 
     is_compiling = False  # not by itself
 
-    def __init__(self, loops: Mapping[type, Callable[P, R]]) -> None:
-        self._loops = dict(loops)
+    def __init__(self, name: str, default: Callable[P, R]) -> None:
+        self._name = name
+        self._default = default
         self._type = cast("Opaque", types.Dispatcher)(self)
 
     def __call__(self, *args: P.args, **kws: P.kwargs) -> R:
-        return self._loops[type(args[0])](*args, **kws)
+        return self._loop_of(type(args[0]))(*args, **kws)
 
     @property
     def _numba_type_(self) -> Opaque:
@@ -50,6 +54,10 @@ class _Choice(Generic[P, R]):
         return self._meant(args).get_overload(args)
 
     def _meant(self, args: Opaque) -> Loop:
-        loop = self._loops[args[0].instance_class]
+        loop = self._loop_of(args[0].instance_class)
         assert not isinstance(loop, FunctionType), "a loop that is compiled calls one that is not"
         return cast("Loop", loop)
+
+    def _loop_of(self, kind: type) -> Callable[P, R]:
+        moments = getattr(kind, "moments", None)
+        return self._default if moments is None else cast("Callable[P, R]", getattr(moments, self._name))

@@ -4,18 +4,20 @@ Numba's own cache holds a loop to be fresh while the loop's own file is unchange
 compiled into it; and it stops the program where no folder can be written. So each loop gets this one instead,
 through the interface that Numba's dispatcher has for it; other users of Numba in the process keep theirs.
 
-An entry is named by the loop, by the digest of all sources that the loop can reach (``loop_sources.py``), and by the
-types of its arguments and the processor. So a loop whose sources have changed finds nothing, sources that come back (a
-branch of before) find what they left, and two processes never write different things under one name. What is made for
-the processor at hand is looked for first, then what is made for many (``targets.py``).
+An entry is named by the loop, by the digest of all sources that the loop can reach, by itself (``loop_sources.py``) or
+through moments that classes of its arguments bind (``choice.py``), and by the types of its arguments and the processor.
+So a loop whose sources have changed finds nothing, sources that come back (a branch of before) find what they left, and
+two processes never write different things under one name. What is made for the processor at hand is looked for first,
+then what is made for many (``targets.py``).
 """
 
 import inspect
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from numba.core import serialize
+from numba.core import serialize, types
 from numba.core.caching import _Cache
 
 from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, folders_to_read, warn_once
@@ -64,7 +66,7 @@ class LoopCache(_Cache):
     def load_overload(self, sig: Opaque, target_context: Opaque) -> Opaque:
         """Give the machine code for arguments of these types, or None if it must be compiled."""
         target_context.refresh()  # as Numba's own caches do before they look
-        if (digest := self._digest()) is None:
+        if (digest := self._digest(sig)) is None:
             return None
         for processor in runnable(target_context.codegen().magic_tuple()):
             key = self._key(sig, processor)
@@ -76,7 +78,7 @@ class LoopCache(_Cache):
 
     def save_overload(self, sig: Opaque, data: Opaque) -> None:
         """Keep what was compiled, unless it holds addresses of this process."""
-        if (digest := self._digest()) is None or (folder := find_cache_folder(PACKAGE_FOLDER)) is None:
+        if (digest := self._digest(sig)) is None or (folder := find_cache_folder(PACKAGE_FOLDER)) is None:
             return
         key = self._key(sig, data.codegen.magic_tuple())
         if not data.library.has_dynamic_globals:
@@ -86,15 +88,22 @@ class LoopCache(_Cache):
         # The line tells apart two functions of one name, of which a condition takes one.
         return sig, processor, self._line
 
-    def _digest(self) -> str | None:
-        """Name the sources of the loop; None where nothing is read nor kept."""
+    def _digest(self, sig: Opaque) -> str | None:
+        """Name the sources of the loop, and of what classes bind to it; None where nothing is read nor kept."""
         if not self._is_enabled:
             return None
         try:
-            return digest_of_sources(self._source)
+            return digest_of_sources(self._source, *_sources_of_classes(sig))
         except OSError:
             warn_once(f"pagedkv compiles its loops anew in each process: there are no sources in {PACKAGE_FOLDER}.")
             return None
+
+
+def _sources_of_classes(kinds: Opaque) -> Iterator[Path]:
+    """Find where the classes of arguments stand whose moments are bound: of a signature, or of the types in a tuple."""
+    for kind in getattr(kinds, "args", kinds):
+        if isinstance(kind, types.BaseNamedTuple) and hasattr(kind.instance_class, "moments"):
+            yield Path(inspect.getfile(kind.instance_class))
 
 
 def _parts(entry: bytes | None, key: Opaque) -> Opaque:

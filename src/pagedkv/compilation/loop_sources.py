@@ -39,8 +39,8 @@ NAME: Final = re.compile(r"\w+")
 DIGEST_NBYTES: Final = 12
 
 
-def digest_of_sources(path: Path) -> str | None:
-    """Name all that the loops in a file are made from: the sources they can reach, and the compilers.
+def digest_of_sources(*paths: Path) -> str | None:
+    """Name all that loops in some files are made from: the sources they can reach, and the compilers.
 
     None if a source has changed since the process started: what was imported may be older than the file.
     O(number of sources); each is read once a process.
@@ -49,7 +49,7 @@ def digest_of_sources(path: Path) -> str | None:
         OSError: a source cannot be read; the package may lie in an archive.
     """
     digest = hashlib.sha256(repr(COMPILERS).encode())
-    for source in sources_of(path):
+    for source in sources_of(*paths):
         if source.stat().st_ctime_ns > IMPORTED_NS:  # not st_mtime, which copying and unpacking set back
             return None
         digest.update(hashlib.sha256(_read(source)).digest())
@@ -57,14 +57,14 @@ def digest_of_sources(path: Path) -> str | None:
 
 
 @cache
-def sources_of(path: Path) -> tuple[Path, ...]:
-    """Find a file and all files of the package that it imports, directly or not, sorted.
+def sources_of(*paths: Path) -> tuple[Path, ...]:
+    """Find some files and all files of the package that these import, directly or not, sorted.
 
     Raises:
         OSError: one cannot be read.
     """
-    found = {path}
-    unread = [path]
+    found = set(paths)
+    unread = list(found)
     while unread:
         new = set(_imported(unread.pop())) - found
         found |= new

@@ -14,7 +14,7 @@ O(1). With LRU both are exactly the order of the cold list. A lease that is give
 """
 
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool import bounding, free_queue
+from pagedkv.pool import bounding, free_queue, moments
 from pagedkv.pool.blocks import NAME, NEXT, NULL_BLOCK, NUM_EVICTED, PoolArrays
 from pagedkv.pool.charging import (
     AFTER,
@@ -35,7 +35,6 @@ from pagedkv.pool.charging import (
     num_tenants,
     uncharge,
 )
-from pagedkv.pool.eviction import hooks
 from pagedkv.pool.ghosts import EVICTED, SHED
 from pagedkv.pool.leasing import give_largest_up
 from pagedkv.pool.prefix_index import unname
@@ -53,8 +52,8 @@ def lose_content(pool: PoolArrays, block: int) -> None:
     cause = SHED
     if not is_spare(pool, block):
         cause = EVICTED
-        hooks.note_eviction(pool, block)
-        hooks.note_drop(pool, block)
+        moments.note_eviction(pool, block)
+        moments.note_drop(pool, block)
     unname(pool, block, cause)
 
 
@@ -132,7 +131,7 @@ def _choice_of_policy(pool: PoolArrays) -> int:
         first = int(records[free_queue.protected_sentinel(records), NEXT])
     if first >= num_blocks:
         return unsigned(NULL_BLOCK)
-    block = unsigned(hooks.choose_victim(pool, unsigned(first)))
+    block = unsigned(moments.choose_victim(pool, unsigned(first)))
     return block if may_go(pool, block, PERMITTED) else unsigned(NULL_BLOCK)
 
 

@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool import free_queue
+from pagedkv.pool import free_queue, moments
 from pagedkv.pool.block_record import enter_free, leave_free, stamp_release, stand_again, stand_aside
 from pagedkv.pool.blocks import (
     FREE,
@@ -39,7 +39,6 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.charging import ANY, IN_CACHED, IN_LEASED, join, leave, num_tenants, tenant_may_give
-from pagedkv.pool.eviction import hooks
 from pagedkv.pool.lease_order import (
     add,
     change_end,
@@ -77,7 +76,7 @@ def is_due(pool: PoolArrays, block: int) -> bool:
 @compiled
 def enqueue_leased(pool: PoolArrays, block: int) -> None:
     """Put a named block that nobody uses among the leased ones. O(log leased blocks)."""
-    hooks.note_drop(pool, block)
+    moments.note_drop(pool, block)
     stamp(pool, block)
     enter_free(pool.records, pool.counts, block)
     pool.counts[NUM_LEASED] += 1
@@ -106,8 +105,8 @@ def _end(pool: PoolArrays, block: int) -> None:
     """Make a leased block, which was taken out of the order, one like other cached ones, as if it were released now."""
     _leave(pool, block)
     end_lease(pool, block)
-    hooks.note_name(pool, block)
-    hooks.enqueue(pool, block)
+    moments.note_name(pool, block)
+    moments.enqueue(pool, block)
     if len(pool.tenants):
         leave(pool, block)
         join(pool, block, IN_CACHED)

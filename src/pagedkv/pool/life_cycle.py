@@ -20,7 +20,7 @@ Decides when a block changes; the columns are changed by :mod:`~pagedkv.pool.blo
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool import bounding, free_queue
+from pagedkv.pool import bounding, free_queue, moments
 from pagedkv.pool.block_record import add_references, begin_life, drop_reference, hold_until, raise_hold
 from pagedkv.pool.blocks import (
     DEFERRED,
@@ -47,7 +47,6 @@ from pagedkv.pool.capping import lose_content, make_room
 from pagedkv.pool.charging import ANY, IN_CACHED, join, leave, rest, resume, take, uncharge
 from pagedkv.pool.contents import clear_extra
 from pagedkv.pool.epochs import undate
-from pagedkv.pool.eviction import hooks
 from pagedkv.pool.ghosts import CALLED_OFF, EVICTED, OVERWRITTEN, SHED
 from pagedkv.pool.lease_order import end_lease
 from pagedkv.pool.leasing import enqueue_leased, give_largest_up, is_due, is_leased, unlink_leased
@@ -138,7 +137,7 @@ def _make_vacant(pool: PoolArrays) -> int:
     records = pool.records
     block = free_queue.first(records)
     if records[block, NAME] and not is_spare(pool, block):
-        block = unsigned(hooks.choose_victim(pool, block))
+        block = unsigned(moments.choose_victim(pool, block))
     free_queue.remove(records, pool.counts, block)
     if records[block, NAME]:
         lose_content(pool, block)
@@ -170,14 +169,14 @@ def claim(pool: PoolArrays, block: int) -> None:
     if records[block, QUEUE] == FREE:
         if is_leased(pool, block):
             unlink_leased(pool, block)
-            hooks.note_name(pool, block)
+            moments.note_name(pool, block)
         else:
             free_queue.remove(pool.records, pool.counts, block)
         if len(pool.bounds):
             bounding.leave(pool, block)
         if len(pool.tenants):
             resume(pool, block)
-        hooks.note_claim(pool, block)
+        moments.note_claim(pool, block)
     elif records[block, QUEUE] == DEFERRED:
         free_queue.stop_waiting(pool.records, pool.counts, block)
     add_references(records, block, 1)
@@ -187,14 +186,14 @@ def claim(pool: PoolArrays, block: int) -> None:
 def reuse(pool: PoolArrays, block: int) -> None:
     """Take one more reference to a named block, for a sequence that hits it."""
     claim(pool, block)
-    hooks.note_reuse(pool, block)
+    moments.note_reuse(pool, block)
 
 
 @inlined
 def adopt(pool: PoolArrays, block: int) -> None:
     """Take one more reference to a named block, for a sequence that has computed its content once more."""
     claim(pool, block)
-    hooks.note_recomputed(pool, block)
+    moments.note_recomputed(pool, block)
 
 
 @compiled
@@ -240,7 +239,7 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
         elif is_spare(pool, block):
             enqueue_spare(pool, block)
         else:
-            hooks.enqueue(pool, block)
+            moments.enqueue(pool, block)
             if len(pool.tenants):
                 join(pool, block, IN_CACHED)
         if len(pool.bounds):
@@ -299,7 +298,7 @@ def lose_name(pool: PoolArrays, block: int, cause: int) -> None:
         unlink_leased(pool, block)
     else:
         if not (is_free and is_spare(pool, block)):
-            hooks.note_drop(pool, block)  # else it is none of the eviction policy's
+            moments.note_drop(pool, block)  # else it is none of the eviction policy's
         if is_free:
             free_queue.remove(pool.records, pool.counts, block)
     unname(pool, block, cause)

@@ -35,10 +35,10 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.event_log import log_event
-from pagedkv.pool.eviction.hooks import note_drop, note_name
 from pagedkv.pool.ghosts import OVERWRITTEN, recall, remember
 from pagedkv.pool.keeping import forget_reasons
 from pagedkv.pool.lease_order import end_lease
+from pagedkv.pool.moments import note_drop, note_name
 from pagedkv.pool.siblings import is_latest, link_child, next_successor, unlink_child
 
 __all__ = [

@@ -12,10 +12,9 @@ blocks are spare is decided above (:mod:`pagedkv.tables.retaining`, and whoever 
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.pool import free_queue
+from pagedkv.pool import free_queue, moments
 from pagedkv.pool.blocks import FREE, KEPT, NAME, QUEUE, REF_COUNT, SPARE, PoolArrays
 from pagedkv.pool.charging import IN_CACHED, IN_SPARE, join, leave
-from pagedkv.pool.eviction import hooks
 from pagedkv.pool.keeping import forget_reasons, mark_spare
 from pagedkv.pool.leasing import is_leased
 
@@ -31,7 +30,7 @@ def is_spare(pool: PoolArrays, block: int) -> bool:
 @compiled
 def enqueue_spare(pool: PoolArrays, block: int) -> None:
     """Put a named block that nobody uses behind the other spare ones."""
-    hooks.note_drop(pool, block)
+    moments.note_drop(pool, block)
     free_queue.insert_before(pool.records, pool.counts, free_queue.spare_sentinel(pool.records), block)
     if len(pool.tenants):
         join(pool, block, IN_SPARE)
@@ -64,7 +63,7 @@ def make_cached(pool: PoolArrays, block: int) -> None:
     renew(pool, block)
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
-        hooks.enqueue(pool, block)
+        moments.enqueue(pool, block)
         if len(pool.tenants):
             leave(pool, block)
             join(pool, block, IN_CACHED)
@@ -75,4 +74,4 @@ def renew(pool: PoolArrays, block: int) -> None:
     """Make a spare block one like others, since somebody is about to take it from wherever it is."""
     forget_reasons(pool.records, block)
     if pool.records[block, QUEUE] == FREE:
-        hooks.note_name(pool, block)
+        moments.note_name(pool, block)

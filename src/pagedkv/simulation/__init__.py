@@ -7,7 +7,7 @@ In the order in which data flows::
     config            ServingConfig: the pools, the limits of a step, the rules
     scripted_sampler  what will be generated, in a model's place
     output_store      outputs of the requests under way, in one array
-    watched_space     WatchedSpace: a block space whose blocks have a history
+    space_watch       SpaceWatch: what follows the block space, and knows its blocks' history
     running_rows      RunningRows: who runs, in arrays for the meters
     step_work         StepWork: what a plan computes, for the cost model
     journeys          Journeys: what else is known of each request under way

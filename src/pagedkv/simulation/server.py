@@ -18,9 +18,9 @@ from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.meters.meters import Meters
 from pagedkv.simulation.result import ServingResult, sum_up
+from pagedkv.simulation.space_watch import SpaceWatch
 from pagedkv.simulation.virtual_clock import VirtualClock
-from pagedkv.simulation.watched_space import WatchedSpace
-from pagedkv.space import SpaceStatistics
+from pagedkv.space import BlockSpace, SpaceStatistics
 from pagedkv.spec import DEFAULT_EVICTION
 from pagedkv.traces.request import Request, TokenizedRequest
 from pagedkv.warming import make_ready, of_spaces
@@ -40,8 +40,9 @@ class VirtualServer(VirtualClock):
     """
 
     def __init__(self, config: ServingConfig, costs: CostModel) -> None:
-        space = WatchedSpace(config.space_config())
-        self._all_meters = Meters(config, space)
+        space, watch = BlockSpace(config.space_config()), SpaceWatch()
+        space.observe(watch)
+        self._all_meters = Meters(config, space, watch)
         super().__init__(config, costs, space, self._all_meters)
 
     @property

@@ -12,6 +12,7 @@ proves every invariant; ``space_view`` is the part of the door that asks them.
 
 from pagedkv.space.block_space import BlockSpace
 from pagedkv.space.hits import PrefixHit
+from pagedkv.space.observed_space import ObservedSpace
 from pagedkv.space.observer import SpaceObserver
 from pagedkv.space.receipts import Receipt
 from pagedkv.space.statistics import PoolStatistics, SpaceStatistics
@@ -19,6 +20,7 @@ from pagedkv.space.stored import StoredBlock, StoredBlocks
 
 __all__ = [
     "BlockSpace",
+    "ObservedSpace",
     "PoolStatistics",
     "PrefixHit",
     "Receipt",

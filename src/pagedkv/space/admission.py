@@ -15,7 +15,6 @@ from pagedkv.pool.contents import set_digests
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.space.checkpoints import Tail
 from pagedkv.space.epochs import note_hit
-from pagedkv.space.explaining import note_admission
 from pagedkv.space.forking import require_vacant_rows, take_rows
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching import match_again, match_prompt
@@ -229,7 +228,8 @@ def seat_prompt(
     prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
     batch = _take_row(state, admission.tenant)
     row = int(batch[0])
-    note_admission(state, row, hit)  # before anything is evicted for it
+    for observer in state.observers:
+        observer.admitting(row, hit)
     _take_hit(state, ledger, batch, hit)
     for group, blocks in zip(state.groups, hits, strict=True):
         for tail in taken_over:

@@ -83,8 +83,6 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
     for observer in state.observers:
         observer.check()
-    if state.explanations is not None:
-        state.explanations.check(state.serials)
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
 

@@ -16,6 +16,8 @@ from pagedkv.space.forgetting import forget
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.leasing import as_end, lease_hit
 from pagedkv.space.matching import match_prompt
+from pagedkv.space.observed_space import ObservedSpace
+from pagedkv.space.observer import SpaceObserver
 from pagedkv.space.prompts import prepare_prompt
 from pagedkv.space.space_view import SpaceView
 from pagedkv.space.tenants import as_tenant
@@ -28,6 +30,20 @@ class ContentSpace(SpaceView):
     """Operations on the content of blocks."""
 
     # Finding
+
+    def observe(self, observer: SpaceObserver) -> None:
+        """Let an observer follow every operation from now on, after those that were given before it. O(1).
+
+        It is called in the middle of operations, and gets a view of this space that answers then
+        (:class:`~pagedkv.space.SpaceObserver`). Changes nothing else.
+
+        Raises:
+            ConfigurationError: it is no observer.
+        """
+        if not isinstance(observer, SpaceObserver):
+            raise ConfigurationError(f"an observer is a SpaceObserver, got {observer!r}")
+        observer.begin(ObservedSpace(self))
+        self._state.observers += (observer,)
 
     def match(
         self,

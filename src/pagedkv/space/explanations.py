@@ -8,10 +8,13 @@ into the ring when the row is given to another sequence: freeing costs nothing.
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from pagedkv.errors import SequenceError
 from pagedkv.explanation import ORDER, Explanation, number_of
+from pagedkv.space.explaining import explain, is_bare
+from pagedkv.space.hits import PrefixHit
+from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.state import SpaceState
 from pagedkv.tables.explaining import (
     AGE,
     CAUSE,
@@ -32,15 +35,17 @@ __all__ = ["ExplanationBook"]
 LEAST_PAST: Final = 1024
 
 
-class ExplanationBook:
+class ExplanationBook(SpaceObserver):
     """The explanations of the sequences that have rows, and of the latest that had.
 
     Attributes:
         arrays: the records.
     """
 
-    def __init__(self, max_sequences: int) -> None:
-        """Begin with nothing."""
+    def __init__(self, state: SpaceState) -> None:
+        """Begin with nothing, for the rows of a space that serves no sequence yet."""
+        max_sequences = len(state.rows)
+        self._state = state
         self.arrays = BookArrays(
             current=np.zeros((max_sequences, NUM_FIELDS), np.int64),
             past=np.zeros((max(LEAST_PAST, max_sequences), NUM_FIELDS), np.int64),
@@ -66,23 +71,44 @@ class ExplanationBook:
             )
         return _as_explanation(past[places[-1]].tolist())
 
-    # Being told
+    # Moments
 
-    def put_away(self, row: int) -> None:
+    def admitting(self, row: int, hit: PrefixHit) -> None:
+        """Record why the hit of a prompt ends, to which a row is about to be given.
+
+        Where the chain of the one group that keeps whole prefixes ends with the hit, a loop finds out: 0.7 us.
+        """
+        state, group = self._state, hit.ends_chain_of
+        if group is None or hit.loading is not None or hit.tails or hit.num_replayed or not is_bare(state, hit):
+            self._put_away(row)
+        elif state.loops.record_miss(
+            group.pool.arrays,
+            group.arrays,
+            state.extra_keys.arrays,
+            hit.prompt.tokens,
+            hit.block_ids[group.index],
+            hit.prompt.max_hit_tokens,
+            row,
+            state.serials,
+            self.arrays,
+        ):
+            return
+        explanation = explain(state, hit.prompt, hit, is_thorough=False)
+        generation = int(state.serials[row])
+        self.arrays.current[row] = _as_record(row, generation, explanation)
+
+    def _put_away(self, row: int) -> None:
         """Keep the record of a row, which is about to be given to another sequence, among those of earlier ones."""
         current, past, num_past = self.arrays
         if current[row, GENERATION]:
             past[int(num_past[0]) % len(past)] = current[row]
             num_past += 1
 
-    def record(self, row: int, generation: int, explanation: Explanation) -> None:
-        """Record an explanation."""
-        self.arrays.current[row] = _as_record(row, generation, explanation)
-
     # Auditing
 
-    def check(self, serials: npt.NDArray[np.int32]) -> None:
+    def check(self) -> None:
         """Prove that every record is that of a sequence that there was, and each is there once."""
+        serials = self._state.serials
         records = np.concatenate(self.arrays[:2])
         records = records[records[:, GENERATION] > 0]
         of_rows, generations = records[:, OF_ROW], records[:, GENERATION]

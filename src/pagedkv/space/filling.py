@@ -67,6 +67,8 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
     copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
     state.loops.begin_unknown(rows, state.num_known, batch, growth.counts, accepted)
     state.is_overlapped = True
+    for observer in state.observers:
+        observer.grown(batch)
     state.is_changing = False
     return copies
 

@@ -21,6 +21,7 @@ from pagedkv.arrays import Int32Array, Int64Array
 
 if TYPE_CHECKING:
     from pagedkv.space.hits import PrefixHit
+    from pagedkv.space.observed_space import ObservedSpace
     from pagedkv.space.steps import InFlightStep
 
 __all__ = ["SpaceObserver"]
@@ -28,6 +29,9 @@ __all__ = ["SpaceObserver"]
 
 class SpaceObserver:
     """An observer that does nothing: each moment is there to be overridden. Batches are int32 ``[rows]``."""
+
+    def begin(self, space: "ObservedSpace") -> None:
+        """The observer was given to a space. The view answers at every moment, also in the middle of an operation."""
 
     def admitting(self, row: int, hit: "PrefixHit") -> None:
         """A row is about to be given to a prompt that hits: nothing is referred to, taken or evicted for it yet."""

@@ -25,7 +25,7 @@ from pagedkv.space import (
 from pagedkv.space.audit import check_space
 from pagedkv.space.batches import require_status
 from pagedkv.space.epochs import epochs_of_row
-from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.explanations import ExplanationBook
 from pagedkv.space.receipts import Receipt, ReceiptBook
 from pagedkv.space.replaying import without_inexact
 from pagedkv.space.state import Group, SpaceState
@@ -56,8 +56,9 @@ class SpaceView:
         self.config = config
         self._own_state = SpaceState(config)
         self._receipts = ReceiptBook(self._own_state) if config.receipts else None
-        if self._receipts is not None:
-            self.observe(self._receipts)
+        self._explanations = ExplanationBook(self._own_state) if config.explain else None
+        books = (self._receipts, self._explanations)
+        self._own_state.observers = tuple(book for book in books if book is not None)
         self._ledger = StepLedger(len(config.groups))
 
     @property
@@ -81,14 +82,6 @@ class SpaceView:
             f"BlockSpace({pools}; {statistics.num_running:,} running, {statistics.num_swapped:,} swapped out, "
             f"{statistics.num_steps_in_flight:,} steps in flight)"
         )
-
-    def observe(self, observer: SpaceObserver) -> None:
-        """Let an observer follow every operation from now on, after those that were given before it.
-
-        It is called in the middle of operations (:class:`~pagedkv.space.SpaceObserver`): it may ask the space what
-        changes nothing, and must not raise. Changes nothing. O(1).
-        """
-        self._own_state.observers += (observer,)
 
     def block_size(self, group: int = 0) -> int:
         """Tokens a block of one group."""
@@ -300,7 +293,7 @@ class SpaceView:
 
         Cost: O(1) while the sequence lives, else O(sequences that are remembered).
         """
-        book = self._state.explanations
+        book = self._explanations
         if book is None:
             raise ConfigurationError("no explanations are recorded: set explain=True in the configuration")
         if generation is None:

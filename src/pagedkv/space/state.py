@@ -28,7 +28,6 @@ from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.pool.free_queue import free_leased
 from pagedkv.pool.step_numbers import open_next, renumber
 from pagedkv.space.checkpoints import Checkpoints
-from pagedkv.space.explanations import ExplanationBook
 from pagedkv.space.loops import DraftLoops, SpaceLoops
 from pagedkv.space.observer import SpaceObserver
 from pagedkv.spec import GroupSpec, SpaceConfig, StepId, keeps_state, most_checkpoints, num_draft_states
@@ -206,7 +205,6 @@ class SpaceState:
         tenant_names: names of the tenants by their numbers, the first one of nobody: None; empty where there are none.
         limits: cap and floor of each of them, by pool.
         observers: what follows the operations of the space, in the order in which it is called.
-        explanations: why each row's hit ended, if the configuration asks for it.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -255,7 +253,6 @@ class SpaceState:
         self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
         self.lanes = self._lanes()
         first = self.groups[0]
-        self.explanations = ExplanationBook(config.max_sequences) if config.explain else None
         self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
         self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
         self.is_recurrent = any(keeps_state(group.spec) for group in self.groups)

@@ -12,10 +12,9 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import EXTRA, LIFE, LOOKAHEAD, NAME, NULL_BLOCK, NUM_EVENTS, PARENT, PARENT_LIFE, PoolArrays
 from pagedkv.pool.epochs import is_fresher, same_epochs
 from pagedkv.pool.event_log import tell_parent
-from pagedkv.pool.eviction.hooks import expect
-from pagedkv.pool.eviction.policy import FETCHED_AHEAD
 from pagedkv.pool.keeping import note_ahead
 from pagedkv.pool.life_cycle import drop_name
+from pagedkv.pool.moments import FETCHED_AHEAD, expect
 from pagedkv.pool.prefix_index import find, is_child_of, name_block
 from pagedkv.tables.row_record import publish_to, set_tail
 from pagedkv.tables.rows import (

@@ -7,7 +7,7 @@ import numpy as np
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NULL_BLOCK, PoolArrays
-from pagedkv.pool.eviction.hooks import note_request
+from pagedkv.pool.moments import note_request
 from pagedkv.tables.retaining import give_up
 from pagedkv.tables.row_record import put_entry, set_num_blocks
 from pagedkv.tables.rows import (

@@ -19,7 +19,7 @@ parent in use; and of one sequence the tail is released before the head. So of t
 never behind the earlier in one list, nor in the protected list while the earlier is in the cold one.
 """
 
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from pagedkv.pool.blocks import (
 from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, no_state
 from pagedkv.pool.free_queue import append, protected_sentinel
 from pagedkv.pool.links import link_before, unlink
+from pagedkv.pool.moments import Moments
 
 __all__ = ["ADAPTIVE"]
 
@@ -190,17 +191,14 @@ class AdaptiveArrays(PoolArrays):
     """The arrays of a pool that evicts so."""
 
     __slots__ = ()
+    moments: ClassVar = Moments(
+        note_name=_recall,
+        note_reuse=_protect,
+        note_recomputed=_protect,
+        enqueue=_enqueue,
+        note_eviction=_remember,
+        note_drop=_note_drop,
+    )
 
 
-ADAPTIVE: Final = EvictionPolicy(
-    "adaptive",
-    AdaptiveArrays,
-    new_state=_new_state,
-    note_name=_recall,
-    note_reuse=_protect,
-    note_recomputed=_protect,
-    enqueue=_enqueue,
-    note_eviction=_remember,
-    note_drop=_note_drop,
-    check=_check,
-)
+ADAPTIVE: Final = EvictionPolicy("adaptive", AdaptiveArrays, new_state=_new_state, check=_check)

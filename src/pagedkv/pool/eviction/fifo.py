@@ -17,14 +17,15 @@ whatever is continued would close the gap, and would be LRU in all but name, as 
 here to be compared with: it shows what recency is worth.
 """
 
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, PoolArrays
-from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, check_cold, no_state, put_last
+from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, check_cold, no_state
 from pagedkv.pool.free_queue import insert_before
+from pagedkv.pool.moments import Moments, put_last
 
 __all__ = ["FIFO"]
 
@@ -114,13 +115,10 @@ class FifoArrays(PoolArrays):
     """The arrays of a pool that evicts so."""
 
     __slots__ = ()
+    moments: ClassVar = Moments(
+        enqueue=_enqueue,
+        note_drop=_note_drop,
+    )
 
 
-FIFO: Final = EvictionPolicy(
-    "fifo",
-    FifoArrays,
-    new_state=_new_state,
-    enqueue=_enqueue,
-    note_drop=_note_drop,
-    check=_check,
-)
+FIFO: Final = EvictionPolicy("fifo", FifoArrays, new_state=_new_state, check=_check)

@@ -5,8 +5,7 @@ event tells that content was stored or removed; when the last user let go of it 
 after each operation that may have lowered them.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -15,7 +14,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.events import REMOVED, CacheEvents
 from pagedkv.plan import StepPlan
 from pagedkv.simulation.meters.ages import AgeHistogram
-from pagedkv.space import BlockSpace
+from pagedkv.space import ObservedSpace
 from pagedkv.space.checkpoints import Tail
 from pagedkv.spec import GroupSpec, keeps_whole_prefix
 from pagedkv.tables.rows import rule_of
@@ -83,7 +82,7 @@ class BlockHistory:
         group_specs: its groups.
     """
 
-    def __init__(self, space: BlockSpace, group_specs: Sequence[GroupSpec]) -> None:
+    def __init__(self, space: ObservedSpace, group_specs: Sequence[GroupSpec]) -> None:
         self._space = space
         self._groups = list(enumerate(group_specs))
         self._sliding = [(index, spec) for index, spec in self._groups if not keeps_whole_prefix(spec)]
@@ -110,15 +109,13 @@ class BlockHistory:
             self.pools[spec.pool].hit(hits, self._space.ref_counts(spec.pool)[hits], now_s)
         self.note_events(now_s)
 
-    @contextmanager
-    def releasing(self, rows: list[int], now_s: float) -> Iterator[None]:
-        """Note which blocks of some rows lose their last user inside."""
-        held = self._blocks_of(rows)
-        yield
+    def released(self, held: dict[str, list[Int32Array]], now_s: float) -> None:
+        """Note which of some blocks, by pool, have no user any more."""
         self.note_events(now_s)  # first: a block whose name is taken back is not evicted
         self._note_released(held, now_s)
 
-    def _blocks_of(self, rows: list[int]) -> dict[str, list[Int32Array]]:
+    def blocks_of(self, rows: list[int]) -> dict[str, list[Int32Array]]:
+        """Copy the block ids of some rows, by pool."""
         held: dict[str, list[Int32Array]] = {}
         for index, spec in self._groups:
             table = self._space.block_table(index)

@@ -15,8 +15,9 @@ from pagedkv.simulation.meters.sharing import Branches, SharingMeter
 from pagedkv.simulation.meters.timeline import Timeline
 from pagedkv.simulation.meters.waste import WasteMeter
 from pagedkv.simulation.running_rows import RunningRows
+from pagedkv.simulation.space_watch import SpaceWatch
 from pagedkv.simulation.step_work import StepWork
-from pagedkv.simulation.watched_space import WatchedSpace
+from pagedkv.space import BlockSpace
 
 __all__ = ["COUNTS", "LEVELS", "POOL_LEVELS", "Meters"]
 
@@ -29,17 +30,18 @@ class Meters:
     """Takes all figures of one replay.
 
     Args:
-        config: the configuration; space: the space that serves.
+        config: the configuration; space: the space that serves; watch: what follows it.
     """
 
-    def __init__(self, config: ServingConfig, space: WatchedSpace) -> None:
+    def __init__(self, config: ServingConfig, space: BlockSpace, watch: SpaceWatch) -> None:
         first = config.group_specs[0]
         self._space = space
+        self._watch = watch
         self._first_pool = first.pool
         self._block_size = first.block_size
         pools = list(space.config.pool_names)
         self.num_usable = {pool: count - 1 for pool, count in space.config.blocks_by_pool().items()}
-        self.history = space.history
+        self.history = watch.history
         self.journeys = Journeys()
         self.occupancy = {pool: Occupancy() for pool in pools}
         self.waste = WasteMeter(first.block_size, config.max_length)
@@ -78,7 +80,7 @@ class Meters:
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
         """Note who was admitted, preempted and rejected."""
-        for admission, misses in zip(batch.admitted, self._space.take_misses(), strict=True):
+        for admission, misses in zip(batch.admitted, self._watch.take_misses(), strict=True):
             self._admitted(admission, misses, now_s)
         for preempted in batch.preempted:
             self._since_step["num_preemptions"] += 1

@@ -32,6 +32,6 @@ group lacks, the first of these that holds is the verdict::
 Tokens are compared with content under the same keys alone: nobody is told what another tenant has asked.
 """
 
-from pagedkv.space.explaining.explain import explain, note_admission, tell_misses
+from pagedkv.space.explaining.explain import explain, is_bare, tell_misses
 
-__all__ = ["explain", "note_admission", "tell_misses"]
+__all__ = ["explain", "is_bare", "tell_misses"]

@@ -8,7 +8,7 @@ from pagedkv.space.explaining.verdicts import verdict_of
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.state import SpaceState
 
-__all__ = ["explain", "note_admission", "tell_misses"]
+__all__ = ["explain", "is_bare", "tell_misses"]
 
 
 def explain(state: SpaceState, prompt: Prompt, hit: PrefixHit, *, is_thorough: bool = True) -> Explanation:
@@ -57,32 +57,7 @@ def _cause_without_a_block(case: Case) -> MissCause | None:
     return None if case.hit.loading is None else MissCause.LOADING
 
 
-def note_admission(state: SpaceState, row: int, hit: PrefixHit) -> None:
-    """Record why the hit of a prompt ends, to which a row is about to be given, if the space records that.
-
-    Where the chain of the one group that keeps whole prefixes ends with the hit, a loop finds out: 0.7 us.
-    """
-    book, group = state.explanations, hit.ends_chain_of
-    if book is None:
-        return
-    if group is None or hit.loading is not None or hit.tails or hit.num_replayed or not _is_bare(state, hit):
-        book.put_away(row)
-    elif state.loops.record_miss(
-        group.pool.arrays,
-        group.arrays,
-        state.extra_keys.arrays,
-        hit.prompt.tokens,
-        hit.block_ids[group.index],
-        hit.prompt.max_hit_tokens,
-        row,
-        state.serials,
-        book.arrays,
-    ):
-        return
-    book.record(row, int(state.serials[row]), explain(state, hit.prompt, hit, is_thorough=False))
-
-
-def _is_bare(state: SpaceState, hit: PrefixHit) -> bool:
+def is_bare(state: SpaceState, hit: PrefixHit) -> bool:
     """Tell whether the block behind a hit has no extra keys of its own, and no earlier epoch concerns it."""
     if hit.num_tokens:
         return not hit.prompt.keys.media

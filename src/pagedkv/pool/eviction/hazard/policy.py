@@ -1,6 +1,6 @@
 """What the policy that learns does at each moment of a block's life, and what it promises of its arrays."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -50,7 +50,8 @@ from pagedkv.pool.eviction.hazard.leaves import join_cached, leave_cached, live_
 from pagedkv.pool.eviction.hazard.runs import begin_runs, forget_oldest
 from pagedkv.pool.eviction.hazard.serials import NO_RUN, leave_run, slot_of
 from pagedkv.pool.eviction.hazard.victims import OF_LRU, draw
-from pagedkv.pool.eviction.policy import EvictionPolicy, PolicyState, check_cold, put_last
+from pagedkv.pool.eviction.policy import EvictionPolicy, PolicyState, check_cold
+from pagedkv.pool.moments import Moments, put_last
 
 __all__ = ["HAZARD"]
 
@@ -220,21 +221,18 @@ class HazardArrays(PoolArrays):
     """The arrays of a pool that evicts so."""
 
     __slots__ = ()
+    moments: ClassVar = Moments(
+        note_name=_recall,
+        expect=fetch_ghosts,
+        note_reuse=_note_reuse,
+        note_recomputed=_note_recomputed,
+        enqueue=_enqueue,
+        note_eviction=_note_eviction,
+        note_drop=_note_drop,
+        note_claim=_note_claim,
+        note_request=_note_request,
+        choose_victim=_choose_victim,
+    )
 
 
-HAZARD: Final = EvictionPolicy(
-    "hazard",
-    HazardArrays,
-    new_state=_new_state,
-    note_name=_recall,
-    expect=fetch_ghosts,
-    note_reuse=_note_reuse,
-    note_recomputed=_note_recomputed,
-    enqueue=_enqueue,
-    note_eviction=_note_eviction,
-    note_drop=_note_drop,
-    note_claim=_note_claim,
-    note_request=_note_request,
-    choose_victim=_choose_victim,
-    check=_check,
-)
+HAZARD: Final = EvictionPolicy("hazard", HazardArrays, new_state=_new_state, check=_check)

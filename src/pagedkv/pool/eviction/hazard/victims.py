@@ -35,7 +35,7 @@ from pagedkv.pool.eviction.hazard.layout import (
     VICTIM_RUN,
     WORK,
 )
-from pagedkv.pool.eviction.policy import FETCHED_AHEAD
+from pagedkv.pool.moments import FETCHED_AHEAD
 
 __all__ = ["OF_LRU", "draw", "value_of"]
 
