@@ -57,7 +57,7 @@ class _Diary(SpaceObserver):
 
 
 def test_every_moment_is_called_in_order() -> None:
-    space, diary = new_space(), _Diary()
+    space, diary = new_space(explain=True), _Diary()
     space.observe(diary)
     row = space.allocate(tokens(6)).row
     first = space.plan_step().step_id
