@@ -14,7 +14,7 @@ Here with blocks of 4 tokens and a window of 4; ``x`` marks what is gone::
 
     position    0   4   8   12  16
     full        [##][##][##][##]         hit        8 tokens; the next boundary is 12
-    window      [##][##] x  [##]         lack       block 2 of the window, which a hit of 12 would need
+    window      [##][##]  x [##]         lack       block 2 of the window, which a hit of 12 would need
                                          verdict    window gone, since full attention still has that content
 
 Nothing is lacking where the prompt has no further boundary (block not full), where the caller allows none (bounded),

@@ -76,9 +76,9 @@ def _lower(known: Known, bound: Bound) -> tuple[Bound, list[Int32Array]]:
 def _served_by_all(known: Known, length: int) -> int:
     """Lower a length by what each group lacks whose prefix may be gone."""
     longest_servable = known.state.loops.longest_servable
-    for group, arguments in known.lookups.values():
-        num_known = len(arguments[-1]) * group.block_size
-        length = longest_servable(*arguments, min(length, num_known))
+    for lookup in known.lookups.values():
+        num_known = lookup.num_known * lookup.group.block_size
+        length = longest_servable(*lookup.arguments, min(length, num_known))
     return known.aligned(length)
 
 
