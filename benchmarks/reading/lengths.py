@@ -43,7 +43,8 @@ class Lengths:
 
 def lengths_of(package: Path) -> Lengths:
     """Measure the package in a folder."""
-    files, functions = [], []
+    files: list[Length] = []
+    functions: list[Length] = []
     for file in sorted(package.rglob("*.py")):
         name = file.relative_to(package).as_posix()
         if name.startswith(KERNELS):
