@@ -20,11 +20,12 @@ class Taken:
     """A name that a file imports.
 
     Args:
-        file: the file that imports it; origin: the file that defines it, both from the package's folder on.
-        name: the name there; empty for the file as a whole.
+        file: the file that imports it, from the package's folder on; door: the file that it names there.
+        origin: the file that defines it; name: the name there, empty for the file as a whole.
     """
 
     file: str
+    door: str
     origin: str
     name: str
 
@@ -44,17 +45,17 @@ class Sources:
     @cached_property
     def taken(self) -> tuple[Taken, ...]:
         """Every name that a file takes from another one of the package, once."""
-        found = (
-            Taken(file, *self._origin(module, name))
-            for file, tree in self.trees.items()
-            for module, name in _asked(tree)
-        )
+        found = (self._taken(file, *asked) for file, tree in self.trees.items() for asked in _asked(tree))
         return tuple(dict.fromkeys(each for each in found if each.origin != each.file))
 
     @cached_property
     def _imported(self) -> dict[str, dict[str, tuple[str, str]]]:
         """By file, the names that it has by importing them: as what, from which module and under which name."""
         return {file: _by_alias(tree) for file, tree in self.trees.items()}
+
+    def _taken(self, file: str, module: str, name: str) -> Taken:
+        origin, name_there = self._origin(module, name)
+        return Taken(file, self._file_of(module) or origin, origin, name_there)
 
     def _origin(self, module: str, name: str) -> tuple[str, str]:
         """Find the file that defines a name which a module offers, and how it is called there."""

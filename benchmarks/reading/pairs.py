@@ -86,9 +86,9 @@ def circles(sources: Sources, plan: Plan) -> list[list[str]]:
     """List the sets of rooms of which each imports each, directly or through others."""
     arrows: dict[str, set[str]] = defaultdict(set)
     for taken in sources.taken:
-        room, other = plan.room_of(taken.file), plan.room_of(taken.origin)
-        if ROOT_ROOM not in {room, other}:
-            arrows[room].add(other)
+        rooms = {plan.room_of(taken.door), plan.room_of(taken.origin)}
+        arrows[plan.room_of(taken.file)] |= rooms - {ROOT_ROOM}
+    arrows.pop(ROOT_ROOM, None)
     reach = {room: _reached(arrows, room) for room in list(arrows)}
     alike = {tuple(sorted({room} | {other for other in reach[room] if room in reach.get(other, ())})) for room in reach}
     return [list(rooms) for rooms in sorted(alike) if len(rooms) > 1]

@@ -34,10 +34,10 @@ SMALL = {
 
 def test_a_name_counts_for_the_module_that_defines_it_through_re_exports(tmp_path: Path) -> None:
     taken = sources(tmp_path, SMALL).taken
-    assert Taken("wing/space/growing.py", "pool/charging.py", "take") in taken
-    assert Taken("wing/space/growing.py", "pool/charging.py", "") in taken
-    assert Taken("wing/space/growing.py", "pool/blocks.py", "NEXT") in taken
-    assert Taken("wing/space/audit.py", "pool/leases/order.py", "first") in taken
+    assert Taken("wing/space/growing.py", "pool/__init__.py", "pool/charging.py", "take") in taken
+    assert Taken("wing/space/growing.py", "pool/__init__.py", "pool/charging.py", "") in taken
+    assert Taken("wing/space/growing.py", "pool/__init__.py", "pool/blocks.py", "NEXT") in taken
+    assert Taken("wing/space/audit.py", "pool/leases/__init__.py", "pool/leases/order.py", "first") in taken
     assert not any(each.origin == "pool/__init__.py" for each in taken)
 
 
