@@ -13,20 +13,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pagedkv
-from pagedkv import Allocation, BlockSpace, FullAttention, SpaceConfig
+from pagedkv import Allocation, BlockSpace, FullAttention, Shortage, SpaceConfig
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.scheduling import Request, Scheduler, SchedulingConfig
 
 __all__ = ["JOBS", "Executed", "executed"]
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
 
 SOURCE: Final = str(Path(pagedkv.__file__).parent)
 NUM_TOKENS: Final = 100
@@ -76,12 +80,17 @@ def _new_space() -> BlockSpace:
     return BlockSpace(SpaceConfig((FullAttention(),), 1000))
 
 
-def _prompt(number: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+def _prompt(number: int) -> Int32Array:
     return np.arange(number * NUM_TOKENS, (number + 1) * NUM_TOKENS, dtype=np.int32)
 
 
 def _run(space: BlockSpace) -> None:
     space.acknowledge(space.plan_step().step_id)
+
+
+def _row_of(answer: Allocation | Shortage) -> int:
+    assert isinstance(answer, Allocation)
+    return answer.row
 
 
 def allocate() -> Executed:
@@ -109,7 +118,7 @@ def allocate_with_a_hit() -> Executed:
 def free() -> Executed:
     """Free a sequence that nobody shares."""
     space = _new_space()
-    rows = [answer.row for answer in (space.allocate(_prompt(number)) for number in range(2)) if answer]
+    rows = [_row_of(space.allocate(_prompt(number))) for number in range(2)]
     _run(space)
     space.free(rows[0])
     with executed() as told:
@@ -130,7 +139,11 @@ def admit_four() -> Executed:
 
 def _add_four(scheduler: Scheduler, first: int) -> None:
     for number in range(first, first + 4):
-        scheduler.add(Request(number, NUM_TOKENS, 1, lambda _, number=number: _prompt(number)))
+        scheduler.add(Request(number, NUM_TOKENS, 1, partial(_load, number)))
+
+
+def _load(number: int, _num_generated: int) -> Int32Array:
+    return _prompt(number)
 
 
 def decode_step() -> Executed:
