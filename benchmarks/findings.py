@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import eviction_capacities, sharing
-from benchmarks.markdown import table
+from benchmarks.markdown import table, table_of, with_table
 from pagedkv import BlockPool
 from pagedkv.pool.eviction.registry import POLICIES
 
@@ -141,18 +141,6 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = MappingProxyType(
 """By the name that the page calls them; each is given the folder of the traces."""
 
 
-def table_of(page: str, name: str) -> str:
-    """Give the table that stands on the page. Raises ValueError if it has no place there, or two."""
-    _before, text, _after = _parts(page, name)
-    return text
-
-
-def with_table(page: str, name: str, text: str) -> str:
-    """Put a table in its place on the page. Raises ValueError if it has none there, or two."""
-    before, _old, after = _parts(page, name)
-    return before + text + after
-
-
 def main() -> int:
     """Measure what the tables show, one after the other, and write each as soon as it is there."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.findings", description=__doc__)
@@ -174,17 +162,6 @@ def main() -> int:
             arguments.page.write_text(with_table(arguments.page.read_text("utf-8"), name, text), "utf-8")
             progress.advance(task)
     return 0
-
-
-def _parts(page: str, name: str) -> tuple[str, str, str]:
-    begin, end = f"<!-- table: {name} -->\n\n", "\n\n<!-- end of table -->"
-    if page.count(begin) != 1:
-        raise ValueError(f"the page has {page.count(begin)} places for the table {name!r}, not 1")
-    before, _, rest = page.partition(begin)
-    text, found, after = rest.partition(end)
-    if not found:
-        raise ValueError(f"the place of the table {name!r} has no end")
-    return before + begin, text, end + after
 
 
 def _run(*command: str) -> Result:

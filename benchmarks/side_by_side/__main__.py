@@ -4,6 +4,9 @@ import argparse
 import sys
 from typing import Final
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
 from benchmarks.repository import ROOT, UnknownCommitError, commit_id, extracted
 from benchmarks.side_by_side.comparing import Comparison
 from benchmarks.side_by_side.processes import play_both
@@ -37,7 +40,9 @@ def main() -> int:
     with extracted(commit) as tree:
         now = Package("now", ROOT / "src", CACHES / "now")
         then = Package(commit[:7], tree / "src", CACHES / commit[:12])
-        comparison = play_both(now, then, told)
+        with _progress() as progress:
+            task = progress.add_task("", total=arguments.operations)
+            comparison = play_both(now, then, told, lambda count: progress.update(task, completed=count))
     return _tell(comparison, arguments)
 
 
@@ -54,6 +59,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn")
     parser.add_argument("--life", type=int, metavar="N", help="this life of the run alone")
     return parser.parse_args()
+
+
+def _progress() -> Progress:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))
 
 
 def _tell(comparison: Comparison, arguments: argparse.Namespace) -> int:

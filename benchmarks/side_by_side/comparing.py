@@ -6,7 +6,7 @@ is a :class:`Difference`, and the end, since from there on the two packages are 
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
@@ -64,8 +64,8 @@ class Comparison:
     tallies: dict[str, Counter[str]] = field(default_factory=dict)
 
 
-def compare(now: Iterable[str], then: Iterable[str]) -> Comparison:
-    """Compare what two processes write, until they differ."""
+def compare(now: Iterable[str], then: Iterable[str], advance: Callable[[int], None]) -> Comparison:
+    """Compare what two processes write, until they differ; ``advance`` is told after each life how many calls were."""
     comparison = Comparison()
     for ours, theirs in zip_longest(now, then):
         if ours != theirs and not _is_reworded(ours, theirs, comparison.reworded):
@@ -74,6 +74,7 @@ def compare(now: Iterable[str], then: Iterable[str]) -> Comparison:
         if ours.startswith("{"):
             told = json.loads(ours)
             comparison.tallies.setdefault(told["mix"], Counter()).update(told["tally"])
+            advance(comparison.num_calls)
         else:
             comparison.num_calls += 1
     return comparison

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import IO
@@ -14,14 +14,17 @@ from benchmarks.trial import Package
 __all__ = ["play_both"]
 
 
-def play_both(now: Package, then: Package, told: list[str]) -> Comparison:
+def play_both(
+    now: Package, then: Package, told: list[str], advance: Callable[[int], None] = lambda _: None
+) -> Comparison:
     """Let two packages play the same lives, and compare them until they differ.
 
     Args:
         now, then: the packages; told: the arguments of :mod:`benchmarks.side_by_side.process` behind the source.
+        advance: is told now and then how many calls were compared.
     """
     with _playing(now, told) as ours, _playing(then, told) as theirs:
-        return compare(ours, theirs)
+        return compare(ours, theirs, advance)
 
 
 @contextmanager

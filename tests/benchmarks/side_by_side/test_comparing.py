@@ -5,9 +5,14 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.side_by_side.comparing import Comparison, compare
+from benchmarks.side_by_side import comparing
+from benchmarks.side_by_side.comparing import Comparison
 
 TALLY = json.dumps({"mix": "full", "tally": {"free: done": 2}}) + "\n"
+
+
+def compare(now: list[str], then: list[str]) -> Comparison:
+    return comparing.compare(now, then, lambda _: None)
 
 
 def call(number: int, answer: object, state: object = None) -> str:

@@ -1,0 +1,186 @@
+"""What executes of ``src/pagedkv`` in a few jobs: distinct lines, functions and files, with loops interpreted.
+
+That is how much somebody reads who steps through a job with a debugger. Each job is done twice, and the second time is
+traced, since the first also builds what is kept. Runs in a process of its own, which is told its package:
+
+    NUMBA_DISABLE_JIT=1 PYTHONPATH=SOURCE python -m benchmarks.reading.jobs
+
+prints it as JSON.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import pagedkv
+from pagedkv import Allocation, BlockSpace, FullAttention, Shortage, SpaceConfig
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.scheduling import Request, Scheduler, SchedulingConfig
+
+__all__ = ["JOBS", "Executed", "executed"]
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+
+SOURCE: Final = str(Path(pagedkv.__file__).parent)
+NUM_TOKENS: Final = 100
+
+
+@dataclass(slots=True)
+class Executed:
+    """What was executed.
+
+    Args:
+        lines: by file and number; functions: by their code, comprehensions belong to the function around them.
+    """
+
+    lines: set[tuple[str, int]] = field(default_factory=set)
+    functions: set[CodeType] = field(default_factory=set)
+
+    @property
+    def files(self) -> set[str]:
+        """The files in which these lines are."""
+        return {file for file, _ in self.lines}
+
+
+@contextmanager
+def executed() -> Iterator[Executed]:
+    """Note every line of the package that executes within the block."""
+    told = Executed()
+
+    def enter(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        return note if frame.f_code.co_filename.startswith(SOURCE) else None
+
+    def note(frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
+        if event == "line":
+            if not frame.f_code.co_name.startswith("<"):
+                told.functions.add(frame.f_code)
+            told.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield told
+    finally:
+        sys.settrace(before)
+
+
+def _new_space() -> BlockSpace:
+    return BlockSpace(SpaceConfig((FullAttention(),), 1000))
+
+
+def _prompt(number: int) -> Int32Array:
+    return np.arange(number * NUM_TOKENS, (number + 1) * NUM_TOKENS, dtype=np.int32)
+
+
+def _run(space: BlockSpace) -> None:
+    space.acknowledge(space.plan_step().step_id)
+
+
+def _row_of(answer: Allocation | Shortage) -> int:
+    assert isinstance(answer, Allocation)
+    return answer.row
+
+
+def allocate() -> Executed:
+    """Allocate a prompt in a space with default settings."""
+    space = _new_space()
+    space.allocate(_prompt(0))
+    with executed() as told:
+        space.allocate(_prompt(1))
+    return told
+
+
+def allocate_with_a_hit() -> Executed:
+    """Allocate a prompt that is cached."""
+    space = _new_space()
+    for _ in range(2):
+        space.allocate(_prompt(0))
+        _run(space)
+    with executed() as told:
+        answer = space.allocate(_prompt(0))
+    assert isinstance(answer, Allocation)
+    assert answer.num_hit_tokens
+    return told
+
+
+def free() -> Executed:
+    """Free a sequence that nobody shares."""
+    space = _new_space()
+    rows = [_row_of(space.allocate(_prompt(number))) for number in range(2)]
+    _run(space)
+    space.free(rows[0])
+    with executed() as told:
+        space.free(rows[1])
+    return told
+
+
+def admit_four() -> Executed:
+    """Let the scheduler admit four requests, and plan the step that computes their prompts."""
+    scheduler = Scheduler(SchedulingConfig(), _new_space())
+    _add_four(scheduler, 0)
+    scheduler.finish(scheduler.schedule(), np.zeros(4, np.int32))  # they end with their first token
+    _add_four(scheduler, 4)
+    with executed() as told:
+        assert len(scheduler.schedule().admitted) == 4
+    return told
+
+
+def _add_four(scheduler: Scheduler, first: int) -> None:
+    for number in range(first, first + 4):
+        scheduler.add(Request(number, NUM_TOKENS, 1, partial(_load, number)))
+
+
+def _load(number: int, _num_generated: int) -> Int32Array:
+    return _prompt(number)
+
+
+def decode_step() -> Executed:
+    """Let the engine decode one token of a request."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        eos_token_id=None,
+    )
+    llm = LLM(LlamaForCausalLM(config).eval(), EngineConfig(num_blocks=100, self_test=False))
+    core = llm.core
+    core.add(np.arange(20, dtype=np.int32), SamplingParams(max_tokens=8, temperature=0))
+    for _ in range(3):
+        core.step()
+    with executed() as told:
+        core.step()
+    return told
+
+
+JOBS: Final[dict[str, Callable[[], Executed]]] = {
+    "allocate 100 tokens": allocate,
+    "the same, with a hit": allocate_with_a_hit,
+    "free": free,
+    "admit 4 requests": admit_four,
+    "a decode step of the engine": decode_step,
+}
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    told = {name: job() for name, job in JOBS.items()}
+    print(json.dumps({name: [len(each.lines), len(each.functions), len(each.files)] for name, each in told.items()}))
+
+
+if __name__ == "__main__":
+    main()
