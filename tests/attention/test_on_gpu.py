@@ -61,10 +61,26 @@ def there(case: Case, dtype: torch.dtype = torch.float32) -> Case:
     return Case(storage, step_there(case.step), case.query.to(DEVICE))
 
 
+def group_there(group: GroupMetadata) -> GroupMetadata:
+    return GroupMetadata(
+        group.block_tables.to(DEVICE),
+        group.starts.to(DEVICE),
+        group.seq_lens.to(DEVICE),
+        group.query_start_loc.to(DEVICE),
+        group.slot_mapping.to(DEVICE),
+    )
+
+
 def step_there(step: StepMetadata) -> StepMetadata:
     (group,) = step.groups
-    arrays = (group.block_tables, group.starts, group.seq_lens, group.query_start_loc, group.slot_mapping)
-    return StepMetadata((GroupMetadata(*(array.to(DEVICE) for array in arrays)),), step.num_places, step.num_tokens)
+    return StepMetadata((group_there(group),), step.num_places, step.num_tokens)
+
+
+def static_group(group: GroupMetadata) -> GroupMetadata:
+    """A group of four places whose arrays are changed in place, as those of a graph."""
+    tables = torch.zeros(4, 40, dtype=torch.int32, device=DEVICE)
+    starts, seq_lens, offsets = group.starts.clone(), group.seq_lens.clone(), group.query_start_loc.clone()
+    return GroupMetadata(tables, starts, seq_lens, offsets, group.slot_mapping.clone())
 
 
 def backend_of(
@@ -134,6 +150,18 @@ def test_rows_that_share_blocks_answer_alike() -> None:
         for is_invariant in (True, False)
     ]
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_share_blocks_answer_as_if_they_were_alone() -> None:
+    """Bit by bit, unless ``batch_invariant=False`` is asked for."""
+    case = there(paged_case([(100, 101), (90, 91), (95, 96)]))
+    (group,) = case.step.groups
+    group.block_tables[1:, :20] = group.block_tables[0, :20]
+    together = backend_of(case, [LAYERS["plain"]]).attend(0, case.query, case.step)
+    for place in range(3):
+        only = torch.tensor([place], device=DEVICE)
+        alone = backend_of(case, [LAYERS["plain"]]).attend(0, case.query[only], case.step.select(only, only))
+        assert torch.equal(alone[0], together[place])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
@@ -219,8 +247,8 @@ def test_unfolded_lists_follow_the_step() -> None:
             key, value = torch.randn(num_keys, 4, 8), torch.randn(num_keys, 4, 5)
             reference = ReferenceBackend(case.storage, layers)
             expected = reference.attend_unfolded(number, case.query, key, value, case.step)
-            given = (each.to(DEVICE) for each in (case.query, key, value))
-            found = backend.attend_unfolded(number, *given, step_there(case.step))
+            query, key, value = (each.to(DEVICE) for each in (case.query, key, value))
+            found = backend.attend_unfolded(number, query, key, value, step_there(case.step))
             torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -234,10 +262,7 @@ def test_one_graph_serves_any_step(name: str) -> None:
     storage = next(case for case in cases if case.storage.pool_of(0).device_nbytes == largest).storage
     pool = storage.pool_of(0).device_bytes
     group = cases[0].step.groups[0]
-    static = GroupMetadata(
-        torch.zeros(4, 40, dtype=torch.int32, device=DEVICE),
-        *(array.clone() for array in (group.starts, group.seq_lens, group.query_start_loc, group.slot_mapping)),
-    )
+    static = static_group(group)
     query = torch.zeros(16, 4, 8, device=DEVICE)
     step = StepMetadata((static,), 4, 16)
     backend = backend_of(Case(storage, step, query), [layer, replace(layer, index=0)])
@@ -283,10 +308,7 @@ def test_one_graph_serves_any_step_of_latents(num_heads: int, is_absorbed: bool)
     storage = KVStorage(SpaceConfig((FullAttention(4),), num_blocks), [LatentShape(2, 24, dtype=torch.float32)], DEVICE)
     storage.pool_of(0).device_bytes.view(torch.float32).normal_()
     group = step_there(cases[0].step).groups[0]
-    static = GroupMetadata(
-        torch.zeros(4, 40, dtype=torch.int32, device=DEVICE),
-        *(array.clone() for array in (group.starts, group.seq_lens, group.query_start_loc, group.slot_mapping)),
-    )
+    static = static_group(group)
     step, query = StepMetadata((static,), 4, 16), torch.zeros(16, num_heads, 24, device=DEVICE)
     key, value = torch.randn(250, num_heads, 24, device=DEVICE), torch.randn(250, num_heads, 16, device=DEVICE)
     layers = [AttentionLayer(0, index, num_heads, 0.3, is_latent=True) for index in (0, 1)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv import BlockSpace, FullAttention, SpaceConfig
+from pagedkv import Allocation, BlockSpace, FullAttention, SpaceConfig
 from pagedkv.attention import (
     AttentionLayer,
     CPUBackend,
@@ -26,6 +26,7 @@ from pagedkv.attention.preferring import LayerChoice, choose
 from pagedkv.device import KeyValueShape, KVStorage, LatentShape
 from pagedkv.errors import ConfigurationError
 from tests.attention.paged import Case, paged_case
+from tests.attention.test_on_gpu import group_there
 
 pytestmark = pytest.mark.interpreted
 
@@ -226,12 +227,13 @@ def test_page_lists_are_the_plain_ones(name: str, block_size: int) -> None:
 def test_lengths_are_known_unless_tokens_are_not() -> None:
     """A range that ends in unknown tokens is an upper bound, and nothing is told of it."""
     space = BlockSpace(SpaceConfig((FullAttention(4),), 20))
-    row = space.allocate(range(6)).row
+    given = space.allocate(range(6))
+    assert isinstance(given, Allocation)
     plan = space.plan_step()
     known = KnownRanges.of(plan, 0)
     assert known is not None
     assert (known.starts.tolist(), known.ends.tolist()) == ([0], [6])
-    space.append([row], None, [1])
+    space.append([given.row], None, [1])
     assert KnownRanges.of(space.plan_step(), 0) is None
 
 
@@ -252,8 +254,7 @@ if DEVICE.type == "cuda":
         storage = KVStorage(case.storage.config, case.storage.shapes, DEVICE)
         storage.pool_of(0).device_bytes.copy_(case.storage.pool_of(0).device_bytes)
         group, known = group_and_known(case)
-        arrays = (group.block_tables, group.starts, group.seq_lens, group.query_start_loc, group.slot_mapping)
-        moved = GroupMetadata(*(array.to(DEVICE) for array in arrays), known)
+        moved = replace(group_there(group), known=known)
         return storage, StepMetadata((moved,), case.step.num_places, case.step.num_tokens), case.query.to(DEVICE)
 
     def preferring(storage: KVStorage, layers: list[AttentionLayer]) -> PreferringBackend:

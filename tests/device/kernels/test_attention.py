@@ -295,26 +295,3 @@ if not IS_INTERPRETED:  # which has not the memory of a GPU
             other = make_case(((0, 1),), memory, device=KERNEL_DEVICE)
             work = work_of(other, Reading(num_heads), tiling_for(other.layer, Reading(num_heads)))
             assert not latents.serves(work, other.layer, other.query, None)
-
-    def test_addresses_at_the_end_of_a_large_pool() -> None:
-        """Blocks at the end of a pool of 100 GiB, whose elements a 32-bit number does not count."""
-        free, _ = torch.cuda.mem_get_info()
-        nbytes = min(100 * 2**30, int(free * 0.9))
-        memory = Memory(8, 2, (128, 128), 16, torch.bfloat16)
-        case = make_case(((500, 501), (0, 300), (63, 64)), memory, device=KERNEL_DEVICE)
-        pool = torch.empty(nbytes, dtype=torch.uint8, device=KERNEL_DEVICE)
-        moved, block_nbytes = case.storage.pool_of(0).device_bytes, case.storage.pool_of(0).block_nbytes
-        num_blocks, num_held = nbytes // block_nbytes, len(moved) // block_nbytes
-        first = num_blocks - num_held
-        pool[first * block_nbytes : num_blocks * block_nbytes] = moved
-        typed = pool[: num_blocks * block_nbytes].view(torch.bfloat16)
-        sides = [
-            typed.as_strided((num_blocks, *side.shape[1:]), side.stride(), side.storage_offset())
-            for side in (case.layer.keys, case.layer.values)
-        ]
-        layer = case.layer._replace(keys=sides[0], values=sides[1])
-        rows = case.rows._replace(block_tables=case.rows.block_tables + first)
-        far = replace(case, layer=layer, rows=rows)
-        found = answer(far, work_of(case, Reading(4)))
-        assert same_bytes(found, answer(case, work_of(case, Reading(4))))
-        require_close(found, answers(case, Reading(4)))
