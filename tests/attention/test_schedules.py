@@ -162,7 +162,7 @@ class Side:
     def step(self, step: StepMetadata) -> StepMetadata:
         """Describe a step where the back end runs."""
         groups = tuple(
-            GroupMetadata(**{name: getattr(group, name).to(self.device) for name in ARRAYS}) for group in step.groups
+            GroupMetadata(*(getattr(group, name).to(self.device) for name in ARRAYS)) for group in step.groups
         )
         return StepMetadata(groups, step.num_places, step.num_tokens)
 

@@ -15,6 +15,7 @@ from pagedkv.device.kernels.triton import (  # noqa: E402
     blocks,
     calls,
     decoding,
+    drawing,
     latents,
     lists,
     merging,
@@ -197,3 +198,16 @@ def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int) ->
     assert "wgmma.mma_async" in made.asm["ptx"]
     assert "cp.async.cg.shared.global" in made.asm["ptx"]
     assert made.metadata.shared <= SHARED_NBYTES
+
+
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize("kernel", [drawing._words_kernel, drawing._draw_kernel, drawing._merge_kernel])
+def test_draws_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - Triton's
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    types |= dict.fromkeys(("seeds", "samples", "positions", "out"), "*i64")
+    types |= dict.fromkeys(("temperatures", "least", "greatest"), "*fp32")
+    types |= {"scores": "*bf16", "sums": "*fp64", "token_ids": "*i32"}
+    sizes = {
+        name: value for name, value in {"TILE": 1024, "PART": 4096, "PARTS": 32}.items() if name in kernel.arg_names
+    }
+    assert f"sm_{capability}" in compiled(kernel, capability, types, **sizes)

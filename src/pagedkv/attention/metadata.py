@@ -12,7 +12,7 @@ them anyway, and for certain, it may say so: some back ends of others take them 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +57,7 @@ class GroupMetadata:
     seq_lens: torch.Tensor
     query_start_loc: torch.Tensor
     slot_mapping: torch.Tensor
-    known: KnownRanges | None = None
+    known: KnownRanges | None = field(default=None, kw_only=True)
 
     def select(self, places: torch.Tensor, tokens: torch.Tensor) -> "GroupMetadata":
         """Leave out all but some places and their tokens: int64 each, ascending."""
@@ -96,7 +96,7 @@ class StepMetadata:
                 seq_lens[group],
                 offsets[group],
                 slots[group, : inputs.num_tokens],
-                None if plan is None else KnownRanges.of(plan, group),
+                known=None if plan is None else KnownRanges.of(plan, group),
             )
             for group, table in enumerate(inputs.block_tables)
         )
