@@ -16,6 +16,7 @@ from pagedkv.device.kernels.triton import (  # noqa: E402
     calls,
     decoding,
     drawing,
+    filtering,
     latents,
     lists,
     merging,
@@ -201,12 +202,17 @@ def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int) ->
 
 
 @pytest.mark.parametrize("capability", [HOPPER, AMPERE])
-@pytest.mark.parametrize("kernel", [drawing._words_kernel, drawing._draw_kernel, drawing._merge_kernel])
+@pytest.mark.parametrize(
+    "kernel", [drawing._words_kernel, drawing._draw_kernel, drawing._merge_kernel, filtering._least_kernel]
+)
 def test_draws_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - Triton's
     types = dict.fromkeys(kernel.arg_names, "i32")
     types |= dict.fromkeys(("seeds", "samples", "positions", "out"), "*i64")
     types |= dict.fromkeys(("temperatures", "least", "greatest"), "*fp32")
     types |= {"scores": "*bf16", "sums": "*fp64", "token_ids": "*i32"}
+    types |= {"top_k": "*i64", "top_p": "*fp64", "min_p": "*fp32"}
+    if kernel is filtering._least_kernel:
+        types["out"] = "*fp32"
     sizes = {
         name: value for name, value in {"TILE": 1024, "PART": 4096, "PARTS": 32}.items() if name in kernel.arg_names
     }

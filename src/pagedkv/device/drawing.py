@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-__all__ = ["FACTORS", "GAMMA", "NO_TOKEN", "SHIFTS", "UNUSED_BITS", "Draws"]
+__all__ = ["FACTORS", "GAMMA", "NO_TOKEN", "SHIFTS", "UNUSED_BITS", "Draws", "Filters"]
 
 GAMMA: Final = 0x9E3779B97F4A7C15
 FACTORS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -40,3 +40,19 @@ class Draws(NamedTuple):
     seeds: torch.Tensor
     samples: torch.Tensor
     positions: torch.Tensor
+
+
+class Filters(NamedTuple):
+    """Which of a row's greatest scores may be drawn, ``[rows]`` each, as above.
+
+    Args:
+        temperatures: float32; 0: nothing is filtered, the greatest is taken.
+        top_k: int64, so many scores and those equal to the last; 0: all.
+        top_p: float64, the fewest scores whose probabilities, of what top-k left, sum up to it; 1: all.
+        min_p: float32, the least probability, of the greatest one's; 0: any.
+    """
+
+    temperatures: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
