@@ -1,6 +1,7 @@
 """Figures of sampling on the device: draws from whole vocabularies, and filters before them."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import torch
@@ -33,7 +34,7 @@ def sampling_figures() -> Iterator[Figure]:
         reference.draw_tokens(draws, scores, expected)
         assert torch.equal(out, expected), "other tokens were drawn"
         yield figure(
-            f"{name}, {what}", by_graph([lambda d=draws: kernels.draw_tokens(d, scores, out)] * RUNS_A_GRAPH, NUM_RUNS)
+            f"{name}, {what}", by_graph([partial(kernels.draw_tokens, draws, scores, out)] * RUNS_A_GRAPH, NUM_RUNS)
         )
     for what, top_k, top_p in (("top-k 50", 50, 1.0), ("top-p 0.9", 0, 0.9)):
         filters = Filters(ones, numbers * 0 + top_k, (ones * top_p).double(), ones * 0)
@@ -43,5 +44,5 @@ def sampling_figures() -> Iterator[Figure]:
         assert torch.allclose(least, expected_least, rtol=1e-4, atol=1e-4), "another threshold was found"
         yield figure(
             f"{name}, {what} found",
-            by_graph([lambda f=filters: kernels.find_least(f, scores, least)] * RUNS_A_GRAPH, NUM_RUNS),
+            by_graph([partial(kernels.find_least, filters, scores, least)] * RUNS_A_GRAPH, NUM_RUNS),
         )
