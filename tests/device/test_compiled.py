@@ -201,11 +201,13 @@ def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int) ->
     assert made.metadata.shared <= SHARED_NBYTES
 
 
+@pytest.mark.parametrize("is_one", [False, True], ids=["any", "one"])
 @pytest.mark.parametrize("capability", [HOPPER, AMPERE])
 @pytest.mark.parametrize(
     "kernel", [drawing._words_kernel, drawing._draw_kernel, drawing._merge_kernel, filtering._least_kernel]
 )
-def test_draws_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - Triton's
+def test_draws_compile(kernel: Any, capability: int, is_one: bool) -> None:  # noqa: ANN401, FBT001 - Triton's
+    """Triton takes an argument that is 1 for a constant, which has no methods."""
     types = dict.fromkeys(kernel.arg_names, "i32")
     types |= dict.fromkeys(("seeds", "samples", "positions", "out"), "*i64")
     types |= dict.fromkeys(("temperatures", "least", "greatest"), "*fp32")
@@ -216,4 +218,6 @@ def test_draws_compile(kernel: Any, capability: int) -> None:  # noqa: ANN401 - 
     sizes = {
         name: value for name, value in {"TILE": 1024, "PART": 4096, "PARTS": 32}.items() if name in kernel.arg_names
     }
+    if is_one:
+        sizes |= {name: 1 for name in kernel.arg_names if types[name] == "i32" and name not in sizes}
     assert f"sm_{capability}" in compiled(kernel, capability, types, **sizes)

@@ -93,7 +93,7 @@ def _words_kernel(seeds, samples, positions, out, out_n, first, num_tokens, TILE
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * TILE + tl.arange(0, TILE)
     key = _key_of(seeds, samples, positions, row + tl.zeros([TILE], tl.int64))
-    word = _word(key, first.to(tl.int64) + index)
+    word = _word(key, index.to(tl.int64) + first)
     tl.store(out + row * out_n + index, word.to(tl.int64, bitcast=True), mask=index < num_tokens)
 
 
