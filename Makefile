@@ -143,6 +143,8 @@ GPU_PYTHON ?= $(PYTHON)
 GPU_WORKERS ?= 12
 GPU_TESTS := $(GPU_PYTHON) -m pytest -W ignore -p no:cacheprovider -q
 GPU_ALL_PARTS := kernels device engine figures
+# It takes nearly all memory, so nothing runs beside it.
+GPU_LARGE_POOL := tests/device/kernels/test_large_pool.py
 PART ?= $(GPU_ALL_PARTS)
 
 gpu: export PYTHONPATH := src:.
@@ -154,13 +156,14 @@ gpu: ## on a machine with a GPU: tests of kernels, device and engine there, the 
 		$(GPU_PYTHON) -m benchmarks.device.summary $$part --of $(GPU_ALL_PARTS); done
 
 gpu-kernels:
-	$(GPU_TESTS) -n $(GPU_WORKERS) tests/device/kernels tests/attention/test_on_gpu.py
+	$(GPU_TESTS) -n $(GPU_WORKERS) tests/device/kernels --ignore $(GPU_LARGE_POOL) tests/attention/test_on_gpu.py
+	$(GPU_TESTS) $(GPU_LARGE_POOL) tests/attention/test_preferring.py
 	NUMBA_DISABLE_JIT=0 $(GPU_TESTS) tests/attention/test_schedules.py
 
 gpu-device:
 	$(GPU_TESTS) tests/device --ignore tests/device/kernels
 	@if command -v compute-sanitizer >/dev/null; then PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \
-		$(GPU_TESTS) tests/device/kernels --ignore tests/device/kernels/test_attention.py; \
+		$(GPU_TESTS) tests/device/kernels --ignore tests/device/kernels/test_attention.py --ignore $(GPU_LARGE_POOL); \
 	else echo "compute-sanitizer is not installed: skipped"; fi
 
 gpu-engine:

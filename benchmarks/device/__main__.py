@@ -11,7 +11,9 @@ import torch
 
 from benchmarks.device.attention import attention_figures
 from benchmarks.device.limits import limit_figures
+from benchmarks.device.memory import memory_figures
 from benchmarks.device.moves import move_figures
+from benchmarks.device.sampling import sampling_figures
 from benchmarks.device.states import state_figures
 from benchmarks.device.steps import cpu_figures, step_figures
 from benchmarks.device.timing import Figure
@@ -45,7 +47,9 @@ def _figures(*, only_cpu: bool) -> Iterator[Figure]:
         yield from limit_figures()
         yield from step_figures()
         yield from move_figures()
+        yield from memory_figures()
         yield from state_figures()
+        yield from sampling_figures()
         yield from attention_figures()
 
 

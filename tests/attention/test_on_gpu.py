@@ -24,6 +24,11 @@ pytestmark = pytest.mark.interpreted
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 RAGGED = [(0, 1), (6, 7), (0, 5), (7, 8), (3, 11), (40, 41), (12, 16), (15, 16), (16, 17), (0, 16), (100, 101)]
+STEPS = [
+    [(0, 1), (60, 61), (7, 8), (30, 34)],
+    [(90, 91), (0, 0), (3, 3), (20, 26)],
+    [(0, 4), (9, 10), (0, 1), (0, 1)],
+]
 SMALL = Tiling(
     key_tile=16,
     span_tiles=1,
@@ -56,10 +61,26 @@ def there(case: Case, dtype: torch.dtype = torch.float32) -> Case:
     return Case(storage, step_there(case.step), case.query.to(DEVICE))
 
 
+def group_there(group: GroupMetadata) -> GroupMetadata:
+    return GroupMetadata(
+        group.block_tables.to(DEVICE),
+        group.starts.to(DEVICE),
+        group.seq_lens.to(DEVICE),
+        group.query_start_loc.to(DEVICE),
+        group.slot_mapping.to(DEVICE),
+    )
+
+
 def step_there(step: StepMetadata) -> StepMetadata:
     (group,) = step.groups
-    arrays = (group.block_tables, group.starts, group.seq_lens, group.query_start_loc, group.slot_mapping)
-    return StepMetadata((GroupMetadata(*(array.to(DEVICE) for array in arrays)),), step.num_places, step.num_tokens)
+    return StepMetadata((group_there(group),), step.num_places, step.num_tokens)
+
+
+def static_group(group: GroupMetadata) -> GroupMetadata:
+    """A group of four places whose arrays are changed in place, as those of a graph."""
+    tables = torch.zeros(4, 40, dtype=torch.int32, device=DEVICE)
+    starts, seq_lens, offsets = group.starts.clone(), group.seq_lens.clone(), group.query_start_loc.clone()
+    return GroupMetadata(tables, starts, seq_lens, offsets, group.slot_mapping.clone())
 
 
 def backend_of(
@@ -131,6 +152,18 @@ def test_rows_that_share_blocks_answer_alike() -> None:
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-5)
 
 
+def test_rows_that_share_blocks_answer_as_if_they_were_alone() -> None:
+    """Bit by bit, unless ``batch_invariant=False`` is asked for."""
+    case = there(paged_case([(100, 101), (90, 91), (95, 96)]))
+    (group,) = case.step.groups
+    group.block_tables[1:, :20] = group.block_tables[0, :20]
+    together = backend_of(case, [LAYERS["plain"]]).attend(0, case.query, case.step)
+    for place in range(3):
+        only = torch.tensor([place], device=DEVICE)
+        alone = backend_of(case, [LAYERS["plain"]]).attend(0, case.query[only], case.step.select(only, only))
+        assert torch.equal(alone[0], together[place])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
 def test_what_is_written_is_read(dtype: torch.dtype) -> None:
     """Eight bits are stored by their scales."""
@@ -167,8 +200,9 @@ def test_latents_are_keys_and_their_first_dimensions_values() -> None:
     assert torch.equal(storage.latents(0, 1)[slots // 4, slots % 4], latent)
 
 
-def test_unfolded_keys_are_attended_to_alike() -> None:
-    layer, case = replace(LAYERS["window"], is_latent=True), paged_case(RAGGED)
+@pytest.mark.parametrize("name", ["plain", "window", "chunk", "soft cap"])
+def test_unfolded_keys_are_attended_to_alike(name: str) -> None:
+    layer, case = replace(LAYERS[name], is_latent=True), paged_case(RAGGED)
     num_keys = sum(stop - layer.first_seen(start) for start, stop in RAGGED)
     key, value = torch.randn(num_keys, 4, 8), torch.randn(num_keys, 4, 5)
     expected = ReferenceBackend(case.storage, [layer]).attend_unfolded(0, case.query, key, value, case.step)
@@ -202,25 +236,33 @@ def test_what_cannot_be_served_is_refused() -> None:
         CPUBackend(paged_case(RAGGED).storage, [LAYERS["window and sink tokens"]])
 
 
+def test_unfolded_lists_follow_the_step() -> None:
+    """As lists of blocks: another step makes them anew, and none is that of latents."""
+    layers = [AttentionLayer(0, index, 4, 0.3, is_latent=True) for index in (0, 1)]
+    backend = backend_of(there(paged_case(RAGGED)), layers)
+    for ranges in (RAGGED, [(0, 7), (20, 21)], RAGGED):
+        case = paged_case(ranges)
+        num_keys = sum(stop for _, stop in ranges)
+        for number in (0, 1, 0):
+            key, value = torch.randn(num_keys, 4, 8), torch.randn(num_keys, 4, 5)
+            reference = ReferenceBackend(case.storage, layers)
+            expected = reference.attend_unfolded(number, case.query, key, value, case.step)
+            query, key, value = (each.to(DEVICE) for each in (case.query, key, value))
+            found = backend.attend_unfolded(number, query, key, value, step_there(case.step))
+            torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="graphs are captured on a GPU")
 @pytest.mark.parametrize("name", ["plain", "window"])
 def test_one_graph_serves_any_step(name: str) -> None:
     """Lengths and tables change in place, decodes become prompts: the graph's answer is an eager one's, bit by bit."""
     layer = LAYERS[name]
-    steps = [
-        [(0, 1), (60, 61), (7, 8), (30, 34)],
-        [(90, 91), (0, 0), (3, 3), (20, 26)],
-        [(0, 4), (9, 10), (0, 1), (0, 1)],
-    ]
-    cases = [there(paged_case(ranges, seed=seed)) for seed, ranges in enumerate(steps)]
+    cases = [there(paged_case(ranges, seed=seed)) for seed, ranges in enumerate(STEPS)]
     largest = max(case.storage.pool_of(0).device_nbytes for case in cases)
     storage = next(case for case in cases if case.storage.pool_of(0).device_nbytes == largest).storage
     pool = storage.pool_of(0).device_bytes
     group = cases[0].step.groups[0]
-    static = GroupMetadata(
-        torch.zeros(4, 40, dtype=torch.int32, device=DEVICE),
-        *(array.clone() for array in (group.starts, group.seq_lens, group.query_start_loc, group.slot_mapping)),
-    )
+    static = static_group(group)
     query = torch.zeros(16, 4, 8, device=DEVICE)
     step = StepMetadata((static,), 4, 16)
     backend = backend_of(Case(storage, step, query), [layer, replace(layer, index=0)])
@@ -249,3 +291,50 @@ def test_one_graph_serves_any_step(name: str) -> None:
         replayed = [each[:count].clone() for each in captured]
         for found, expected in zip(replayed, answer(), strict=True):
             assert torch.equal(found, expected[:count])
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="graphs are captured on a GPU")
+@pytest.mark.parametrize("is_absorbed", [True, False], ids=["absorbed", "unfolded"])
+@pytest.mark.parametrize("num_heads", [4, 40])
+def test_one_graph_serves_any_step_of_latents(num_heads: int, is_absorbed: bool) -> None:  # noqa: FBT001
+    """As that of keys: no length of latents is read on the host, with few heads (tiles) and with many (items)."""
+    steps = [
+        [(0, 1), (60, 61), (7, 8), (30, 34)],
+        [(90, 91), (0, 0), (3, 3), (20, 26)],
+        [(0, 4), (9, 10), (0, 1), (0, 1)],
+    ]
+    cases = [paged_case(ranges, num_heads=num_heads, dims=(24, 16), seed=seed) for seed, ranges in enumerate(steps)]
+    num_blocks = max(case.storage.config.blocks_by_pool()["device"] for case in cases)
+    storage = KVStorage(SpaceConfig((FullAttention(4),), num_blocks), [LatentShape(2, 24, dtype=torch.float32)], DEVICE)
+    storage.pool_of(0).device_bytes.view(torch.float32).normal_()
+    group = step_there(cases[0].step).groups[0]
+    static = static_group(group)
+    step, query = StepMetadata((static,), 4, 16), torch.zeros(16, num_heads, 24, device=DEVICE)
+    key, value = torch.randn(250, num_heads, 24, device=DEVICE), torch.randn(250, num_heads, 16, device=DEVICE)
+    layers = [AttentionLayer(0, index, num_heads, 0.3, is_latent=True) for index in (0, 1)]
+    backend = backend_of(Case(storage, step, query), layers, latent_dim=16)
+
+    def fill(case: Case) -> None:
+        mine = case.step.groups[0]
+        static.block_tables[:, : mine.block_tables.shape[1]] = mine.block_tables.to(DEVICE)
+        for array in ("starts", "seq_lens", "query_start_loc"):
+            getattr(static, array).copy_(getattr(mine, array))
+        query[: len(case.query)] = case.query.to(DEVICE)
+
+    def answer() -> list[torch.Tensor]:
+        if is_absorbed:
+            return [backend.attend_latents(number, query, step) for number in (0, 1)]
+        return [backend.attend_unfolded(number, query, key, value, step) for number in (0, 1)]
+
+    fill(cases[0])
+    answer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = answer()
+    for case in cases:
+        fill(case)
+        graph.replay()
+        replayed = [each[: len(case.query)].clone() for each in captured]
+        assert not any(each.isnan().any() for each in replayed)
+        for found, expected in zip(replayed, answer(), strict=True):
+            assert torch.equal(found, expected[: len(case.query)])

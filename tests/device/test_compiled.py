@@ -9,11 +9,15 @@ import torch
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402 - Triton has no public name for it
 
 from pagedkv.device.kernels.triton import (  # noqa: E402
     blocks,
     calls,
     decoding,
+    drawing,
+    filtering,
+    latents,
     lists,
     merging,
     packets,
@@ -26,6 +30,8 @@ from pagedkv.device.kernels.triton import (  # noqa: E402
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
 HOPPER, AMPERE = 90, 80
+SHARED_NBYTES = 227 * 1024
+"""What a program may have of a multiprocessor's shared memory, on Hopper."""
 WIDE = ("clock", "geometry", "run_stamps", "place_stamps", "changed", "held_stamps", "sample_steps", "slots", "pieces")
 SIZES: dict[str, int] = {
     "num_tables": 4, "num_buffers": 4, "buffer_words": 65_536, "max_rows": 1024, "max_tokens": 8192, "depth": 8,
@@ -170,3 +176,48 @@ def test_attention_kernels_compile(kernel: Any, changed: dict[str, Any]) -> None
     types = attention_types(kernel, stored, are_pairs=constants["ARE_PAIRS"])
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     assert "sm_90" in compiled(kernel, HOPPER, types, **constants)
+
+
+@pytest.mark.parametrize("value_dim", [256, 512])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int) -> None:
+    """Products are those of groups of warps, copies do not pass through registers, and all fits into shared memory."""
+    kernel = latents.latent_kernel
+    constants = {"NUM_HEADS": 128, "HEAD_PARTS": 2, "HEAD_TILE": 64, "BLOCK_SIZE": 16, "DIM": value_dim}
+    types = attention_types(kernel, dtype, are_pairs=False)
+    types |= dict.fromkeys(("query", "latents", "out"), f"*{dtype}")
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    strides = ("query_n", "query_h", "key_b", "key_n", "out_n", "out_h", "table_n")
+    aligned = [name for name in kernel.arg_names if types[name].startswith("*") or name in strides]
+    source = GluonASTSource(
+        kernel,
+        signature,
+        {(kernel.arg_names.index(name),): value for name, value in constants.items()},
+        {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", HOPPER, 32), options={"num_warps": latents.WARPS})
+    assert "wgmma.mma_async" in made.asm["ptx"]
+    assert "cp.async.cg.shared.global" in made.asm["ptx"]
+    assert made.metadata.shared <= SHARED_NBYTES
+
+
+@pytest.mark.parametrize("is_one", [False, True], ids=["any", "one"])
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE])
+@pytest.mark.parametrize(
+    "kernel", [drawing._words_kernel, drawing._draw_kernel, drawing._merge_kernel, filtering._least_kernel]
+)
+def test_draws_compile(kernel: Any, capability: int, is_one: bool) -> None:  # noqa: ANN401, FBT001 - Triton's
+    """Triton takes an argument that is 1 for a constant, which has no methods."""
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    types |= dict.fromkeys(("seeds", "samples", "positions", "out"), "*i64")
+    types |= dict.fromkeys(("temperatures", "least", "greatest"), "*fp32")
+    types |= {"scores": "*bf16", "sums": "*fp64", "token_ids": "*i32"}
+    types |= {"top_k": "*i64", "top_p": "*fp64", "min_p": "*fp32"}
+    if kernel is filtering._least_kernel:
+        types["out"] = "*fp32"
+    sizes = {
+        name: value for name, value in {"TILE": 1024, "PART": 4096, "PARTS": 32}.items() if name in kernel.arg_names
+    }
+    if is_one:
+        sizes |= {name: 1 for name in kernel.arg_names if types[name] == "i32" and name not in sizes}
+    assert f"sm_{capability}" in compiled(kernel, capability, types, **sizes)

@@ -8,6 +8,7 @@ In the order in which data flows::
     gathering   keys of one sequence, and which of them its queries see
     reference   as in a textbook; what the others are tested against
     on_gpu      Triton's kernels, for rows that decode and prompts alike
+    preferring  kernels of others, where they are preferred and serve a layer: flash_infer, varlen; facts, page_lists
     cpu         compiled loops that read blocks in place, SDPA for prompts
     selection   which of them serves a storage
     unfolding   latents attended to without unfolding them: matrices read out of a model
@@ -24,8 +25,9 @@ with needing("torch", "pagedkv.attention"):
 from pagedkv.attention.backend import AttentionBackend
 from pagedkv.attention.cpu import CPUBackend
 from pagedkv.attention.layer import AttentionLayer
-from pagedkv.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.attention.metadata import GroupMetadata, KnownRanges, StepMetadata
 from pagedkv.attention.on_gpu import TritonBackend
+from pagedkv.attention.preferring import LayerChoice, PreferringBackend
 from pagedkv.attention.reference import ReferenceBackend
 from pagedkv.attention.selection import backend_for
 from pagedkv.attention.unfolding import Unfolding, UnfoldingReader
@@ -35,6 +37,9 @@ __all__ = [
     "AttentionLayer",
     "CPUBackend",
     "GroupMetadata",
+    "KnownRanges",
+    "LayerChoice",
+    "PreferringBackend",
     "ReferenceBackend",
     "StepMetadata",
     "TritonBackend",

@@ -2,7 +2,8 @@
 
 Lengths stay on the device: nothing here asks for one, so that a call can be captured in a graph that serves any step of
 its size. Layers that read alike share a list of work, which the first of them makes each time it is called: a forward
-pass calls layers in the order of their numbers.
+pass calls layers in the order of their numbers. Keys that a model unfolded from latents are blocks of one token, whose
+table is made on the device too.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,6 @@ from typing import Final, final
 
 import torch
 
-from pagedkv.attention.cpu.prefill import attend_to
-from pagedkv.attention.gathering import spans
 from pagedkv.attention.layer import AttentionLayer
 from pagedkv.attention.metadata import GroupMetadata, StepMetadata
 from pagedkv.device import KVStorage, LatentShape
@@ -30,11 +29,17 @@ WIDEST: Final = 576
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A list of work, the layer that makes it, and which step's it is."""
+    """A list of work, the layer that makes it, and which step's it is.
+
+    Args:
+        work: the list; first_layer: by number.
+        made_for: the step; rows: what the kernels take of it.
+    """
 
     work: WorkList
     first_layer: int
     made_for: GroupMetadata | None = None
+    rows: PagedRows | None = None
 
 
 @final
@@ -78,30 +83,22 @@ class TritonBackend:
         self._layers = tuple(layers)
         self._kernels = kernels_for(storage.device, kernels)
         self._memory = tuple(_memory_of(storage, number, layer, latent_dim) for number, layer in enumerate(layers))
+        self._tiling, self._query_nbytes = tiling, query_dtype.itemsize
+        self._positions = torch.arange(max_length, dtype=torch.int32, device=storage.device)
+        self._limits = {
+            "max_places": max_places,
+            "max_tokens": max_tokens,
+            "max_length": max_length,
+            "few_queries": 1 + num_draft,
+        }
+        self._shares = not batch_invariant
+        self._alike: dict[tuple[object, ...], _Work] = {}
         self._lists: dict[int, _Work] = {}
-        alike: dict[tuple[object, ...], _Work] = {}
         for number, (layer, memory) in enumerate(zip(self._layers, self._memory, strict=True)):
             if layer.is_latent and not latent_dim:
                 continue
             _require_dimensions(number, layer, memory)
-            value_dim = memory.values.shape[3]
-            kind = (layer.group, layer.num_heads, layer.window, layer.chunk, layer.num_sink_tokens, value_dim)
-            if kind not in alike:
-                reading = _reading_of(layer, memory)
-                work = WorkList(
-                    reading,
-                    max_places=max_places,
-                    max_tokens=max_tokens,
-                    max_length=max_length,
-                    num_heads=layer.num_heads,
-                    value_dim=value_dim,
-                    few_queries=1 + num_draft,
-                    shares=not batch_invariant,
-                    tiling=tiling or tiling_for(memory, reading, query_dtype.itemsize),
-                    device=storage.device,
-                )
-                alike[kind] = _Work(work, number)
-            self._lists[number] = alike[kind]
+            self._lists[number] = self._list_of(number, memory)
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
@@ -128,17 +125,12 @@ class TritonBackend:
 
         The host waits for nothing. Cost: O(seen positions x heads x dimensions) on the device, each key read once.
         """
-        spec, memory = self._layers[layer], self._memory[layer]
-        group = step.groups[spec.group]
-        rows = PagedRows(group.block_tables, group.starts, group.seq_lens, group.query_start_loc)
+        group, memory = step.groups[self._layers[layer].group], self._memory[layer]
         listed = self._lists[layer]
         if layer == listed.first_layer or listed.made_for is not group:
-            self._kernels.list_work(listed.work, rows, memory.keys.shape[1])
-            listed.made_for = group
-        query = query if query.stride(2) == 1 else query.contiguous()
-        out = query.new_empty(len(query), spec.num_heads, memory.values.shape[3])
-        self._kernels.attend_rows(listed.work, memory, rows, query, out, sinks)
-        return out
+            listed.rows = PagedRows(group.block_tables, group.starts, group.seq_lens, group.query_start_loc)
+            self._make_list(listed, group, memory)
+        return self._answer(listed, memory, query, sinks)
 
     def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
         """Compute attention of absorbed queries to latents; as :meth:`attend`."""
@@ -147,15 +139,69 @@ class TritonBackend:
     def attend_unfolded(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
     ) -> torch.Tensor:
-        """Compute attention to unfolded keys and values, sequence by sequence. The host waits for their lengths."""
+        """Compute attention to unfolded keys and values; as :meth:`attend`, and no length is asked for either.
+
+        The first call of a layer may allocate a list, and is not to be captured.
+        """
         spec = self._layers[layer]
-        out = query.new_empty(len(query), spec.num_heads, value.shape[2])
-        first = 0
-        for span in spans(spec, step.groups[spec.group]):
-            keys = slice(first, first + span.stop - span.first_key)
-            out[span.tokens] = attend_to(spec, span, query[span.tokens], key[keys], value[keys])
-            first = keys.stop
+        group = step.groups[spec.group]
+        key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
+        memory = PagedLayer(key[:, None], value[:, None], spec.scale, spec.soft_cap)
+        listed = self._list_of(layer, memory, is_unfolded=True)
+        if layer == listed.first_layer or listed.made_for is not group:
+            table = _unfolded_table(spec, group, self._positions)
+            listed.rows = PagedRows(table, group.starts, group.seq_lens, group.query_start_loc)
+            self._make_list(listed, group, memory)
+        return self._answer(listed, memory, query, None)
+
+    def _list_of(self, number: int, memory: PagedLayer, *, is_unfolded: bool = False) -> _Work:
+        """Find the list of a layer, which those that read alike share, or allocate it."""
+        layer = self._layers[number]
+        num_key_heads, value_dim = memory.keys.shape[2], memory.values.shape[3]
+        kind: tuple[object, ...] = (layer.group, layer.num_heads, layer.window, layer.chunk, layer.num_sink_tokens)
+        kind += (num_key_heads, value_dim, is_unfolded)
+        if kind not in self._alike:
+            reading = _reading_of(layer, memory)
+            work = WorkList(
+                reading,
+                num_heads=layer.num_heads,
+                value_dim=value_dim,
+                shares=self._shares,
+                tiling=self._tiling or tiling_for(memory, reading, self._query_nbytes),
+                device=memory.keys.device,
+                **self._limits,
+            )
+            self._alike[kind] = _Work(work, number)
+        return self._alike[kind]
+
+    def _make_list(self, listed: _Work, group: GroupMetadata, memory: PagedLayer) -> None:
+        assert listed.rows is not None
+        self._kernels.list_work(listed.work, listed.rows, memory.keys.shape[1])
+        listed.made_for = group
+
+    def _answer(
+        self, listed: _Work, memory: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        query = query if query.stride(2) == 1 else query.contiguous()
+        out = query.new_empty(*query.shape[:2], memory.values.shape[3])
+        self._kernels.attend_rows(listed.work, memory, listed.rows, query, out, sinks)
         return out
+
+
+def _unfolded_table(layer: AttentionLayer, group: GroupMetadata, positions: torch.Tensor) -> torch.Tensor:
+    """Number unfolded keys as blocks of one token: int32 ``[places, max_length]``.
+
+    Those of a sequence lie behind those of the sequences before it, from the first position that it sees on.
+    """
+    starts, stops = group.starts, group.seq_lens
+    first = torch.zeros_like(starts)
+    if layer.window:
+        first = (starts - layer.window + 1).clamp(min=0)
+    elif layer.chunk:
+        first = starts // layer.chunk * layer.chunk
+    counts = torch.where(starts < stops, stops - first, 0)
+    begins = torch.cumsum(counts, 0, dtype=torch.int32) - counts - first
+    return (begins[:, None] + positions).clamp(min=0)
 
 
 def _reading_of(layer: AttentionLayer, memory: PagedLayer) -> Reading:

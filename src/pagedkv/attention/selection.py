@@ -1,4 +1,4 @@
-"""Which back end serves a storage: Triton's kernels on a GPU, compiled loops on a CPU."""
+"""Which back end serves a storage: Triton's kernels on a GPU, or others that are preferred; compiled loops on a CPU."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from pagedkv.attention.backend import AttentionBackend
 from pagedkv.attention.cpu import CPUBackend
 from pagedkv.attention.layer import AttentionLayer
 from pagedkv.attention.on_gpu import TritonBackend
+from pagedkv.attention.preferring import Preference, PreferringBackend, require_preferences
 from pagedkv.device import KVStorage
 
 __all__ = ["backend_for"]
@@ -23,6 +24,8 @@ def backend_for(
     query_dtype: torch.dtype,
     num_draft: int = 0,
     latent_dim: int = 0,
+    batch_invariant: bool = True,
+    prefer: Sequence[Preference] = (),
 ) -> AttentionBackend:
     """Build the back end that serves these layers where their keys lie.
 
@@ -32,14 +35,18 @@ def backend_for(
         query_dtype: of queries.
         num_draft: drafts that a row may have.
         latent_dim: of latents that are attended to, how many dimensions are values; 0: the model unfolds them.
+        batch_invariant: whether an answer depends on nothing but its row.
+        prefer: kernels of others that serve what they can on a GPU, in this order: "flashinfer", which needs
+            ``batch_invariant=False``, and "varlen", torch's own. What they refuse is served by ours.
 
     Raises:
-        ConfigurationError: no back end of that device serves a layer: which, and why.
+        ConfigurationError: no back end of that device serves a layer: which, and why; no such preference.
         DeviceUnavailableError: the device is a GPU, and Triton is not installed.
     """
+    require_preferences(prefer)
     if storage.device.type == "cpu":
         return CPUBackend(storage, layers, latent_dim=latent_dim)
-    return TritonBackend(
+    own = TritonBackend(
         storage,
         layers,
         max_places=max_places,
@@ -48,4 +55,10 @@ def backend_for(
         query_dtype=query_dtype,
         num_draft=num_draft,
         latent_dim=latent_dim,
+        batch_invariant=batch_invariant,
+    )
+    if not prefer:
+        return own
+    return PreferringBackend(
+        own, storage, layers, prefer=prefer, query_dtype=query_dtype, batch_invariant=batch_invariant
     )

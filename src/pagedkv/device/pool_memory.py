@@ -16,6 +16,7 @@ from typing import Final, final
 import torch
 
 from pagedkv.device.layout import Pieces
+from pagedkv.device.reserved_memory import no_room, reserve
 from pagedkv.device.tensors import require_pinned, require_tensor
 from pagedkv.errors import ConfigurationError, StorageError, TensorError
 
@@ -32,13 +33,14 @@ class PoolMemory:
     Attributes:
         name: of the pool; num_blocks, num_host_blocks: how many there are; block_nbytes: bytes of one.
         pieces: what a block consists of on the device.
-        device_bytes: uint8 ``[num_blocks * block_nbytes]``; of no length while asleep.
+        device_bytes: uint8 ``[num_blocks * block_nbytes]``; not to be touched while asleep.
         host_bytes: uint8 ``[num_host_blocks * block_nbytes]``, pinned where the device is a GPU: the caller's, if he
             brings it, which is left alone when the pool is closed.
 
     Raises:
         TensorError: host memory of the caller's that is no such tensor; nothing was allocated.
         ConfigurationError: there is not as much memory.
+        DeviceUnavailableError: the driver of the GPU cannot reserve addresses.
     """
 
     def __init__(  # noqa: PLR0913 - what a pool is, by keywords
@@ -61,8 +63,8 @@ class PoolMemory:
         self.block_nbytes = block_nbytes
         self.pieces = pieces
         self.device = device
-        self.is_awake = True
-        self.device_bytes = _allocate(num_blocks * block_nbytes, f"pool {name!r}", device)
+        self._memory = reserve(num_blocks * block_nbytes, f"pool {name!r}", device)
+        self.device_bytes = self._memory.tensor()
         self._zero_null_block()
         self.host_bytes = _allocate_host(num_host_bytes, host_pool) if host_bytes is None else host_bytes
         self._unpin: weakref.finalize[..., PoolMemory] | None = None
@@ -75,18 +77,18 @@ class PoolMemory:
         """Bytes on the device while awake."""
         return self.num_blocks * self.block_nbytes
 
+    @property
+    def is_awake(self) -> bool:
+        """Whether there is memory on the device."""
+        return self._memory.is_mapped
+
     def sleep(self) -> None:
         """Give the device's memory back. Tensors that view it must not be used until :meth:`wake`."""
-        self.device_bytes.untyped_storage().resize_(0)
-        self.is_awake = False
+        self._memory.unmap()
 
     def wake(self) -> None:
-        """Take as much memory again; views are valid again, at another address."""
-        try:
-            self.device_bytes.untyped_storage().resize_(self.device_nbytes)
-        except (torch.OutOfMemoryError, RuntimeError) as problem:
-            raise _no_room(f"pool {self.name!r}", self.device_nbytes, self.device) from problem
-        self.is_awake = True
+        """Take as much memory again, at the same address; views, and graphs that hold them, are valid again."""
+        self._memory.map()
         self._zero_null_block()
 
     def close(self) -> None:
@@ -108,18 +110,6 @@ class PoolMemory:
             self.device_bytes[offset : offset + size].zero_()
 
 
-def _allocate(nbytes: int, what: str, device: torch.device) -> torch.Tensor:
-    try:
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    except (torch.OutOfMemoryError, RuntimeError) as problem:
-        raise _no_room(what, nbytes, device) from problem
-
-
-def _no_room(what: str, nbytes: int, device: torch.device) -> ConfigurationError:
-    free = f", of which {torch.cuda.mem_get_info(device)[0]:,} bytes are free" if device.type == "cuda" else ""
-    return ConfigurationError(f"{what} needs {nbytes:,} bytes on {device}{free}: give fewer blocks, or less elsewhere")
-
-
 def _require_host_memory(memory: torch.Tensor, what: str, nbytes: int, device: torch.device) -> None:
     require_tensor(memory, what, dtype=torch.uint8, shape=(nbytes,), device=torch.device("cpu"))
     if not memory.is_contiguous():
@@ -135,7 +125,7 @@ def _allocate_host(nbytes: int, what: str) -> torch.Tensor:
     try:
         return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
     except (OSError, OverflowError) as problem:
-        raise _no_room(what, nbytes, torch.device("cpu")) from problem
+        raise no_room(what, nbytes, torch.device("cpu")) from problem
 
 
 def _pin(memory: torch.Tensor) -> None:

@@ -244,7 +244,8 @@ class KVStorage:
     def sleep(self) -> None:
         """Give the device's memory back; the host pool stays. Tell the space: ``invalidate_memory()``.
 
-        Views stay, and are valid again after :meth:`wake`, at other addresses: CUDA graphs are to be captured anew.
+        Views stay, and are valid again after :meth:`wake`, at the same addresses: CUDA graphs that hold them, too.
+        Waits for the device.
 
         Raises:
             StorageError: copies are in flight, or it sleeps already.
@@ -254,8 +255,6 @@ class KVStorage:
             raise StorageError("the storage sleeps already")
         for pool in self.pools.values():
             pool.sleep()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def wake(self) -> None:
         """Take the memory again, with undefined content.

@@ -8,9 +8,12 @@ import torch
 
 from pagedkv.device.kernels import reference
 from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.paged_attention import PagedRows, Reading, WorkList
+from pagedkv.device.paged_attention import PagedRows, Reading, WorkList, tiling_for
 from tests.device.kernels.paged_rows import SMALL, Case, Memory, answers, make_case, work_of
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels, same_bytes
+
+pytest.importorskip("triton")
+from pagedkv.device.kernels.triton import latents
 
 pytestmark = needs_kernels
 
@@ -249,26 +252,46 @@ def test_lists_are_the_plain_ones(name: str, heads_of_key: int, shares: bool) ->
 
 
 if not IS_INTERPRETED:  # which has not the memory of a GPU
+    IS_HOPPER = torch.cuda.get_device_capability()[0] == 9
+    LATENT_RANGES: Ranges = ((0, 1), (299, 300), (7, 7), (90, 133), (63, 64), (64, 65), (200, 202), (0, 0), (0, 67))
 
-    def test_addresses_at_the_end_of_a_large_pool() -> None:
-        """Blocks at the end of a pool of 100 GiB, whose elements a 32-bit number does not count."""
-        free, _ = torch.cuda.mem_get_info()
-        nbytes = min(100 * 2**30, int(free * 0.9))
-        memory = Memory(8, 2, (128, 128), 16, torch.bfloat16)
-        case = make_case(((500, 501), (0, 300), (63, 64)), memory, device=KERNEL_DEVICE)
-        pool = torch.empty(nbytes, dtype=torch.uint8, device=KERNEL_DEVICE)
-        moved, block_nbytes = case.storage.pool_of(0).device_bytes, case.storage.pool_of(0).block_nbytes
-        num_blocks, num_held = nbytes // block_nbytes, len(moved) // block_nbytes
-        first = num_blocks - num_held
-        pool[first * block_nbytes : num_blocks * block_nbytes] = moved
-        typed = pool[: num_blocks * block_nbytes].view(torch.bfloat16)
-        sides = [
-            typed.as_strided((num_blocks, *side.shape[1:]), side.stride(), side.storage_offset())
-            for side in (case.layer.keys, case.layer.values)
-        ]
-        layer = case.layer._replace(keys=sides[0], values=sides[1])
-        rows = case.rows._replace(block_tables=case.rows.block_tables + first)
-        far = replace(case, layer=layer, rows=rows)
-        found = answer(far, work_of(case, Reading(4)))
-        assert same_bytes(found, answer(case, work_of(case, Reading(4))))
-        require_close(found, answers(case, Reading(4)))
+    def latent_case(num_heads: int, value_dim: int, dtype: torch.dtype, block_size: int = 16) -> tuple[Case, WorkList]:
+        """Rows of latents of a model's size, and the list that is chosen for them."""
+        memory = Memory(num_heads, 1, (value_dim + 64, value_dim), block_size, dtype, is_latent=True)
+        case = make_case(LATENT_RANGES, memory, device=KERNEL_DEVICE)
+        return case, work_of(case, Reading(num_heads), tiling_for(case.layer, Reading(num_heads)), few=2)
+
+    @pytest.mark.skipif(not IS_HOPPER, reason="the kernel is written in Hopper's own instructions")
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize(
+        ("num_heads", "value_dim", "block_size"),
+        [(128, 512, 16), (64, 512, 1), (40, 512, 64), (20, 256, 24), (71, 256, 256)],
+    )
+    def test_latents_of_many_heads(num_heads: int, value_dim: int, block_size: int, dtype: torch.dtype) -> None:
+        """Rows that decode, drafts and prompts, with spans to be merged; a row's answer is its own, bit by bit."""
+        case, work = latent_case(num_heads, value_dim, dtype, block_size)
+        work = work_of(case, Reading(num_heads), replace(work.tiling, span_tiles=1, most_spans=3), few=2)
+        assert latents.serves(work, case.layer, case.query, None)
+        together = answer(case, work)
+        require_close(together, answers(case, Reading(num_heads)))
+        for place, (start, stop) in enumerate(LATENT_RANGES):
+            if start < stop:
+                alone = case.alone(place)
+                found = answer(alone, work_of(alone, Reading(num_heads), work.tiling, few=2))
+                token = int(case.rows.query_start_loc[place])
+                assert same_bytes(found, together[token : token + stop - start]), (start, stop)
+
+    @pytest.mark.skipif(not IS_HOPPER, reason="as above")
+    def test_other_latents_are_answered_by_the_other_kernel() -> None:
+        """Which has caps, sinks, eight bits and any dimensions."""
+        case, work = latent_case(40, 512, torch.bfloat16)
+        assert latents.serves(work, case.layer, case.query, None)
+        assert not latents.serves(work, case.layer._replace(soft_cap=1.0), case.query, None)
+        assert not latents.serves(work, case.layer, case.query, torch.zeros(40))
+        assert not latents.serves(work, case.layer, case.query.half(), None)
+        assert not latents.serves(work, case.layer, case.query.float(), None)
+        for num_heads, dims in ((40, (40, 32)), (16, (576, 512))):
+            memory = Memory(num_heads, 1, dims, 16, torch.bfloat16, is_latent=True)
+            other = make_case(((0, 1),), memory, device=KERNEL_DEVICE)
+            work = work_of(other, Reading(num_heads), tiling_for(other.layer, Reading(num_heads)))
+            assert not latents.serves(work, other.layer, other.query, None)

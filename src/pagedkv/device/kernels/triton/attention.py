@@ -2,6 +2,7 @@
 
 import torch
 
+from pagedkv.device.kernels.triton import latents
 from pagedkv.device.kernels.triton.decoding import attend_tiles
 from pagedkv.device.kernels.triton.launching import Launch
 from pagedkv.device.kernels.triton.merging import merge_spans
@@ -27,6 +28,8 @@ def attend_rows(
     launch = Launch.of(work, layer, query, sinks)
     if not work.by_items:
         attend_tiles(work, layer, rows, query, out, sinks, launch)
-    if has_prompts or work.shares or work.by_items:
+    if latents.serves(work, layer, query, sinks):
+        latents.attend_latent_items(work, layer, rows, query, out, launch)
+    elif has_prompts or work.shares or work.by_items:
         attend_items(work, layer, rows, query, out, sinks, launch)
     merge_spans(work, out, sinks, launch)

@@ -1,0 +1,176 @@
+"""Every kernel at the end of a pool of 100 GiB, or as much as a GPU has: further than 32-bit numbers reach.
+
+The pool is NaN but for what a test puts there, and rows of no tokens stand among the others. The interpreter has a pool
+of a few MiB, in which the same tests run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.device.layout import Pieces
+from pagedkv.device.paged_attention import Reading, Tiling, tiling_for
+from pagedkv.device.shapes import KeyValueShape
+from pagedkv.device.state_side import StateSide
+from pagedkv.device.token_side import TokenSide
+from tests.device.kernels.paged_rows import SMALL, Case, Memory, answers, make_case, work_of
+from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels, same_bytes
+
+pytestmark = needs_kernels
+
+HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16  # the interpreter's product of bfloat16 is wrong
+RANGES = ((0, 0), (40, 41), (0, 9), (7, 7)) if IS_INTERPRETED else ((0, 0), (500, 501), (0, 90), (7, 7), (63, 64))
+NAN_BYTE = 255
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[torch.Tensor]:
+    """The pool: uint8, NaN in every type."""
+    nbytes = 2**22
+    if KERNEL_DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        nbytes = min(100 * 2**30, int(free * 0.9) // 2**20 * 2**20)
+        assert nbytes > 2**34, "of four bytes, more elements than a 32-bit number counts"
+    yield torch.full((nbytes,), NAN_BYTE, dtype=torch.uint8, device=KERNEL_DEVICE)
+    if KERNEL_DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def end_of(pool: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """The last bytes of the pool, NaN again."""
+    end = pool[len(pool) // nbytes * nbytes - nbytes :][:nbytes]
+    return end.fill_(NAN_BYTE)
+
+
+def far(case: Case, pool: torch.Tensor) -> Case:
+    """The same rows, their blocks moved to the end of the pool."""
+    near, block_nbytes = case.storage.pool_of(0).device_bytes, case.storage.pool_of(0).block_nbytes
+    num_blocks, num_held = len(pool) // block_nbytes, len(near) // block_nbytes
+    first = num_blocks - num_held
+    pool[first * block_nbytes : num_blocks * block_nbytes] = near
+    whole = pool[: num_blocks * block_nbytes].view(case.memory.dtype)
+
+    def moved(side: torch.Tensor) -> torch.Tensor:
+        return whole.as_strided((num_blocks, *side.shape[1:]), side.stride(), side.storage_offset())
+
+    layer = case.layer._replace(keys=moved(case.layer.keys), values=moved(case.layer.values))
+    return replace(case, layer=layer, rows=case.rows._replace(block_tables=case.rows.block_tables + first))
+
+
+def attend(case: Case, reading: Reading, tiling: Tiling, *, shares: bool = False) -> torch.Tensor:
+    kernels, work = kernels_for(KERNEL_DEVICE, "triton"), work_of(case, reading, tiling, few=2, shares=shares)
+    out = torch.full((*case.query.shape[:2], case.layer.values.shape[3]), torch.nan).to(case.query)
+    kernels.list_work(work, case.rows, case.memory.block_size)
+    kernels.attend_rows(work, case.layer, case.rows, case.query, out)
+    return out
+
+
+LATENT = (
+    Memory(6, 1, (40, 32), 8, HALF, is_latent=True)
+    if IS_INTERPRETED
+    else Memory(16, 1, (576, 512), 16, HALF, is_latent=True)
+)
+MANY_HEADS = replace(LATENT, num_heads=20 if IS_INTERPRETED else 128)
+PLAIN = Memory(4, 2, (16, 16), 8, HALF) if IS_INTERPRETED else Memory(8, 2, (128, 128), 16, HALF)
+EIGHT_BITS = replace(PLAIN, dtype=torch.float8_e4m3fn, query_dtype=torch.float16)
+HEADS = PLAIN.num_heads // PLAIN.num_key_heads
+
+
+@pytest.mark.parametrize(
+    ("memory", "reading"),
+    [
+        (PLAIN, Reading(HEADS)),
+        (PLAIN, Reading(HEADS, window=21, num_sink_tokens=5)),
+        (PLAIN, Reading(HEADS, chunk=19)),
+        (EIGHT_BITS, Reading(HEADS)),
+        (LATENT, Reading(LATENT.num_heads)),
+        (MANY_HEADS, Reading(MANY_HEADS.num_heads)),
+    ],
+    ids=["plain", "window", "chunk", "eight bits", "latents", "latents of many heads"],
+)
+def test_attention(pool: torch.Tensor, memory: Memory, reading: Reading) -> None:
+    """Bit by bit what it is at the beginning of a small pool, and right."""
+    case = make_case(RANGES, memory, device=KERNEL_DEVICE)
+    tiling = SMALL if IS_INTERPRETED else tiling_for(case.layer, reading)
+    found = attend(far(case, pool), reading, tiling)
+    assert same_bytes(found, attend(case, reading, tiling))
+    expected = answers(case, reading)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=3e-2, atol=3e-2)
+
+
+def test_shared_prefixes(pool: torch.Tensor) -> None:
+    ranges, reading = ((90, 91), (64, 65), (7, 7), (100, 101), (65, 66)), Reading(HEADS)
+    case = make_case(ranges, PLAIN, device=KERNEL_DEVICE, shared=64)
+    found = attend(far(case, pool), reading, SMALL, shares=True)
+    assert same_bytes(found, attend(case, reading, SMALL, shares=True))
+    torch.testing.assert_close(found.cpu().double(), answers(case, reading), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("layout", ["BLKNHC", "LBKNHC"])
+def test_blocks_are_copied_and_zeroed(pool: torch.Tensor, layout: str) -> None:
+    shape = KeyValueShape(2, 2, 64, dtype=torch.bfloat16, layout=layout)
+    num_blocks = len(pool) // shape.block_nbytes(16)
+    pieces = shape.pieces(num_blocks, 16)
+    kernels = kernels_for(KERNEL_DEVICE, "triton")
+    source, target, other = num_blocks - 1, num_blocks - 3, num_blocks // 2
+    content = [torch.randint(256, (size,), dtype=torch.uint8, device=KERNEL_DEVICE) for size in pieces.sizes]
+    for view, octets in zip(views_of(pool, pieces, source), content, strict=True):
+        view.copy_(octets)
+    ids = [torch.tensor([each], dtype=torch.int32, device=KERNEL_DEVICE) for each in (source, target, other)]
+    kernels.copy_blocks(pool, pieces, ids[0], pool, pieces, ids[1])
+    kernels.copy_blocks(pool, pieces, ids[1], pool, pieces, ids[2])
+    for block in (target, other):
+        assert all(map(torch.equal, views_of(pool, pieces, block), content))
+    kernels.zero_blocks(pool, pieces, ids[0])
+    assert not any(view.any() for view in views_of(pool, pieces, source))
+    assert all(map(torch.equal, views_of(pool, pieces, target), content)), "nothing but the block is zeroed"
+    for block in (source, target, other):
+        for view in views_of(pool, pieces, block):
+            view.fill_(NAN_BYTE)
+
+
+def views_of(pool: torch.Tensor, pieces: Pieces, block: int) -> list[torch.Tensor]:
+    """The pieces of a block."""
+    return [
+        pool[offset + block * stride :][:size]
+        for offset, size, stride in zip(pieces.offsets, pieces.sizes, pieces.strides, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_tokens_are_written(pool: torch.Tensor, dtype: torch.dtype) -> None:
+    """Padding goes nowhere, not even to the end."""
+    num_heads, dim, size = 2, 64, 16
+    block_nbytes = size * num_heads * dim * dtype.itemsize
+    num_blocks = len(pool) // block_nbytes
+    end = end_of(pool, 4 * block_nbytes)
+    blocks = pool[: num_blocks * block_nbytes].view(dtype).view(num_blocks, size, num_heads, dim)
+    tokens = torch.randint(-8, 9, (3, num_heads, dim)).bfloat16().to(KERNEL_DEVICE)
+    last = num_blocks * size - 1
+    slots = torch.tensor([last, -1, last - size], device=KERNEL_DEVICE)
+    scales = torch.ones(num_heads, device=KERNEL_DEVICE) if dtype.itemsize == 1 else None
+    kernels_for(KERNEL_DEVICE, "triton").write_tokens([TokenSide(tokens, blocks, scales)], slots)
+    small = torch.full((4, size, num_heads, dim * dtype.itemsize), NAN_BYTE, dtype=torch.uint8).view(dtype)
+    plain = TokenSide(tokens.cpu(), small, None if scales is None else scales.cpu())
+    reference.write_tokens([plain], torch.tensor([4 * size - 1, -1, 4 * size - 1 - size]))
+    assert same_bytes(end.view(dtype), small.flatten())
+
+
+def test_states_are_read_and_written(pool: torch.Tensor) -> None:
+    size = 2**12 if IS_INTERPRETED else 2**20
+    whole = pool[: len(pool) // (2 * size) * 2 * size].view(torch.bfloat16).view(-1, 1, size)
+    ids = torch.tensor([len(whole) - 1, 0, len(whole) // 2], dtype=torch.int32, device=KERNEL_DEVICE)
+    rows = torch.randn(1, 3, size, device=KERNEL_DEVICE).bfloat16()
+    kernels = kernels_for(KERNEL_DEVICE, "triton")
+    kernels.write_states([StateSide(whole, rows)], ids)
+    assert same_bytes(whole[ids[[0, 2]].long(), 0], rows[0, [0, 2]])
+    read = torch.empty_like(rows)
+    kernels.read_states([StateSide(whole, read)], ids)
+    assert same_bytes(read[0, [0, 2]], rows[0, [0, 2]])
+    assert not read[0, 1].any(), "a sequence that begins has zeros"
+    whole[ids.long(), 0] = torch.nan
