@@ -80,7 +80,8 @@ def compile_all(
     """Compile all loops that rehearsals reach: :func:`warm_up` has the rest."""
     began = time.perf_counter()
     requests = recorded(rehearsals)
-    environment = {SETTING: "0", EXACTLY: "1"} | ({} if target is None else target.environment)
+    # Whoever warms up means to compile, for other processes, even where this one has its loops as plain Python.
+    environment = {SETTING: "0", EXACTLY: "1", "NUMBA_DISABLE_JIT": "0"} | ({} if target is None else target.environment)
     processes = min(num_processes or os.cpu_count() or 1, max(1, len(requests)))
     waiting: SimpleQueue[Request] = SimpleQueue()
     for request in requests:
