@@ -1,5 +1,6 @@
 """Do policies lose to LRU anywhere? ``python -m benchmarks.eviction_capacities [--traces FOLDER] [--only WORDS]``.
 
+Not only where they are told all: ``--told nothing time outputs "time and outputs"`` plays each trace once for each.
 Each trace is played at 40 capacities, in geometric progression from where LRU has 15 % of the ideal hits to 1.3 times
 where it has 99 %. Printed are points (hundredths of all references) against LRU: the least and at which capacity, and
 the mean. Beside recorded traces stand generated ones whose ways turn in the middle: what was learnt is wrong from then
@@ -9,8 +10,9 @@ on. No capacity may hit more than the optimum does.
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -30,10 +32,13 @@ from pagedkv.pool.eviction.registry import POLICIES
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
 
-__all__ = ["SOURCES", "against_lru", "capacities_of", "main", "points_against_lru", "turning"]
+__all__ = ["SOURCES", "TOLD", "against_lru", "as_told", "capacities_of", "main", "points_against_lru", "turning"]
 
 TRACES: Final = ROOT.parent / "shared" / "traces"
 SHOWN: Final = ("hazard",)
+EVERYTHING: Final = "time and outputs"
+TOLD: Final = ("nothing", "time", "outputs", EVERYTHING)
+UNKNOWN: Final = -1
 NUM_CAPACITIES: Final = 40
 LOWEST_SHARE: Final = 0.15
 HIGHEST_SHARE: Final = 0.99
@@ -107,6 +112,17 @@ SOURCES: Final[Mapping[str, Callable[[Path], BlockReferences]]] = MappingProxyTy
 )
 
 
+def as_told(references: BlockReferences, told: str) -> BlockReferences:
+    """Make what an engine serves that tells a policy this of :data:`TOLD` alone: the same prompts in the same order."""
+    return replace(
+        references,
+        arrivals_s=references.arrivals_s if "time" in told else np.zeros_like(references.arrivals_s),
+        output_lengths=(
+            references.output_lengths if "outputs" in told else np.full_like(references.output_lengths, UNKNOWN)
+        ),
+    )
+
+
 def capacities_of(references: BlockReferences, num_capacities: int = NUM_CAPACITIES) -> list[int]:
     """Choose the capacities at which a trace is played."""
     lru = lru_hits_by_capacity(references)
@@ -123,11 +139,12 @@ def points_against_lru(references: BlockReferences, policy: str, capacity: int) 
     return 100 * (hits - pool_hits(references, capacity, LRU)) / references.num_block_refs
 
 
-def against_lru(
+def against_lru(  # noqa: PLR0913 - what is played, and how
     traces: Path,
     names: Sequence[str] = tuple(SOURCES),
     *,
     policies: Sequence[str] = SHOWN,
+    told: Sequence[str] = (EVERYTHING,),
     num_capacities: int = NUM_CAPACITIES,
     show: Callable[[str], object] = lambda _: None,
 ) -> str:
@@ -137,21 +154,23 @@ def against_lru(
         traces: folder of the recorded ones.
         names: of :data:`SOURCES`.
         policies: names of policies.
+        told: what they are told, of :data:`TOLD`; the table says it where it is not everything.
         num_capacities: how many of each trace.
-        show: called with a trace's name whenever one more capacity of it is done with one policy.
+        show: called with a trace's name whenever one more capacity of it is done, by one policy told one thing.
     """
     rows: list[list[object]] = [["points against LRU", "", "capacities", "worst", "at", "mean", "best"]]
     for name in names:
         references = SOURCES[name](traces)
         capacities = capacities_of(references, num_capacities)
-        for policy in policies:
-            points = []
+        for policy, what in product(policies, told):
+            played, points = as_told(references, what), []
             for capacity in capacities:
-                points.append(points_against_lru(references, policy, capacity))
+                points.append(points_against_lru(played, policy, capacity))
                 show(name)
             worst = int(np.argmin(points))
-            told = (f"{point:+.2f}" for point in (np.mean(points), max(points)))
-            rows.append([name, policy, len(points), f"{points[worst]:+.2f}", f"{capacities[worst]:,}", *told])
+            shown = (f"{point:+.2f}" for point in (np.mean(points), max(points)))
+            how = policy if what == EVERYTHING else f"{policy}, told {what}"
+            rows.append([name, how, len(points), f"{points[worst]:+.2f}", f"{capacities[worst]:,}", *shown])
     return table(*rows)
 
 
@@ -161,6 +180,7 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, default=TRACES, metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--only", default="", metavar="WORDS", help=f"traces named so; there are: {', '.join(SOURCES)}")
     parser.add_argument("--policies", nargs="+", default=list(SHOWN), choices=list(POLICIES), metavar="NAME")
+    parser.add_argument("--told", nargs="+", default=[EVERYTHING], choices=TOLD, metavar="WHAT", help=f"of {TOLD}")
     parser.add_argument("--capacities", type=int, default=NUM_CAPACITIES, metavar="N", help="default: %(default)s")
     arguments = parser.parse_args()
     names = [name for name in SOURCES if arguments.only in name]
@@ -168,11 +188,13 @@ def main() -> int:
         parser.error(f"no trace is named {arguments.only!r}; there are {', '.join(SOURCES)}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(names) * len(arguments.policies) * arguments.capacities)
+        num_ways = len(arguments.policies) * len(arguments.told)
+        task = progress.add_task("", total=len(names) * num_ways * arguments.capacities)
         text = against_lru(
             arguments.traces,
             names,
             policies=arguments.policies,
+            told=arguments.told,
             num_capacities=arguments.capacities,
             show=lambda name: progress.update(task, description=name, advance=1),
         )

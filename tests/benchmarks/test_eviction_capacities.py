@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import eviction_capacities
-from benchmarks.eviction_capacities import against_lru, capacities_of, points_against_lru, turning
+from benchmarks.eviction_capacities import TOLD, against_lru, as_told, capacities_of, points_against_lru, turning
 from pagedkv.capacity.stack_distances import lru_hits_by_capacity
 
 NOWHERE = Path()
@@ -50,6 +50,7 @@ def test_the_table_tells_the_worst_and_where(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         eviction_capacities, "points_against_lru", lambda _references, _policy, capacity: points[capacity]
     )
+    monkeypatch.setattr(eviction_capacities, "as_told", lambda references, _told: references)
     monkeypatch.setattr(eviction_capacities, "SOURCES", {"made": lambda _: None})
     done: list[str] = []
     assert against_lru(NOWHERE, ["made"], policies=["fifo"], show=done.append).splitlines() == [
@@ -58,3 +59,16 @@ def test_the_table_tells_the_worst_and_where(monkeypatch: pytest.MonkeyPatch) ->
         "| made | fifo | 3 | -0.25 | 20 | +0.50 | +1.00 |",
     ]
     assert done == ["made"] * 3
+    told = against_lru(NOWHERE, ["made"], policies=["fifo"], told=["nothing", "time and outputs"]).splitlines()[2:]
+    assert [line.split(" | ")[1] for line in told] == ["fifo, told nothing", "fifo"]
+
+
+def test_a_policy_is_told_the_time_and_outputs_as_is_said_and_serves_the_same_prompts() -> None:
+    references = turning(NOWHERE, num_requests=60)
+    for told in TOLD:
+        played = as_told(references, told)
+        assert played.last_blocks is references.last_blocks
+        assert (played.arrivals_s is references.arrivals_s) == ("time" in told)
+        assert (played.output_lengths is references.output_lengths) == ("outputs" in told)
+        assert bool(played.arrivals_s.any()) == ("time" in told)
+        assert bool((played.output_lengths >= 0).any()) == ("outputs" in told)

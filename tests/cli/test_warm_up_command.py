@@ -1,6 +1,14 @@
-"""``pagedkv warm-up``: what it refuses, before anything is compiled."""
+"""``pagedkv warm-up``: what it refuses, before anything is compiled; what it tells; how it ends."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pagedkv.cli.exit_codes import EXIT_INTERRUPTED
 from tests.cli.command import run
+from tests.compiling import needs_compiled_loops
 
 
 def test_an_unknown_target_is_refused_with_those_that_are_known() -> None:
@@ -8,3 +16,23 @@ def test_an_unknown_target_is_refused_with_those_that_are_known() -> None:
     assert result.exit_code == 2
     assert "--target must be one of" in result.stderr
     assert "'x86-64-v9'" in result.stderr
+
+
+@needs_compiled_loops
+def test_what_is_compiled_is_told_and_lies_where_it_is_said() -> None:
+    result = run("warm-up", "--json", "-")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert sorted(told) == ["folder", "num_loops", "seconds"]
+    assert len(list(Path(told["folder"]).glob("pagedkv.*.nbc"))) >= told["num_loops"] > 100
+
+
+def test_an_interrupted_warm_up_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, told: Callable[[int, int], None], **__: object) -> None:
+        told(3, 160)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pagedkv.cli.commands.warm_up.compile_all", interrupted)
+    result = run("warm-up")
+    assert result.exit_code == EXIT_INTERRUPTED
+    assert result.stderr == "pagedkv: interrupted while loops were compiled; 3 of 160 loops are kept\n"

@@ -52,6 +52,23 @@ def test_a_loop_that_loops_call_is_one_piece_whatever_integers_it_is_given() -> 
     assert not loop(_doubled).overloads
 
 
+@pytest.mark.parametrize("is_written_first", [True, False])
+def test_an_array_that_may_be_written_and_one_that_may_not_share_an_entry(is_written_first: bool) -> None:  # noqa: FBT001
+    @compiled
+    def total(values: Int32Array) -> int:
+        found = 0
+        for value in values:
+            found += value
+        return found
+
+    cast("Any", total)._cache.disable()
+    written, fixed = np.arange(4, dtype=np.int32), np.arange(5, dtype=np.int32)
+    fixed.flags.writeable = False
+    order = (written, fixed) if is_written_first else (fixed, written)
+    assert [total(each) for each in (*order, *order)] == [sum(each.tolist()) for each in (*order, *order)]
+    assert len(loop(total).overloads) == 1
+
+
 def test_python_may_call_what_loops_call_with_and_without_defaults() -> None:
     values = np.arange(4, dtype=np.int32)
     assert _doubled(cast("int", np.int32(21))) == _doubled(21) == 42

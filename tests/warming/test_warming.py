@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pagedkv.warming import ATTENTION, of_curves, of_model_curves, of_spaces, wa
 from pagedkv.warming.recording import recorded
 from pagedkv.warming.rehearsal import rehearse
 from pagedkv.warming.rehearsals import all_of
+from tests.compiling import needs_compiled_loops
 
 
 @pytest.mark.interpreted
@@ -42,6 +45,20 @@ def test_an_unknown_policy_is_refused_before_anything_is_compiled() -> None:
 def test_an_unknown_target_is_refused_before_anything_is_compiled() -> None:
     with pytest.raises(ConfigurationError, match=r"target must be one of .* got 'x86-64-v9'"):
         warm_up(target="x86-64-v9")
+
+
+@needs_compiled_loops
+def test_who_interrupts_a_warm_up_waits_for_the_loops_under_way_alone() -> None:
+    told: list[tuple[int, int]] = []
+
+    def interrupt(*numbers: int) -> None:
+        told.append((numbers[0], numbers[1]))
+        if len(told) == 2:  # the first loop is compiled
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        warm_up(num_processes=2, told=interrupt)
+    assert 2 <= len(told) < told[0][1] / 2
 
 
 def test_curves_and_attention_have_loops_of_their_own() -> None:

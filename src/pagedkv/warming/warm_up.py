@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -63,6 +64,7 @@ def warm_up(
 
     Raises:
         ConfigurationError: a policy or a target is not known.
+        KeyboardInterrupt: Ctrl-C, once what was being compiled is; what is compiled by then is kept.
         RuntimeError: a process ended before its loops were compiled; with what it wrote.
     """
     chosen = None if target is None else target_named(target)
@@ -80,7 +82,10 @@ def compile_all(
     """Compile all loops that rehearsals reach: :func:`warm_up` has the rest."""
     began = time.perf_counter()
     requests = recorded(rehearsals)
-    environment = {SETTING: "0", EXACTLY: "1"} | ({} if target is None else target.environment)
+    # Whoever warms up means to compile, for other processes, even where this one has its loops as plain Python.
+    environment = {SETTING: "0", EXACTLY: "1", "NUMBA_DISABLE_JIT": "0"} | (
+        {} if target is None else target.environment
+    )
     processes = min(num_processes or os.cpu_count() or 1, max(1, len(requests)))
     waiting: SimpleQueue[Request] = SimpleQueue()
     for request in requests:
@@ -91,13 +96,24 @@ def compile_all(
             threads.submit(_drive, waiting, environment, lambda: told(len(requests) - waiting.qsize(), len(requests)))
             for _ in range(processes)
         ]
-        for worker in workers:
-            worker.result()
+        try:
+            for worker in workers:
+                worker.result()
+        except BaseException:
+            _give_up(waiting)  # else whoever is interrupted here waits until all the others are compiled
+            raise
     own = own_processor()
     for rehearsal in rehearsals:
         stamp(rehearsal, own if target is None else target.processor(own[0]))
     folder = find_cache_folder(PACKAGE_FOLDER)
     return WarmUp(len(requests), time.perf_counter() - began, processes, None if folder is None else str(folder.path))
+
+
+def _give_up(waiting: "SimpleQueue[Request]") -> None:
+    """Have processes end with the loops that they are compiling."""
+    with suppress(Empty):
+        while True:
+            waiting.get_nowait()
 
 
 def _drive(waiting: "SimpleQueue[Request]", environment: dict[str, str], done: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.json_file import write_json
-from pagedkv.cli.user_errors import reported
+from pagedkv.cli.user_errors import InterruptedRunError, reported
 from pagedkv.errors import ConfigurationError
 from pagedkv.warming import warm_up as compile_all
 
@@ -39,12 +39,17 @@ def warm_up(
         columns = (TextColumn("compiling loops"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, transient=True, disable=json_file is not None) as progress:
             task = progress.add_task("loops", total=None)
-            done = compile_all(
-                tuple(eviction or ("lru",)),
-                target=target,
-                num_processes=jobs,
-                told=lambda done, total: progress.update(task, completed=done, total=total),
-            )
+            try:
+                done = compile_all(
+                    tuple(eviction or ("lru",)),
+                    target=target,
+                    num_processes=jobs,
+                    told=lambda done, total: progress.update(task, completed=done, total=total),
+                )
+            except KeyboardInterrupt as error:
+                [shown] = progress.tasks
+                kept = f"{shown.completed:.0f} of {shown.total or 0:.0f} loops are kept"
+                raise InterruptedRunError(f"interrupted while loops were compiled; {kept}") from error
         if done.folder is None:
             raise ConfigurationError("no folder to keep machine code in can be written; set NUMBA_CACHE_DIR to one")
         if json_file is not None:
