@@ -19,6 +19,7 @@ from pagedkv.cli.result_warnings import warnings_of
 from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.cli.whose_seconds import WhoseSeconds, origin_of
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB
@@ -118,6 +119,11 @@ class ServingOptions:
         """Whether nothing that was typed says what steps cost."""
         return self.cost_model is None and (self.model is None or self.gpu is None)
 
+    def seconds_of(self, config: ServingConfig) -> WhoseSeconds:
+        """Tell whose seconds a run of these options has. Raises ConfigurationError."""
+        name = str(config.cost_model_name)
+        return WhoseSeconds(name, origin_of(self.cost_model), self.is_cost_model_assumed)
+
     def _num_blocks(
         self, model: ModelMemory | None, block_nbytes: Mapping[str, int], mean_tokens: float, longest: int
     ) -> int | dict[str, int]:
@@ -166,19 +172,22 @@ class ServedTrace:
 
     Args:
         result: the figures.
+        seconds: whose seconds they have.
         warnings: what must be known before they are believed, each in a sentence.
         read_as: what the trace was taken for; empty for generated requests.
         wall_s: seconds of this machine, reading the trace included.
     """
 
     result: ServingResult
+    seconds: WhoseSeconds
     warnings: list[str]
     wall_s: float
     read_as: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """Lay out for JSON what is the same on every run."""
-        return {"read_as": self.read_as, "warnings": self.warnings, **self.result.as_dict()}
+        told = {"read_as": self.read_as, "warnings": self.warnings, "seconds": self.seconds.as_dict()}
+        return {**told, **self.result.as_dict()}
 
 
 def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
@@ -206,7 +215,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
                 requests,
                 VirtualServer(config, cost_model),
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
-                is_assumed=options.is_cost_model_assumed,
+                seconds=options.seconds_of(config),
             )
             return replace(served, read_as=trace.recognised, warnings=[*trace.notes, *served.warnings])
 
@@ -224,7 +233,7 @@ def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: Ser
         task = progress.add_task(name, total=None, come_to="")
         server = VirtualServer(config, cost_model)
         show = partial(progress.update, task)
-        return _serve(requests, server, lambda come_to: show(come_to=come_to), is_assumed=options.is_cost_model_assumed)
+        return _serve(requests, server, lambda come_to: show(come_to=come_to), seconds=options.seconds_of(config))
 
 
 def sample_of(requests: Iterator[Request]) -> list[Request]:
@@ -249,7 +258,7 @@ def _serve(
     server: VirtualServer,
     show: Callable[[str], None],
     *,
-    is_assumed: bool,
+    seconds: WhoseSeconds,
 ) -> ServedTrace:
     started_s = time.perf_counter()
     try:
@@ -263,7 +272,7 @@ def _serve(
         raise InterruptedRunError(message) from error
     result = server.result()
     require_some_served(result.requests["num_requests"], result.requests["num_rejected"], _largest_pool(result))
-    return ServedTrace(result, warnings_of(result, is_assumed=is_assumed), time.perf_counter() - started_s)
+    return ServedTrace(result, seconds, warnings_of(result, seconds), time.perf_counter() - started_s)
 
 
 def require_some_served(num_requests: int, num_rejected: int, num_blocks: int) -> None:
