@@ -14,10 +14,12 @@ from typing import Final, cast
 
 from pagedkv.budget import blocks_that_fit
 from pagedkv.cli import options as opt
+from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.result_warnings import warnings_of
 from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
 from pagedkv.cli.trace_options import TimedTraceOptions
+from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.cli.whose_seconds import WhoseSeconds, origin_of
 from pagedkv.errors import ConfigurationError
@@ -27,6 +29,7 @@ from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.scheduling import PreemptionKind
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
 from pagedkv.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.simulation.planning.request_parts import Division, PartFigures
 from pagedkv.spec import DEFAULT_EVICTION
 from pagedkv.traces.request import Request, TokenizedRequest
 
@@ -176,6 +179,7 @@ class ServedTrace:
         warnings: what must be known before they are believed, each in a sentence.
         read_as: what the trace was taken for; empty for generated requests.
         wall_s: seconds of this machine, reading the trace included.
+        parts: the same by tenant and by window of recorded time, where there are any.
     """
 
     result: ServingResult
@@ -183,11 +187,12 @@ class ServedTrace:
     warnings: list[str]
     wall_s: float
     read_as: str = ""
+    parts: tuple[PartFigures, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Lay out for JSON what is the same on every run."""
         told = {"read_as": self.read_as, "warnings": self.warnings, "seconds": self.seconds.as_dict()}
-        return {**told, **self.result.as_dict()}
+        return {**told, **self.result.as_dict(), **parts_as_dict(self.parts)}
 
 
 def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
@@ -200,8 +205,11 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
         InterruptedRunError: Ctrl-C.
     """
     config, cost_model = options.configuration()
-    with options.trace.open(path) as trace:
-        requests = options.trace.requests(trace)
+    with TraceSources([path], options.trace) as trace:
+        requests = trace.requests()
+        first = next(requests)  # which is there already
+        requests = chain([first], requests)
+        is_divided = options.trace.windows is not None or first.tenant is not None or options.trace.names_tenants
         prepare(lambda: compile_loops(config.policy))
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
@@ -211,13 +219,16 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
                     mean_tokens(sample), max((each.input_length for each in sample), default=0)
                 )
                 requests = chain(sample, requests)
+            server = VirtualServer(config, cost_model, is_divided=is_divided)
             served = _serve(
                 requests,
-                VirtualServer(config, cost_model),
+                server,
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
                 seconds=options.seconds_of(config),
             )
-            return replace(served, read_as=trace.recognised, warnings=[*trace.notes, *served.warnings])
+            parts = server.parts(Division(options.trace.windows, lambda: trace.origin_s))
+            warnings = [*trace.notes, *served.warnings]
+            return replace(served, read_as=trace.recognised, warnings=warnings, parts=parts)
 
 
 def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: ServingOptions) -> ServedTrace:

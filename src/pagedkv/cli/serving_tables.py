@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.serving import ServedTrace
 from pagedkv.cli.tables import UNKNOWN_CONTENT, print_numbers, print_table, print_warnings, share
 from pagedkv.models.memory import GIB
@@ -40,6 +41,7 @@ def print_served(title: str, served: ServedTrace) -> None:
     _print_misses(result)
     _print_latencies(served)
     _print_waste(result)
+    print_parts(served.parts)
 
 
 def _requests(result: ServingResult) -> Iterable[tuple[str, str]]:

@@ -6,7 +6,7 @@ shown in parts, each with the first column.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Final
+from typing import Final, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -24,9 +24,14 @@ __all__ = [
     "print_warnings",
     "print_workload",
     "share",
+    "shown_parts",
 ]
 
+_T = TypeVar("_T")
+
 UNKNOWN_CONTENT: Final = "unknown, the trace tells lengths alone"
+MOST_ROWS: Final = 30
+"""Of a table by tenant or by window."""
 CELL_PADDING: Final = 3  # two blanks and what divides columns
 EDGES: Final = 1  # of a table, where nothing divides columns any more
 
@@ -66,6 +71,18 @@ def print_workload(workload: ConversationWorkload) -> None:
 def share(ratio: float | None, part: int, whole: int) -> str:
     """Write a ratio of what hit with the numbers behind it."""
     return UNKNOWN_CONTENT if ratio is None else f"{ratio:.2%} ({part:,} of {whole:,})"
+
+
+def shown_parts(parts: Sequence[_T], sizes: Sequence[float]) -> tuple[list[_T], str]:
+    """Choose which of many rows a terminal shows: the largest, in their order; and say so.
+
+    Args:
+        parts: rows; sizes: what each is judged by.
+    """
+    if len(parts) <= MOST_ROWS:
+        return list(parts), ""
+    largest = sorted(range(len(parts)), key=lambda place: -sizes[place])[:MOST_ROWS]
+    return [parts[place] for place in sorted(largest)], f"; the {MOST_ROWS} largest of {len(parts):,}, --json has all"
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ library, so that readers of files can check a document against these types witho
 """
 
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from pagedkv.report.shared_text import without_folders
 
@@ -207,6 +207,10 @@ class Replay(TypedDict):
     misses: NotRequired[Misses]
     warnings: NotRequired[list[str]]
     seconds: NotRequired[Seconds]
+    by_tenant: NotRequired[list[dict[str, Any]]]
+    by_window: NotRequired[list[dict[str, Any]]]
+    busiest_window: NotRequired[str]
+    quietest_window: NotRequired[str]
 
 
 class Gaps(TypedDict):

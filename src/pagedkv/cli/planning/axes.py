@@ -15,7 +15,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.planning.prices import parse_prices
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
-from pagedkv.cli.trace_options import TimedTraceOptions
+from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.whose_seconds import origin_of
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, model_names, read_model
@@ -134,7 +134,7 @@ class PlanAxes:
     ] = 50.0
     kv_dtype: opt.KvDtype = None
     cost_model: opt.CostModelName = None
-    trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
+    trace: SeveralTimedTracesOptions = SeveralTimedTracesOptions()  # noqa: RUF009 - a value: frozen
 
     @property
     def bounds(self) -> Bounds:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from pagedkv.budget import GIB
+from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
 from pagedkv.cli.planning.prices import token_cost
 from pagedkv.cli.whose_seconds import WhoseSeconds, shared_name
@@ -13,6 +14,7 @@ from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointRes
 from pagedkv.simulation.planning.decision import GPU_AXIS
 from pagedkv.simulation.planning.effects import limits_of, settings_of
 from pagedkv.simulation.planning.explaining import change_of, reason_of
+from pagedkv.simulation.planning.request_parts import busiest_and_quietest
 from pagedkv.simulation.planning.steadiness import FAILS, TOO_SHORT
 
 __all__ = ["plan_document"]
@@ -33,6 +35,7 @@ def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple
     decision = decide(results, axes.bounds, is_searched=axes.is_searched)
     settings = _settings(axes, results, found)
     seconds = _seconds(axes, decision, found)
+    chosen = _chosen_figures(decision, settings, found)
     return {
         "trace": head["trace"],
         "command": head["command"],
@@ -45,11 +48,12 @@ def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple
         "prices": axes.prices,
         "warnings": list(_warnings(axes, found)),
         "headline": f"{decision.headline} (seconds: {seconds.in_short})",
-        "reasons": [*_stops(decision, found), *decision.reasons, *_costs(axes, settings)],
+        "reasons": [*_stops(decision, found), *_windows(chosen), *decision.reasons, *_costs(axes, settings)],
         "chosen": dict(decision.chosen),
         "effects": [_effect(effect) for effect in decision.effects],
         "settings": settings,
         "points": [_point(each, figures, decision) for each, figures in found],
+        "divided": parts_as_dict(chosen.divided),
     }
 
 
@@ -82,6 +86,32 @@ def _settings(
         )
     assert len(documents) <= len(found), "a setting without a run"
     return documents
+
+
+def _chosen_figures(
+    decision: Decision,
+    settings: Sequence[PlanSettingDocument],
+    found: Sequence[tuple[PlannedPoint, PointFigures]],
+) -> PointFigures:
+    """Give the figures of the setting of the headline: at the highest load that holds, else at the lowest."""
+    held = next(each["held"] for each in settings if each["choices"] == decision.chosen)
+    own = {planned.load: figures for planned, figures in found if dict(planned.choices) == decision.chosen}
+    return own[min(own) if held is None else held]
+
+
+def _windows(figures: PointFigures) -> Iterator[str]:
+    """Say how the busiest and the quietest window fare, where there are several."""
+    extremes = busiest_and_quietest(figures.divided)
+    if extremes is None:
+        return
+    told = []
+    for name, part in zip(("busiest", "quietest"), extremes, strict=True):
+        seconds = part.ttft_s["p99"]
+        began = "nothing is answered" if seconds is None else f"TTFT p99 {seconds:.3g} s"
+        good = part.num_good / part.num_requests if part.num_requests else 1.0
+        hits = "" if part.hit_ratio is None else f", {part.hit_ratio:.1%} of the prompt tokens hit"
+        told.append(f"{name} window, {part.name}, {good:.1%} of the answers are good, {began}{hits}")
+    yield f"in the {told[0]}; in the {told[1]}"
 
 
 def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:

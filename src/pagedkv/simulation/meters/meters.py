@@ -14,6 +14,7 @@ from pagedkv.simulation.meters.occupancy import Level, Occupancy
 from pagedkv.simulation.meters.sharing import Branches, SharingMeter
 from pagedkv.simulation.meters.timeline import Timeline
 from pagedkv.simulation.meters.waste import WasteMeter
+from pagedkv.simulation.planning.request_log import RequestLog
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.step_work import StepWork
 from pagedkv.simulation.watched_space import WatchedSpace
@@ -30,9 +31,11 @@ class Meters:
 
     Args:
         config: the configuration; space: the space that serves.
+        log: notes every request, if figures are wanted by parts of the trace; None: nobody does.
     """
 
-    def __init__(self, config: ServingConfig, space: WatchedSpace) -> None:
+    def __init__(self, config: ServingConfig, space: WatchedSpace, log: RequestLog | None = None) -> None:
+        self._log = log
         first = config.group_specs[0]
         self._space = space
         self._first_pool = first.pool
@@ -64,8 +67,10 @@ class Meters:
 
     # Requests
 
-    def arrived(self, request: Request, arrival_s: float, *, has_content: bool) -> None:
+    def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
         """Count a request, and whether what it shares with others is known."""
+        if self._log is not None:
+            self._log.arrived(request, arrival_s, has_content=has_content, tenant=tenant)
         self.num_requests += 1
         self.num_with_content += has_content
         self.waste.note_length(request.most_tokens)
@@ -78,6 +83,8 @@ class Meters:
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
         """Note who was admitted, preempted and rejected."""
+        if self._log is not None:
+            self._log.scheduled(batch, now_s)
         for admission, misses in zip(batch.admitted, self._space.take_misses(), strict=True):
             self._admitted(admission, misses, now_s)
         for preempted in batch.preempted:
@@ -108,6 +115,8 @@ class Meters:
 
     def progressed(self, progress: Progress, end_s: float) -> None:
         """Note who has got a first token, or all tokens."""
+        if self._log is not None:
+            self._log.progressed(progress, end_s)
         for request in progress.first_tokens:
             journey = self.journeys[request]
             if not journey.has_first_token:
