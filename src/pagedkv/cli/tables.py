@@ -4,6 +4,7 @@ A number is never broken across lines: labels and texts wrap between words, and 
 shown in parts, each with the first column.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Final, TypeVar
@@ -30,6 +31,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 UNKNOWN_CONTENT: Final = "unknown, the trace tells lengths alone"
+NUMBER: Final = re.compile(r"[\d.,]+")
 MOST_ROWS: Final = 30
 """Of a table by tenant or by window."""
 CELL_PADDING: Final = 3  # two blanks and what divides columns
@@ -115,7 +117,7 @@ def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[s
     for number, part in enumerate(_parts([_longest_word(column) for column in columns], console.width, num_keys)):
         table = Table(title=escape(title) if number == 0 else None, title_justify="left", box=box.SIMPLE_HEAD)
         for place, width in zip(part, _widths([columns[place] for place in part], console.width), strict=True):
-            is_label = place == 0 and not all(cell[:1].isdigit() for cell in columns[0][1:])
+            is_label = place == 0 and not all(NUMBER.fullmatch(cell) for cell in columns[0][1:])
             table.add_column(escape(headings[place]), justify="left" if is_label else "right", width=width)
         for row in known:
             table.add_row(*(escape(row[place]) for place in part))
