@@ -125,7 +125,10 @@ class WindowRule:
         first_s, last_s = float(local_s[0]), float(local_s[-1])
         durations_s = [sum(_overlaps_s(first_s, last_s, *times)) for times in self.times_s]
         rest_s = max(0.0, last_s - first_s - sum(durations_s))
-        windows = [Window(f"{_named(*times)} {self._zone}", each) for times, each in zip(self.times_s, durations_s, strict=True)]
+        windows = [
+            Window(f"{_named(*times)} {self._zone}", each)
+            for times, each in zip(self.times_s, durations_s, strict=True)
+        ]
         return [*windows, Window(REST, rest_s)], labels
 
 
