@@ -84,9 +84,9 @@ def ns_a_block(references: BlockReferences) -> dict[str, float]:
         for name in SHOWN:
             pool = BlockPool("served", capacity + 1, 1, policy=POLICIES[name])
             started_ns = time.process_time_ns()
-            num_hits = serve_trace(pool, references)
+            hits = serve_trace(pool, references)
             took_ns = time.process_time_ns() - started_ns
-            assert num_hits <= most
+            assert hits.sum() <= most
             least[name] = min(least[name], took_ns / references.num_block_refs)
     return least
 

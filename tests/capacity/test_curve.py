@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from pagedkv.arrays import Int64Array
 from pagedkv.capacity import curve
 from pagedkv.capacity.curve import OPTIMAL, POLICIES, default_capacities, measure_curve
+from pagedkv.capacity.references import BlockReferences
+from pagedkv.capacity.side_by_side import Pause
 from pagedkv.errors import ConfigurationError
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of
@@ -71,7 +74,11 @@ def test_progress_is_told_after_each_point() -> None:
 
 
 def test_a_further_policy_gets_its_hits_and_its_gap() -> None:
-    policies = {"none": lambda _references, _capacity, _pause: 0, "lru": POLICIES["lru"], OPTIMAL: POLICIES[OPTIMAL]}
+    policies = {
+        "none": _no_hits,
+        "lru": POLICIES["lru"],
+        OPTIMAL: POLICIES[OPTIMAL],
+    }
     result = measure_curve(references_of([[1, 2], [1, 3]]), [2], policies)
     assert result.as_dict()["policies"] == {
         "none": {"2": 0},
@@ -79,6 +86,10 @@ def test_a_further_policy_gets_its_hits_and_its_gap() -> None:
         "optimal": {"2": 1},
     }
     assert result.policy_gap("none", 2) == 1 / 4
+
+
+def _no_hits(references: BlockReferences, _capacity: int, _pause: Pause) -> Int64Array:
+    return np.zeros(references.num_requests, np.int64)
 
 
 @pytest.mark.parametrize("capacity", [0, -1])

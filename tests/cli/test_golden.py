@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "curve": ("curve", TRACE, "--capacities", "2,5,9,200"),
 }
 
-ADDED: Final = frozenset({"misses", "warnings", "gains", "read_as"})
+ADDED: Final = frozenset({"misses", "warnings", "gains", "read_as", "seconds"})
 """Sections that replays have had since the golden files were written; golden in a file of their own."""
 
 PINNED: Final = ("lru", "adaptive", "optimal")

@@ -18,6 +18,7 @@ from pagedkv.traces import tokenized
 from pagedkv.traces.interleaving import interleave_sessions
 from pagedkv.traces.reader import TraceReader
 from tests.cli.command import run
+from tests.report.page_reader import read_page
 from tests.traces.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace
 
 
@@ -47,6 +48,7 @@ def test_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> Non
     assert document.pop("command").startswith("pagedkv")
     assert document.pop("read_as").endswith(("times in ms", "times in s", "own clock"))
     assert document.pop("warnings")[0].startswith("the seconds are those of qwen3-32b/8xh200, for nothing says")
+    assert document.pop("seconds")["in_short"] == "data sheet, assumed"
     assert document == library_result(trace, 100, 8)
 
 
@@ -140,7 +142,7 @@ def test_a_model_and_a_gpu_give_groups_blocks_and_bytes(trace: Path) -> None:
     assert full * 16 / mean == pytest.approx((window * 16 - 8192 - 16) / (mean + 32), rel=0.001)
     assert document["waste"]["max_length"] == 8192
     assert document["config"]["cost_model_name"] == "gemma-2-27b/2xh100"
-    assert document["warnings"] == []
+    assert [each.partition(", ")[2][:19] for each in document["warnings"]] == ["computed from the G"]
 
 
 @pytest.mark.parametrize(
@@ -163,17 +165,39 @@ def test_seconds_of_another_model_are_warned_of(trace: Path, options: list[objec
     assert text.startswith("Warning: the seconds are")
     assert told in text
     assert "Seconds, by the cost model qwen3" in text
-    assert [told in warning for warning in json.loads(run("replay", trace, *options, "--json", "-").stdout)["warnings"]]
+    first, second = json.loads(run("replay", trace, *options, "--json", "-").stdout)["warnings"][:2]
+    assert told in first
+    assert "computed from the GPU's data sheet and not measured" in second
 
 
-def test_seconds_that_were_asked_for_are_named_without_a_warning(trace: Path) -> None:
-    for options, name in (
-        (["--model", "llama-3.1-8b", "--gpu", "2xH100"], "llama-3.1-8b/2xh100"),
-        (["--cost-model", "instant"], "instant"),
-    ):
-        stdout = run("replay", trace, *options).stdout
-        assert "Warning" not in stdout
-        assert f"cost model {name}" in " ".join(stdout.split())
+@pytest.mark.parametrize(
+    ("options", "name", "told", "sentence"),
+    [
+        (["--model", "llama-3.1-8b", "--gpu", "2xH100"], "llama-3.1-8b/2xh100", "data sheet", "computed from the GPU"),
+        (["--cost-model", "instant"], "instant", "stated, error unknown", "stated, without a word"),
+        (["--cost-model", "cost.json"], "cost.json", "calibrated, error 12.7%", "calibrated on 439 measured steps"),
+    ],
+)
+def test_whose_seconds_they_are_is_told_by_replay_and_report(
+    trace: Path, options: list[str], name: str, told: str, sentence: str
+) -> None:
+    if "cost.json" in options:
+        file = trace.parent / "cost.json"
+        calibration = {"num_steps": 439, "median": 0.127, "p90": 0.344}
+        file.write_text(json.dumps({**CostModel(token_compute_s=1e-4).as_dict(), "calibration": calibration}))
+        options = [options[0], str(file)]
+    stdout = " ".join(run("replay", trace, *options).stdout.split())
+    assert f"cost model, whose seconds these are {name}, {told}" in stdout
+    assert f"Seconds, by the cost model {name}, {told}" in stdout
+    assert f"Warning: the seconds are those of {name}, {sentence}" in stdout
+    page, behind = trace.parent / "page.html", trace.parent / "behind.json"
+    assert run("report", trace, "-o", page, *options, "--json", behind).exit_code == 0
+    replay = json.loads(behind.read_text())["runs"][0]["replay"]
+    assert (replay["seconds"]["cost_model_name"], replay["seconds"]["in_short"]) == (name, told)
+    shown = read_page(page.read_text())
+    assert shown.texts("h1")[0].endswith(f"(seconds: {name}, {told})")
+    assert shown.row("whose seconds") == [f"{name}, {told}"]
+    assert str(trace.parent) not in page.read_text()
 
 
 def test_of_lengths_alone_nothing_is_claimed_to_hit_or_miss(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def small_plan(num_policies: int = 2) -> Plan:
             for memory in (40.0, 80.0)
             for number in range(num_policies)
         ],
+        "divided": {},
         "points": [
             sample_point(memory, f"p{number}", load, memory / 40, is_chosen=memory == 80 and number == 0)
             for memory in (40.0, 80.0)

@@ -66,7 +66,15 @@ def test_curves_and_attention_have_loops_of_their_own() -> None:
         {each.name for each in recorded([rehearsal])}
         for rehearsal in (of_curves("lru"), of_model_curves("lru"), ATTENTION)
     )
-    assert {"_serve_prompts", "_serve_all", "_insert", "_fill_table", "_use_prompts", "_mark_distances"} <= of_blocks
+    assert {
+        "_serve_prompts",
+        "_serve_all",
+        "_insert",
+        "_fill_table",
+        "_use_prompts",
+        "_mark_distances",
+        "_count_within",
+    } <= of_blocks
     assert "write_path" in in_a_model
     assert attention == {"write_tokens", "decode_attention"}
 

@@ -8,7 +8,7 @@ between the hits of a policy and one::
                   a better policy    a larger cache    none: never seen before
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -17,12 +17,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from pagedkv.arrays import Int64Array
-from pagedkv.capacity.optimum import optimal_hits
-from pagedkv.capacity.pool_hits import pool_hits
+from pagedkv.arrays import Int32Array, Int64Array
+from pagedkv.capacity.optimum import optimal_hits_by_request
+from pagedkv.capacity.partition import Partition
+from pagedkv.capacity.pool_hits import hits_by_request
 from pagedkv.capacity.references import BlockReferences
 from pagedkv.capacity.side_by_side import Pause, Point, measure_side_by_side
-from pagedkv.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.capacity.stack_distances import lru_hits_by_capacity, lru_hits_by_request
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool.eviction import registry
 from pagedkv.pool.eviction.lru import LRU
@@ -34,6 +35,7 @@ __all__ = [
     "OPTIMAL",
     "POLICIES",
     "CapacityCurve",
+    "PartCurve",
     "Policy",
     "default_capacities",
     "measure_curve",
@@ -41,17 +43,17 @@ __all__ = [
     "with_multiples",
 ]
 
-Policy: TypeAlias = Callable[[BlockReferences, int, Pause], int]
-"""Counts the hits at a capacity."""
+Policy: TypeAlias = Callable[[BlockReferences, int, Pause], Int32Array | Int64Array]
+"""Counts the hits of each request at a capacity."""
 
 
 def _of_pool(policy: EvictionPolicy) -> Policy:
-    return lambda references, capacity, pause: pool_hits(references, capacity, policy, pause)
+    return lambda references, capacity, pause: hits_by_request(references, capacity, policy, pause)
 
 
 OPTIMAL: Final = "optimal"
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
-    {name: _of_pool(policy) for name, policy in registry.POLICIES.items()} | {OPTIMAL: optimal_hits}
+    {name: _of_pool(policy) for name, policy in registry.POLICIES.items()} | {OPTIMAL: optimal_hits_by_request}
 )
 """By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
 
@@ -64,6 +66,48 @@ FACTORS: Final = (2, 4)
 """So many times a capacity is what people can buy."""
 SHARES_OF_IDEAL: Final = MappingProxyType({"0.9": 90, "0.99": 99, "1.0": 100})
 """Shares of the ideal hits for which the capacity is wanted, and the same in percent, so that no rounding decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartCurve:
+    """What the blocks of one tenant, or of one window of time, are worth in the cache of all.
+
+    Args:
+        kind: "tenant" or "window"; name: which.
+        num_requests, num_block_refs, num_prompt_tokens: its requests, their blocks and tokens.
+        ideal_hits: blocks that hit in a cache without bounds; ideal_hit_tokens: their tokens.
+        hits: by policy and capacity.
+    """
+
+    kind: str
+    name: str
+    num_requests: int
+    num_block_refs: int
+    num_prompt_tokens: int
+    ideal_hits: int
+    ideal_hit_tokens: int
+    hits: Mapping[str, Mapping[int, int]]
+
+    @property
+    def ideal_token_ratio(self) -> float:
+        """Tokens of a cache without bounds, of all its prompt tokens."""
+        return self.ideal_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def hit_ratio(self, policy: str, capacity: int) -> float:
+        """Hits of a policy, of all its references."""
+        return self.hits[policy][capacity] / self.num_block_refs if self.num_block_refs else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay out for JSON."""
+        return {
+            "name": self.name,
+            "num_requests": self.num_requests,
+            "num_block_refs": self.num_block_refs,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "ideal_hits": self.ideal_hits,
+            "ideal_token_ratio": self.ideal_token_ratio,
+            "policies": {name: _with_text_keys(hits) for name, hits in self.hits.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +124,7 @@ class CapacityCurve:
         ideal_hit_tokens: tokens of those blocks.
         hits: by policy and capacity.
         capacity_for: by share of the ideal hits, the smallest capacity of LRU that has as many.
+        parts: the same by tenant and by window of time, where the trace was divided; those of a kind add up to all.
     """
 
     block_size: int
@@ -91,6 +136,7 @@ class CapacityCurve:
     ideal_hit_tokens: int
     hits: Mapping[str, Mapping[int, int]]
     capacity_for: Mapping[str, int]
+    parts: tuple[PartCurve, ...] = ()
 
     @property
     def capacities(self) -> list[int]:
@@ -175,6 +221,10 @@ class CapacityCurve:
                 {"capacity": capacity, "factor": factor, "by_policy": by_policy}
                 for (capacity, factor), by_policy in self.gains().items()
             ],
+            **{
+                f"by_{kind}": [part.as_dict() for part in self.parts if part.kind == kind]
+                for kind in dict.fromkeys(part.kind for part in self.parts)
+            },
         }
 
 
@@ -223,12 +273,14 @@ def with_multiples(capacities: Iterable[int], capacity: int, num_unique_blocks: 
     return sorted({*capacities, *wanted, min(capacity, num_unique_blocks)})
 
 
-def measure_curve(
+def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
     references: BlockReferences,
     capacities: Iterable[int],
     policies: Mapping[str, Policy] = POLICIES,
     show: Callable[[int], None] = lambda _: None,
     num_threads: int = 1,
+    *,
+    partitions: Sequence[Partition] = (),
 ) -> CapacityCurve:
     """Count the hits of every policy at every capacity.
 
@@ -238,6 +290,7 @@ def measure_curve(
         policies: by name, the optimum among them.
         show: called with the number of points (policies by capacities) that are done, after each.
         num_threads: points that are measured at a time, at most; together they take no more memory than the largest.
+        partitions: how requests are divided, to count hits by part as well.
 
     Raises:
         ConfigurationError: a capacity is not positive.
@@ -246,22 +299,25 @@ def measure_curve(
     if ascending and ascending[0] < 1:
         raise ConfigurationError(f"a capacity must be at least 1 block, got {ascending[0]}")
     lru_hits, capacity_for = _lru_of(references, ascending)
-    hits: dict[str, dict[int, int]] = {name: dict.fromkeys(ascending, 0) for name in policies}
+    hits: dict[str, dict[int, Int64Array]] = {name: {} for name in policies}
     wanted: list[tuple[str, int]] = []
     for name, capacity in product(policies, ascending):
         is_never_full = capacity >= references.num_unique_blocks  # then no policy ever evicts
         if is_never_full or (name == LRU.name and capacity > ascending[0]):
-            hits[name][capacity] = lru_hits[capacity]
+            hits[name][capacity] = _lru_sums(references, capacity, lru_hits[capacity], partitions)
         else:
             wanted.append((name, capacity))
     num_known = len(policies) * len(ascending) - len(wanted)
     show(num_known)
-    points = [Point(capacity, partial(policies[name], references, capacity)) for name, capacity in wanted]
+    points = [
+        Point(capacity, partial(_measured, policies[name], references, capacity, partitions))
+        for name, capacity in wanted
+    ]
     measured = measure_side_by_side(points, num_threads, lambda num_done: show(num_known + num_done))
-    for (name, capacity), num_hits in zip(wanted, measured, strict=True):
-        hits[name][capacity] = num_hits
+    for (name, capacity), sums in zip(wanted, measured, strict=True):
+        hits[name][capacity] = sums
     if LRU.name in hits and ascending:
-        _compare(ascending[0], hits[LRU.name][ascending[0]], lru_hits[ascending[0]])
+        _compare(ascending[0], int(hits[LRU.name][ascending[0]][0]), lru_hits[ascending[0]])
     return CapacityCurve(
         block_size=references.block_size,
         num_requests=references.num_requests,
@@ -270,9 +326,60 @@ def measure_curve(
         num_prompt_tokens=int(references.input_lengths.sum()),
         ideal_hits=int(references.ideal_hits().sum()),
         ideal_hit_tokens=int(references.ideal_hit_tokens().sum()),
-        hits=hits,
+        hits={name: {capacity: int(hits[name][capacity][0]) for capacity in ascending} for name in policies},
         capacity_for=capacity_for,
+        parts=tuple(_parts(references, partitions, hits, ascending)),
     )
+
+
+def _measured(
+    policy: Policy, references: BlockReferences, capacity: int, partitions: Sequence[Partition], pause: Pause
+) -> Int64Array:
+    return _sums(policy(references, capacity, pause), partitions)
+
+
+def _sums(hits: Int32Array | Int64Array, partitions: Sequence[Partition]) -> Int64Array:
+    """Add up hits: of all requests, then of the parts of each partition."""
+    total = np.array([hits.sum(dtype=np.int64)])
+    return np.concatenate([total, *(partition.sums(hits) for partition in partitions)])
+
+
+def _lru_sums(references: BlockReferences, capacity: int, num_hits: int, partitions: Sequence[Partition]) -> Int64Array:
+    """Give the sums of LRU, whose total is known."""
+    if not partitions:
+        return np.array([num_hits])
+    sums = _sums(lru_hits_by_request(references, capacity), partitions)
+    _compare(capacity, int(sums[0]), num_hits)
+    return sums
+
+
+def _parts(
+    references: BlockReferences,
+    partitions: Sequence[Partition],
+    hits: Mapping[str, Mapping[int, Int64Array]],
+    capacities: Sequence[int],
+) -> Iterator[PartCurve]:
+    place = 1
+    for partition in partitions:
+        facts = [
+            partition.counts(),
+            *map(
+                partition.sums,
+                (
+                    references.num_prompt_blocks,
+                    references.input_lengths,
+                    references.ideal_hits(),
+                    references.ideal_hit_tokens(),
+                ),
+            ),
+        ]
+        for name, *values in zip(partition.names, *facts, strict=True):
+            by_policy = {
+                policy: {capacity: int(sums[capacity][place]) for capacity in capacities}
+                for policy, sums in hits.items()
+            }
+            yield PartCurve(partition.kind, name, *map(int, values), by_policy)
+            place += 1
 
 
 def _lru_of(references: BlockReferences, capacities: Iterable[int]) -> tuple[dict[int, int], dict[str, int]]:

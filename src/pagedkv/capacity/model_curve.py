@@ -5,14 +5,15 @@ what the space keeps of windows (docs/decisions/0015). Neither stack distances n
 has hits of policies, and those of an endless cache as their bound.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pagedkv.capacity.partition import Partition
 from pagedkv.capacity.references import BlockReferences
 from pagedkv.capacity.space_hits import SpaceHits, space_hits
 from pagedkv.spec import GroupSpec, SpaceConfig
 
-__all__ = ["CachePoint", "CachedModel", "ModelCurve", "measure_model_curve"]
+__all__ = ["CachePoint", "CachedModel", "ModelCurve", "ModelPart", "measure_model_curve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,43 @@ class CachedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What the prompts of one tenant, or of one window of time, hit in the cache of all.
+
+    Args:
+        kind: "tenant" or "window"; name: which.
+        num_requests, num_prompt_tokens, ideal_hit_tokens: as of the curve.
+        hit_tokens: by policy, in the order of the curve's points.
+    """
+
+    kind: str
+    name: str
+    num_requests: int
+    num_prompt_tokens: int
+    ideal_hit_tokens: int
+    hit_tokens: Mapping[str, Sequence[int]]
+
+    @property
+    def ideal_ratio(self) -> float:
+        """Hits of a cache without bounds, of all its tokens."""
+        return self.ideal_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def hit_ratio(self, policy: str, place: int) -> float:
+        """Hits of a policy at the point of this place, of all its tokens."""
+        return self.hit_tokens[policy][place] / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay out for JSON."""
+        return {
+            "name": self.name,
+            "num_requests": self.num_requests,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "ideal_hit_tokens": self.ideal_hit_tokens,
+            "hit_tokens": {name: list(tokens) for name, tokens in self.hit_tokens.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCurve:
     """What the prompts of a trace hit, by policy and size.
 
@@ -55,6 +93,7 @@ class ModelCurve:
         ideal_hit_tokens: tokens that a cache without bounds would have.
         points: the sizes, in ascending order.
         hits: by policy, in the order of ``points``.
+        parts: the same by tenant and by window of time, where the trace was divided.
     """
 
     model: str
@@ -64,6 +103,7 @@ class ModelCurve:
     ideal_hit_tokens: int
     points: Sequence[CachePoint]
     hits: Mapping[str, Sequence[SpaceHits]]
+    parts: tuple[ModelPart, ...] = ()
 
     @property
     def ideal_ratio(self) -> float:
@@ -91,6 +131,10 @@ class ModelCurve:
                 }
                 for place, point in enumerate(self.points)
             ],
+            **{
+                f"by_{kind}": [part.as_dict() for part in self.parts if part.kind == kind]
+                for kind in dict.fromkeys(part.kind for part in self.parts)
+            },
         }
 
 
@@ -99,6 +143,7 @@ def measure_model_curve(
     model: CachedModel,
     policies: Sequence[str],
     show: Callable[[int], None] = lambda _: None,
+    partitions: Sequence[Partition] = (),
 ) -> ModelCurve:
     """Count what prompts hit, by every policy at every size.
 
@@ -107,6 +152,7 @@ def measure_model_curve(
         model: the model, and the sizes.
         policies: names of eviction policies.
         show: called with the number of points (policies by sizes) that are done, after each.
+        partitions: how requests are divided, to count hits by part as well.
 
     Raises:
         ConfigurationError: a pool that groups name has no blocks, or too few.
@@ -115,7 +161,8 @@ def measure_model_curve(
     hits: dict[str, list[SpaceHits]] = {name: [] for name in policies}
     for point in ascending:
         for name in policies:
-            hits[name].append(space_hits(references, _space_config(references, model.groups, point, name)))
+            config = _space_config(references, model.groups, point, name)
+            hits[name].append(space_hits(references, config, partitions=partitions))
             show(sum(map(len, hits.values())))
     return ModelCurve(
         model=model.name,
@@ -125,7 +172,24 @@ def measure_model_curve(
         ideal_hit_tokens=int(references.ideal_hits().sum()) * references.block_size,
         points=ascending,
         hits=hits,
+        parts=tuple(_parts(references, partitions, hits)),
     )
+
+
+def _parts(
+    references: BlockReferences, partitions: Sequence[Partition], hits: Mapping[str, Sequence[SpaceHits]]
+) -> Iterator[ModelPart]:
+    for number, partition in enumerate(partitions):
+        counts = partition.counts().tolist()
+        tokens, ideal = (
+            (partition.sums(blocks) * references.block_size).tolist()
+            for blocks in (references.num_prompt_blocks, references.ideal_hits())
+        )
+        for place, name in enumerate(partition.names):
+            hit_tokens = {
+                policy: [each.hit_tokens_of_parts[number][place] for each in found] for policy, found in hits.items()
+            }
+            yield ModelPart(partition.kind, name, counts[place], tokens[place], ideal[place], hit_tokens)
 
 
 def _space_config(

@@ -30,7 +30,7 @@ from pagedkv.capacity.reuses import Reuses
 from pagedkv.capacity.side_by_side import Pause, go_on
 from pagedkv.compilation.compiled import compiled_aside
 
-__all__ = ["optimal_hits"]
+__all__ = ["optimal_hits", "optimal_hits_by_request"]
 
 
 def optimal_hits(references: BlockReferences, capacity: int, pause: Pause = go_on) -> int:
@@ -41,23 +41,27 @@ def optimal_hits(references: BlockReferences, capacity: int, pause: Pause = go_o
         capacity: blocks of the cache, at least 1.
         pause: called before it begins; what it raises ends it.
     """
+    return int(optimal_hits_by_request(references, capacity, pause).sum())
+
+
+def optimal_hits_by_request(references: BlockReferences, capacity: int, pause: Pause = go_on) -> Int64Array:
+    """Count as :func:`optimal_hits` does, request by request: int64 ``[num_requests]``."""
     pause()
     order = np.argsort(references.reuses.earlier, kind="stable")
     earlier, later, num_blocks = references.reuses
     rows = Reuses(earlier[order], later[order], num_blocks[order])
     num_kept = np.zeros(references.num_requests, np.int64)
     num_usable = min(capacity, references.num_unique_blocks)
-    return int(_serve_all(rows, num_usable, num_kept, new_fenwick_tree(references.num_requests)))
+    _serve_all(rows, num_usable, num_kept, new_fenwick_tree(references.num_requests))
+    return num_kept
 
 
 @compiled_aside
-def _serve_all(rows: Reuses, capacity: int, num_kept: Int64Array, kept: Int64Array) -> int:
-    """Serve all requests; ``num_kept`` are the blocks kept for each, ``kept`` the Fenwick tree of the same."""
-    num_hits = 0
+def _serve_all(rows: Reuses, capacity: int, num_kept: Int64Array, kept: Int64Array) -> None:
+    """Serve all requests; ``num_kept`` are the blocks kept for each, in the end its hits; ``kept`` the Fenwick tree."""
     num_resident = 0
     row = 0
     for request in range(len(num_kept)):
-        num_hits += num_kept[request]
         num_resident -= num_kept[request]
         add_weight(kept, request, -num_kept[request])
         while row < len(rows.earlier) and rows.earlier[row] == request:
@@ -71,4 +75,3 @@ def _serve_all(rows: Reuses, capacity: int, num_kept: Int64Array, kept: Int64Arr
             num_kept[furthest] -= num_evicted
             add_weight(kept, furthest, -num_evicted)
             num_resident -= num_evicted
-    return num_hits

@@ -35,7 +35,16 @@ from pagedkv.pool.life_cycle import acquire_often, drop_name, release, reuse
 from pagedkv.pool.moments import FETCHED_AHEAD, expect, note_request
 from pagedkv.pool.prefix_index import find, has_digest, is_child_of, name_block
 
-__all__ = ["NAME", "PromptScratch", "new_scratch", "pool_hits", "serve_prompt", "serve_trace", "write_digest"]
+__all__ = [
+    "NAME",
+    "PromptScratch",
+    "hits_by_request",
+    "new_scratch",
+    "pool_hits",
+    "serve_prompt",
+    "serve_trace",
+    "write_digest",
+]
 
 NAME: Final = 1  # of the one group there is
 REQUESTS_A_CALL: Final = 4096
@@ -88,14 +97,21 @@ def pool_hits(
         policy: which of them to evict.
         pause: called every some milliseconds; what it raises ends it.
     """
+    return int(hits_by_request(references, capacity, policy, pause).sum(dtype=np.int64))
+
+
+def hits_by_request(
+    references: BlockReferences, capacity: int, policy: EvictionPolicy = DEFAULT, pause: Pause = go_on
+) -> Int32Array:
+    """Count as :func:`pool_hits` does, request by request: int32 ``[num_requests]``."""
     num_usable = min(capacity, references.num_unique_blocks)
     return serve_trace(BlockPool("cache", num_usable + 1, block_size=1, policy=policy), references, pause)
 
 
-def serve_trace(pool: BlockPool, references: BlockReferences, pause: Pause = go_on) -> int:
-    """Serve a trace with an empty pool of blocks of one token; return the number of hits. O(references)."""
+def serve_trace(pool: BlockPool, references: BlockReferences, pause: Pause = go_on) -> Int32Array:
+    """Serve a trace with an empty pool of blocks of one token; return the hits of each request. O(references)."""
     scratch = new_scratch(references)
-    num_hits = 0
+    hits = np.zeros(references.num_requests, np.int32)
     prompts = Prompts(
         references.parents,
         references.last_blocks,
@@ -106,8 +122,8 @@ def serve_trace(pool: BlockPool, references: BlockReferences, pause: Pause = go_
     for first in range(0, references.num_requests, REQUESTS_A_CALL):
         pause()
         stop = min(first + REQUESTS_A_CALL, references.num_requests)
-        num_hits += int(_serve_prompts(pool.arrays, scratch, prompts, pool.num_usable, first, stop))
-    return num_hits
+        _serve_prompts(pool.arrays, scratch, prompts, pool.num_usable, hits[:stop], first)
+    return hits
 
 
 def new_scratch(references: BlockReferences) -> PromptScratch:
@@ -121,17 +137,16 @@ def new_scratch(references: BlockReferences) -> PromptScratch:
 
 @compiled_aside
 def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
-    pool: PoolArrays, scratch: PromptScratch, prompts: Prompts, num_usable: int, first: int, stop: int
-) -> int:
-    """Serve some requests one after the other; return the number of hits."""
-    num_hits = 0
-    for request in range(first, stop):
+    pool: PoolArrays, scratch: PromptScratch, prompts: Prompts, num_usable: int, hits: Int32Array, first: int
+) -> None:
+    """Serve requests one after the other, from ``first`` to the last that ``hits`` has room for; write their hits."""
+    for request in range(first, len(hits)):
         num_blocks = prompts.num_blocks[request]
         if prompts.arrivals_us[request] > 0:
             set_clock(pool.counts, prompts.arrivals_us[request])
         write_path(prompts.parents, prompts.last_blocks[request], scratch.contents[:num_blocks])
-        num_hits += serve_prompt(pool, scratch, min(num_blocks, num_usable), prompts.output_lengths[request])
-    return num_hits
+        num_outputs = prompts.output_lengths[request]
+        hits[request] = serve_prompt(pool, scratch, min(num_blocks, num_usable), num_outputs)
 
 
 @compiled

@@ -6,7 +6,7 @@ interruption; ``BlockReferences`` is what every policy then works on. Knows no p
 
 import shlex
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from pagedkv.capacity.block_tree import BlockTree
 from pagedkv.capacity.reuses import Reuses, find_reuses
 from pagedkv.errors import TraceError
 from pagedkv.traces.request import Request
+from pagedkv.traces.tenants import Tenants
 
 __all__ = ["BlockReferences", "ReferenceCollector"]
 
@@ -34,6 +35,8 @@ class BlockReferences:
             file has late counts as arriving then.
         output_lengths: int64 ``[num_requests]``, tokens generated for each.
         reuses: which blocks are used again, from which request to which.
+        tenants: names of tenants; empty where no request names one.
+        tenant_numbers: int32 ``[num_requests]``, the tenant of each request; empty where there are none.
     """
 
     block_size: int
@@ -44,6 +47,8 @@ class BlockReferences:
     arrivals_s: npt.NDArray[np.float64]
     output_lengths: npt.NDArray[np.int64]
     reuses: Reuses
+    tenants: tuple[str, ...] = ()
+    tenant_numbers: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def num_requests(self) -> int:
@@ -98,6 +103,8 @@ class ReferenceCollector:
         self._input_lengths = array("q")
         self._arrivals_s = array("d")
         self._output_lengths = array("q")
+        self._tenants = Tenants()
+        self._tenant_numbers = array("i")
 
     @property
     def num_requests(self) -> int:
@@ -135,6 +142,7 @@ class ReferenceCollector:
         self._input_lengths.append(request.input_length)
         self._arrivals_s.append(request.arrival_s)
         self._output_lengths.append(request.output_length)
+        self._tenant_numbers.append(self._tenants.number(request.tenant))
 
     def references(self) -> BlockReferences:
         """Sum up what was collected. O(references).
@@ -156,6 +164,8 @@ class ReferenceCollector:
             arrivals_s=np.maximum.accumulate(np.array(self._arrivals_s, np.float64)),
             output_lengths=np.array(self._output_lengths, np.int64),
             reuses=find_reuses(parents, last_blocks),
+            tenants=tuple(self._tenants.names) if self._tenants.are_known else (),
+            tenant_numbers=np.array(self._tenant_numbers if self._tenants.are_known else [], np.int32),
         )
 
     def _learn_block_size(self, block_size: int) -> None:

@@ -10,6 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from threading import Event
 from typing import NamedTuple, TypeAlias
 
+from pagedkv.arrays import Int64Array
+
 __all__ = ["Pause", "Point", "go_on", "measure_side_by_side"]
 
 Pause: TypeAlias = Callable[[], None]
@@ -25,18 +27,18 @@ class Point(NamedTuple):
 
     Args:
         num_blocks: of its cache.
-        measure: counts the hits; calls what it is given every some milliseconds.
+        measure: counts the hits, in all and by parts; calls what it is given every some milliseconds.
     """
 
     num_blocks: int
-    measure: Callable[[Pause], int]
+    measure: Callable[[Pause], Int64Array]
 
 
 def go_on() -> None:
     """Let a measurement that nobody wants to stop go on: the pause of those that run alone."""
 
 
-def measure_side_by_side(points: Sequence[Point], num_threads: int, show: Callable[[int], None]) -> list[int]:
+def measure_side_by_side(points: Sequence[Point], num_threads: int, show: Callable[[int], None]) -> list[Int64Array]:
     """Measure points, the largest first; raise what the first that fails raises, once the others have stopped.
 
     Args:
@@ -48,8 +50,8 @@ def measure_side_by_side(points: Sequence[Point], num_threads: int, show: Callab
         The hits of each point.
     """
     waiting = sorted(range(len(points)), key=lambda place: points[place].num_blocks)
-    running: dict[Future[int], int] = {}
-    hits = [0] * len(points)
+    running: dict[Future[Int64Array], int] = {}
+    hits: dict[int, Int64Array] = {}
     room = max((point.num_blocks for point in points), default=0)
     is_over = Event()
 
@@ -69,7 +71,7 @@ def measure_side_by_side(points: Sequence[Point], num_threads: int, show: Callab
                     show(len(points) - len(waiting) - len(running))
         finally:
             is_over.set()
-    return hits
+    return [hits[place] for place in range(len(points))]
 
 
 def _chosen(points: Sequence[Point], waiting: Sequence[int], num_threads: int, room: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from pagedkv.capacity.curve import MOST_FOR_ALL, OPTIMAL, POLICIES, CapacityCurve
 from pagedkv.capacity.model_curve import ModelCurve
-from pagedkv.cli.tables import print_numbers, print_table, share
+from pagedkv.cli.tables import print_numbers, print_table, share, shown_parts
 
 __all__ = ["print_curve", "print_model_curve"]
 
@@ -20,6 +20,7 @@ def print_curve(title: str, curve: CapacityCurve, read_as: str) -> None:
     """Print what was found out about a trace, and what it was taken for."""
     print_table(title, [("read as", read_as), *_facts(curve), *_left_out(curve)])
     _print_by_capacity("Hit ratio by block", curve, {name: partial(curve.hit_ratio, name) for name in curve.hits})
+    _print_parts(curve)
     _print_gains(curve)
     gaps = {name: partial(curve.policy_gap, name) for name in curve.hits if name != OPTIMAL}
     title = "Policy gaps, to the offline optimum; and the capacity gap, from there to the ideal"
@@ -43,6 +44,53 @@ def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     left_out = [name for name in POLICIES if name not in curve.hits]
     if left_out and curve.num_requests > MOST_FOR_ALL:
         yield "policies left out", f"{', '.join(left_out)}, as requests are many: --policy names others"
+
+
+def _print_parts(curve: CapacityCurve) -> None:
+    """Print what each tenant, and each window, hits in the cache of all, by the first policy."""
+    policy = next(iter(curve.hits))
+    for kind in dict.fromkeys(part.kind for part in curve.parts):
+        parts = [part for part in curve.parts if part.kind == kind]
+        shown, told = shown_parts(parts, [part.num_block_refs for part in parts])
+        headings = (kind, "requests", "prompt tokens", "ideal", *(f"{capacity:,}" for capacity in curve.capacities))
+        rows = [
+            (
+                part.name,
+                f"{part.num_requests:,}",
+                f"{part.num_prompt_tokens:,}",
+                f"{part.ideal_token_ratio:.2%}",
+                *(f"{part.hit_ratio(policy, capacity):.2%}" for capacity in curve.capacities),
+            )
+            for part in shown
+        ]
+        title = f"By {kind}: hit ratio by block, of {policy} in a cache of so many blocks; ideal by token{told}"
+        print_numbers(title, headings, rows)
+
+
+def _print_model_parts(curve: ModelCurve) -> None:
+    """Print what each tenant, and each window, hits in the memory of all, by the first policy."""
+    policy = next(iter(curve.hits))
+    for kind in dict.fromkeys(part.kind for part in curve.parts):
+        parts = [part for part in curve.parts if part.kind == kind]
+        shown, told = shown_parts(parts, [part.num_prompt_tokens for part in parts])
+        headings = (
+            kind,
+            "requests",
+            "prompt tokens",
+            "ideal",
+            *(f"{point.memory_gib:g} GiB" for point in curve.points),
+        )
+        rows = [
+            (
+                part.name,
+                f"{part.num_requests:,}",
+                f"{part.num_prompt_tokens:,}",
+                f"{part.ideal_ratio:.2%}",
+                *(f"{part.hit_ratio(policy, place):.2%}" for place in range(len(curve.points))),
+            )
+            for part in shown
+        ]
+        print_numbers(f"By {kind}: hit ratio by token, of {policy}{told}", headings, rows)
 
 
 def _print_gains(curve: CapacityCurve) -> None:
@@ -87,3 +135,4 @@ def print_model_curve(title: str, curve: ModelCurve, read_as: str) -> None:
         for place, point in enumerate(curve.points)
     ]
     print_numbers("Hit ratio by token", ("GiB", *curve.points[0].num_blocks, *curve.hits, "not served"), rows)
+    _print_model_parts(curve)

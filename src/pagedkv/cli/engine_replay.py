@@ -49,12 +49,14 @@ class Comparison:
 
     Args:
         model: the model's name; cost_model: whose seconds are predicted, and what it is.
+        seconds: the same in short.
         predicted, measured: the same counts and seconds of both.
         simulation: all that the simulation found out.
     """
 
     model: str
     cost_model: Mapping[str, object]
+    seconds: str
     predicted: Mapping[str, float]
     measured: Mapping[str, float]
     simulation: ServingResult
@@ -75,6 +77,7 @@ class Comparison:
         return {
             "model": self.model,
             "cost_model": dict(self.cost_model),
+            "seconds": self.seconds,
             "predicted": dict(self.predicted),
             "measured": dict(self.measured),
             "differing": self.differing,
@@ -147,6 +150,7 @@ def replay_with_engine(
     return Comparison(
         DEMONSTRATION if model_path is None else model_path,
         {"name": seconds_of, **cost_model.as_dict()},
+        MEASURED if options.cost_model is None else options.seconds_of(config).in_short,
         _predicted(result),
         _run(llm, script, requests, steps, name),
         result,

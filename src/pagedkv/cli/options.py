@@ -23,6 +23,7 @@ __all__ = [
     "CostModelName",
     "GpuName",
     "HostBlocks",
+    "Isolates",
     "Jobs",
     "JsonFile",
     "KvDtype",
@@ -42,7 +43,9 @@ __all__ = [
     "SessionIntervalOrNone",
     "Speed",
     "TraceBlockSize",
+    "UtcOffset",
     "Watermark",
+    "WindowName",
     "completed_by",
     "num_jobs",
 ]
@@ -202,6 +205,23 @@ TraceBlockSize: TypeAlias = Annotated[
 ]
 Limit: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Only the first N requests.", rich_help_panel=TRACE)
+]
+WindowName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LENGTH|TIMES",
+        help="Tell figures by windows of recorded time, too: 1h, 15m, or times of day, 09:00-18:00.",
+        rich_help_panel=TRACE,
+    ),
+]
+UtcOffset: TypeAlias = Annotated[
+    float, typer.Option(metavar="H", help="Hours that --window's clock is ahead of UTC.", rich_help_panel=TRACE)
+]
+Isolates: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--isolate", help="No tenant hits another's blocks, as with a salt for each tenant.", rich_help_panel=TRACE
+    ),
 ]
 JsonFile: TypeAlias = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON; - prints only that.")

@@ -2,32 +2,27 @@
 
 from collections.abc import Iterator
 
+from pagedkv.cli.whose_seconds import WhoseSeconds
 from pagedkv.report.pool_balance import pool_balance
 from pagedkv.simulation import ServingResult
 
 __all__ = ["warnings_of"]
 
 
-def warnings_of(result: ServingResult, *, is_assumed: bool) -> list[str]:
+def warnings_of(result: ServingResult, seconds: WhoseSeconds) -> list[str]:
     """Warn of what a result rests on.
 
     Args:
         result: what came out.
-        is_assumed: whether the cost model is one that nobody named.
+        seconds: whose seconds it has.
     """
-    return [*_seconds(result, is_assumed=is_assumed), *_content(result), *_rejected(result), *_pools(result)]
+    return [*_seconds(result, seconds), *_content(result), *_rejected(result), *_pools(result)]
 
 
-def _seconds(result: ServingResult, *, is_assumed: bool) -> Iterator[str]:
-    name, model = result.config["cost_model_name"], result.config["model"]
-    if is_assumed:
-        whose = "" if model is None else f", not of {model}"
-        yield (
-            f"the seconds are those of {name}{whose}, for nothing says what this runs on: "
-            f"{'--model and --gpu' if model is None else '--gpu'} or --cost-model do"
-        )
-    elif model is not None and "/" in str(name) and str(name).partition("/")[0].lower() != model.lower():
-        yield f"the seconds are those of {name}, the memory is that of {model}"
+def _seconds(result: ServingResult, seconds: WhoseSeconds) -> Iterator[str]:
+    model = result.config["model"]
+    remedy = f"{'--model and --gpu' if model is None else '--gpu'} or --cost-model"
+    return seconds.warnings(remedy, model)
 
 
 def _content(result: ServingResult) -> Iterator[str]:

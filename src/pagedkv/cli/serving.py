@@ -14,11 +14,14 @@ from typing import Final, cast
 
 from pagedkv.budget import blocks_that_fit
 from pagedkv.cli import options as opt
+from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.result_warnings import warnings_of
 from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
 from pagedkv.cli.trace_options import TimedTraceOptions
+from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.cli.whose_seconds import WhoseSeconds, origin_of
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB
@@ -26,6 +29,7 @@ from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.scheduling import PreemptionKind
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
 from pagedkv.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.simulation.planning.request_parts import Division, PartFigures
 from pagedkv.spec import DEFAULT_EVICTION
 from pagedkv.traces.request import Request, TokenizedRequest
 
@@ -118,6 +122,11 @@ class ServingOptions:
         """Whether nothing that was typed says what steps cost."""
         return self.cost_model is None and (self.model is None or self.gpu is None)
 
+    def seconds_of(self, config: ServingConfig) -> WhoseSeconds:
+        """Tell whose seconds a run of these options has. Raises ConfigurationError."""
+        name = str(config.cost_model_name)
+        return WhoseSeconds(name, origin_of(self.cost_model), self.is_cost_model_assumed)
+
     def _num_blocks(
         self, model: ModelMemory | None, block_nbytes: Mapping[str, int], mean_tokens: float, longest: int
     ) -> int | dict[str, int]:
@@ -166,19 +175,24 @@ class ServedTrace:
 
     Args:
         result: the figures.
+        seconds: whose seconds they have.
         warnings: what must be known before they are believed, each in a sentence.
         read_as: what the trace was taken for; empty for generated requests.
         wall_s: seconds of this machine, reading the trace included.
+        parts: the same by tenant and by window of recorded time, where there are any.
     """
 
     result: ServingResult
+    seconds: WhoseSeconds
     warnings: list[str]
     wall_s: float
     read_as: str = ""
+    parts: tuple[PartFigures, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Lay out for JSON what is the same on every run."""
-        return {"read_as": self.read_as, "warnings": self.warnings, **self.result.as_dict()}
+        told = {"read_as": self.read_as, "warnings": self.warnings, "seconds": self.seconds.as_dict()}
+        return {**told, **self.result.as_dict(), **parts_as_dict(self.parts)}
 
 
 def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
@@ -191,8 +205,11 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
         InterruptedRunError: Ctrl-C.
     """
     config, cost_model = options.configuration()
-    with options.trace.open(path) as trace:
-        requests = options.trace.requests(trace)
+    with TraceSources([path], options.trace) as trace:
+        requests = trace.requests()
+        first = next(requests)  # which is there already
+        requests = chain([first], requests)
+        is_divided = options.trace.windows is not None or first.tenant is not None or options.trace.names_tenants
         prepare(lambda: compile_loops(config.policy))
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
@@ -202,13 +219,16 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
                     mean_tokens(sample), max((each.input_length for each in sample), default=0)
                 )
                 requests = chain(sample, requests)
+            server = VirtualServer(config, cost_model, is_divided=is_divided)
             served = _serve(
                 requests,
-                VirtualServer(config, cost_model),
+                server,
                 lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
-                is_assumed=options.is_cost_model_assumed,
+                seconds=options.seconds_of(config),
             )
-            return replace(served, read_as=trace.recognised, warnings=[*trace.notes, *served.warnings])
+            parts = server.parts(Division(options.trace.windows, lambda: trace.origin_s))
+            warnings = [*trace.notes, *served.warnings]
+            return replace(served, read_as=trace.recognised, warnings=warnings, parts=parts)
 
 
 def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: ServingOptions) -> ServedTrace:
@@ -224,7 +244,7 @@ def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: Ser
         task = progress.add_task(name, total=None, come_to="")
         server = VirtualServer(config, cost_model)
         show = partial(progress.update, task)
-        return _serve(requests, server, lambda come_to: show(come_to=come_to), is_assumed=options.is_cost_model_assumed)
+        return _serve(requests, server, lambda come_to: show(come_to=come_to), seconds=options.seconds_of(config))
 
 
 def sample_of(requests: Iterator[Request]) -> list[Request]:
@@ -249,7 +269,7 @@ def _serve(
     server: VirtualServer,
     show: Callable[[str], None],
     *,
-    is_assumed: bool,
+    seconds: WhoseSeconds,
 ) -> ServedTrace:
     started_s = time.perf_counter()
     try:
@@ -263,7 +283,7 @@ def _serve(
         raise InterruptedRunError(message) from error
     result = server.result()
     require_some_served(result.requests["num_requests"], result.requests["num_rejected"], _largest_pool(result))
-    return ServedTrace(result, warnings_of(result, is_assumed=is_assumed), time.perf_counter() - started_s)
+    return ServedTrace(result, seconds, warnings_of(result, seconds), time.perf_counter() - started_s)
 
 
 def require_some_served(num_requests: int, num_rejected: int, num_blocks: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.serving import ServedTrace
 from pagedkv.cli.tables import UNKNOWN_CONTENT, print_numbers, print_table, print_warnings, share
 from pagedkv.models.memory import GIB
@@ -29,7 +30,7 @@ def print_served(title: str, served: ServedTrace) -> None:
             *_requests(result),
             *_hits(result),
             ("eviction policy (--policy)", str(result.config["policy"])),
-            ("cost model, whose seconds these are", str(result.config["cost_model_name"])),
+            ("cost model, whose seconds these are", served.seconds.in_short),
             *_steps(result),
             *_preemptions(result),
             *_here(served),
@@ -38,8 +39,9 @@ def print_served(title: str, served: ServedTrace) -> None:
     _print_pools(result)
     _print_evictions(result)
     _print_misses(result)
-    _print_latencies(result)
+    _print_latencies(served)
     _print_waste(result)
+    print_parts(served.parts)
 
 
 def _requests(result: ServingResult) -> Iterable[tuple[str, str]]:
@@ -126,12 +128,13 @@ def _print_misses(result: ServingResult) -> None:
     print_numbers(title, ("cause", "tokens", "share"), [*rows, ("all", f"{misses['num_tokens']:,}", "")])
 
 
-def _print_latencies(result: ServingResult) -> None:
+def _print_latencies(served: ServedTrace) -> None:
+    result = served.result
     rows = [
         (words, *("-" if value is None else f"{value:,.3f}" for value in result.latency[name].values()))
         for name, words in LATENCIES.items()
     ]
-    title = f"Seconds, by the cost model {result.config['cost_model_name']}"
+    title = f"Seconds, by the cost model {served.seconds.in_short}"
     print_numbers(title, ("from arrival to", "mean", "p50", "p90", "p99", "max"), rows)
 
 

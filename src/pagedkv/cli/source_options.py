@@ -82,6 +82,15 @@ class SourceOptions:
         typer.Option(metavar="N", help="Pass over N lines that cannot be read.", rich_help_panel=opt.TRACE),
     ] = 0
 
+    tenant_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Column or field that says whose a request is: user, metadata.team. Results are told by tenant.",
+            rich_help_panel=opt.TRACE,
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         """Refuse what cannot be used, whatever the file."""
         require_time_unit(self.time_unit)
@@ -105,6 +114,7 @@ class SourceOptions:
             keep_failed=self.keep_failed,
             arrivals=self._arrivals(),
             skip_bad=self.skip_bad,
+            tenant_by=self.tenant_by,
         )
 
     def in_time(self, requests: Iterable[Request]) -> Iterable[Request]:

@@ -4,9 +4,10 @@ A number is never broken across lines: labels and texts wrap between words, and 
 shown in parts, each with the first column.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Final
+from typing import Final, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -24,9 +25,15 @@ __all__ = [
     "print_warnings",
     "print_workload",
     "share",
+    "shown_parts",
 ]
 
+_T = TypeVar("_T")
+
 UNKNOWN_CONTENT: Final = "unknown, the trace tells lengths alone"
+NUMBER: Final = re.compile(r"[\d.,]+")
+MOST_ROWS: Final = 30
+"""Of a table by tenant or by window."""
 CELL_PADDING: Final = 3  # two blanks and what divides columns
 EDGES: Final = 1  # of a table, where nothing divides columns any more
 
@@ -68,6 +75,18 @@ def share(ratio: float | None, part: int, whole: int) -> str:
     return UNKNOWN_CONTENT if ratio is None else f"{ratio:.2%} ({part:,} of {whole:,})"
 
 
+def shown_parts(parts: Sequence[_T], sizes: Sequence[float]) -> tuple[list[_T], str]:
+    """Choose which of many rows a terminal shows: the largest, in their order; and say so.
+
+    Args:
+        parts: rows; sizes: what each is judged by.
+    """
+    if len(parts) <= MOST_ROWS:
+        return list(parts), ""
+    largest = sorted(range(len(parts)), key=lambda place: -sizes[place])[:MOST_ROWS]
+    return [parts[place] for place in sorted(largest)], f"; the {MOST_ROWS} largest of {len(parts):,}, --json has all"
+
+
 def print_warnings(warnings: Iterable[str]) -> None:
     """Print what must be known before figures are believed."""
     for warning in warnings:
@@ -98,7 +117,7 @@ def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[s
     for number, part in enumerate(_parts([_longest_word(column) for column in columns], console.width, num_keys)):
         table = Table(title=escape(title) if number == 0 else None, title_justify="left", box=box.SIMPLE_HEAD)
         for place, width in zip(part, _widths([columns[place] for place in part], console.width), strict=True):
-            is_label = place == 0 and not all(cell[:1].isdigit() for cell in columns[0][1:])
+            is_label = place == 0 and not all(NUMBER.fullmatch(cell) for cell in columns[0][1:])
             table.add_column(escape(headings[place]), justify="left" if is_label else "right", width=width)
         for row in known:
             table.add_row(*(escape(row[place]) for place in part))

@@ -4,7 +4,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.source_options import SourceOptions
@@ -13,8 +15,17 @@ from pagedkv.traces.clocks import rebased
 from pagedkv.traces.interleaving import interleave_sessions
 from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
+from pagedkv.traces.windows import WindowRule, parse_window
 
-__all__ = ["TimedTraceOptions", "TraceOptions", "require_limit"]
+__all__ = [
+    "NO_MERGING",
+    "MergingOptions",
+    "SeveralTimedTracesOptions",
+    "SeveralTracesOptions",
+    "TimedTraceOptions",
+    "TraceOptions",
+    "require_limit",
+]
 
 SESSION_INTERVAL_S: Final = 60.0
 
@@ -29,16 +40,22 @@ class TraceOptions:
         max_gap_s: longest gap within a session; longer ones are cut to it.
         trace_block_size: tokens a block id stands for, if not as the trace tells.
         limit: requests to stop after.
+        window: windows of recorded time that figures are told by.
+        utc_offset: hours that times of day are ahead of UTC.
+        isolates: whether blocks of one tenant are hidden from all others.
         source: what the file does not tell by itself.
 
     Raises:
-        ConfigurationError: a time is negative or not finite, or the limit is out of range.
+        ConfigurationError: a time is negative or not finite, the limit is out of range, or a window is none.
     """
 
     session_interval_s: opt.SessionIntervalOrNone = None
     max_gap_s: opt.MaxGap = None
     trace_block_size: opt.TraceBlockSize = None
     limit: opt.Limit = None
+    window: opt.WindowName = None
+    utc_offset: opt.UtcOffset = 0.0
+    isolates: opt.Isolates = False
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:
@@ -47,6 +64,21 @@ class TraceOptions:
         if self.max_gap_s is not None and self.session_interval_s is None:
             raise ConfigurationError("--max-gap cuts the gaps within sessions: give --session-interval, too")
         interleave_sessions((), self.session_interval_s or 0.0, self.max_gap_s)
+        self.windows  # noqa: B018 - raises
+
+    @property
+    def windows(self) -> WindowRule | None:
+        """How recorded time is divided, if it is. Raises ConfigurationError."""
+        if self.window is None:
+            if self.utc_offset:
+                raise ConfigurationError("--utc-offset says where the times of day of --window are: give both")
+            return None
+        return parse_window(self.window, self.utc_offset)
+
+    @property
+    def names_tenants(self) -> bool:
+        """Whether something was typed that says whose a request is, or supposes it."""
+        return self.source.tenant_by is not None or self.isolates
 
     def open(self, path: str) -> TraceReader:
         """Open a trace. Raises ConfigurationError and TraceError as TraceReader does."""
@@ -60,8 +92,12 @@ class TraceOptions:
         Raises:
             TraceError: at once or while iterating, what is wrong with the trace.
         """
-        requests = islice(rebased(self.source.in_time(self._in_order(trace))), self.limit)
+        requests = islice(rebased(self.in_order(trace)), self.limit)
         return chain(list(islice(requests, 1)), requests)
+
+    def in_order(self, trace: TraceReader) -> Iterator[Request]:
+        """Give the requests of an open trace on its own clock. Raises TraceError."""
+        return iter(self.source.in_time(self._in_order(trace)))
 
     def _in_order(self, trace: TraceReader) -> Iterator[Request]:
         if self.session_interval_s is not None and trace.session_per_row:
@@ -75,6 +111,46 @@ class TimedTraceOptions(TraceOptions):
     """How to read a trace for a replay, whose sessions overlap: one begins every minute, unless told otherwise."""
 
     session_interval_s: opt.SessionInterval = SESSION_INTERVAL_S
+
+
+@dataclass(frozen=True, slots=True)
+class MergingOptions:
+    """How several traces become one.
+
+    Args:
+        shared_ids: whether ids of blocks are of one numbering in all files.
+        start_together: whether all files begin at the same time.
+    """
+
+    shared_ids: Annotated[
+        bool,
+        typer.Option(
+            "--shared-ids", help="Of several files: their block ids are of one numbering.", rich_help_panel=opt.TRACE
+        ),
+    ] = False
+    start_together: Annotated[
+        bool,
+        typer.Option(
+            "--start-together", help="Of several files: each begins at 0, whenever it was.", rich_help_panel=opt.TRACE
+        ),
+    ] = False
+
+
+NO_MERGING: Final = MergingOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralTracesOptions(TraceOptions):
+    """How to read one trace, or several as one."""
+
+    merging: MergingOptions = NO_MERGING
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralTimedTracesOptions(TimedTraceOptions):
+    """The same, for a replay."""
+
+    merging: MergingOptions = NO_MERGING
 
 
 def require_limit(limit: int | None) -> None:

@@ -6,7 +6,7 @@ library, so that readers of files can check a document against these types witho
 """
 
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from pagedkv.report.shared_text import without_folders
 
@@ -27,12 +27,13 @@ __all__ = [
     "Replay",
     "ReportRun",
     "Requests",
+    "Seconds",
     "Sharing",
     "Steps",
     "Timeline",
     "Waste",
-    "cost_model_name",
     "knows_content",
+    "whose_seconds",
 ]
 
 
@@ -176,8 +177,20 @@ class Timeline(TypedDict):
     pools: dict[str, PoolTimeline]
 
 
+class Seconds(TypedDict):
+    """Whose seconds they are: the cost model, where it comes from, and of a calibrated one its relative errors."""
+
+    cost_model_name: str
+    in_short: str
+    is_assumed: bool
+    kind: str
+    num_steps: int | None
+    median: float | None
+    p90: float | None
+
+
 class Replay(TypedDict):
-    """The document of ``pagedkv replay --json``. Older ones have neither misses nor warnings."""
+    """The document of ``pagedkv replay --json``. Older ones have no misses, no warnings and no word of the seconds."""
 
     trace: str
     command: str
@@ -193,6 +206,11 @@ class Replay(TypedDict):
     timeline: Timeline
     misses: NotRequired[Misses]
     warnings: NotRequired[list[str]]
+    seconds: NotRequired[Seconds]
+    by_tenant: NotRequired[list[dict[str, Any]]]
+    by_window: NotRequired[list[dict[str, Any]]]
+    busiest_window: NotRequired[str]
+    quietest_window: NotRequired[str]
 
 
 class Gaps(TypedDict):
@@ -250,6 +268,10 @@ def knows_content(replay: Replay) -> bool:
     return requests.get("num_with_content", 1) > 0 or requests["num_requests"] == 0
 
 
-def cost_model_name(replay: Replay) -> str:
-    """Name the cost model whose seconds the replay has."""
-    return without_folders(str(replay["config"].get("cost_model_name") or "that the configuration lists"))
+def whose_seconds(replay: Replay) -> str | None:
+    """Name the cost model whose seconds the replay has, and where it comes from; None where neither is told."""
+    seconds = replay.get("seconds")
+    if seconds is not None:
+        return f"{without_folders(seconds['cost_model_name'])}, {seconds['in_short']}"
+    name = replay["config"].get("cost_model_name")
+    return without_folders(str(name)) if name else None

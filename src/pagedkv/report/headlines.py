@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from pagedkv.report.documents import ReportRun
+from pagedkv.report.documents import ReportRun, whose_seconds
 from pagedkv.report.number_text import SECONDS
-from pagedkv.report.shared_text import without_folders
 
 __all__ = ["headline_of", "headline_of_several"]
 
@@ -19,8 +18,8 @@ def headline_of(run: ReportRun) -> str:
     p99_s = run.replay["latency"]["first_token_s"]["p99"]
     if p99_s is None:
         return f"{hits}; no request was answered"
-    name = run.replay["config"].get("cost_model_name")
-    seconds = f" (seconds: {without_folders(str(name))})" if name else ""
+    whose = whose_seconds(run.replay)
+    seconds = f" (seconds: {whose})" if whose else ""
     return f"{hits}; 99% of the answers began within {SECONDS.text(p99_s)}{seconds}"
 
 

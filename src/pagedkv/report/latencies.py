@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pagedkv.report.documents import Latency, Percentiles, Preemptions, ReportRun, cost_model_name
+from pagedkv.report.documents import Latency, Percentiles, Preemptions, ReportRun, whose_seconds
 from pagedkv.report.drawing import COUNT_TICKS, FILLS, NARROW_PANELS, WIDE, Figure, draw_both, panels
 from pagedkv.report.elements import Cell, Plot, Section, Table
 from pagedkv.report.explanations import PLOTS, SECTIONS, TABLES
@@ -12,6 +12,7 @@ __all__ = ["PERCENTILES", "latency_kinds", "latency_section", "percentile_values
 
 PERCENTILES: Final = ("mean", "p50", "p90", "p99", "max")
 ROOM_FOR_LABELS: Final = 0.3
+UNNAMED: Final = "that the configuration lists"
 
 
 def percentile_values(percentiles: Percentiles) -> list[float | None]:
@@ -40,7 +41,7 @@ def latency_section(run: ReportRun) -> Section:
         "latency",
         SECTIONS["latency"],
         (
-            f"The seconds are those of the cost model {cost_model_name(run.replay)}.",
+            f"The seconds are those of the cost model {whose_seconds(run.replay) or UNNAMED}.",
             *(() if whole else ("Some latencies have no value: no request came that far.",)),
         ),
         (_bars(drawn),) if whole else (),

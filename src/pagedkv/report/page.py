@@ -12,6 +12,7 @@ from pagedkv.extras import needing
 from pagedkv.report.ages import age_section
 from pagedkv.report.capacity import capacity_section
 from pagedkv.report.comparison import MAX_RUNS, figures_section, overlaid_section
+from pagedkv.report.divided import divided_section
 from pagedkv.report.documents import ReportRun
 from pagedkv.report.elements import Section, Tile
 from pagedkv.report.explanations import METHOD
@@ -111,8 +112,10 @@ def _tiles(run: ReportRun) -> tuple[Tile, ...]:
 
 
 def _sections_of_one(run: ReportRun) -> tuple[Section, ...]:
+    divided = divided_section(run.replay)
     return (
         time_section(run),
+        *(() if divided is None else (divided,)),
         capacity_section(run),
         memory_section(run),
         latency_section(run),

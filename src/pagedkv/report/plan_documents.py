@@ -33,7 +33,7 @@ class PlanPointDocument(TypedDict):
 
 
 class Plan(TypedDict):
-    """Everything found out: the decision in words, what it rests on, and every point."""
+    """Everything found out: the decision, what it rests on, every point, and parts of the chosen one."""
 
     trace: str
     command: str
@@ -51,3 +51,4 @@ class Plan(TypedDict):
     effects: list[dict[str, Any]]
     settings: list[PlanSettingDocument]
     points: list[PlanPointDocument]
+    divided: dict[str, Any]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pagedkv.report.divided import divided_section
 from pagedkv.report.drawing import (
     COUNT_TICKS,
     HALF,
@@ -130,7 +131,7 @@ def render_plan(plan: Plan, *, version: str) -> str:
         runs=(),
         tiles=_tiles(plan),
         warnings=tuple(without_folders(f"{warning[:1].upper()}{warning[1:]}") for warning in plan["warnings"]),
-        sections=(_reasons(plan), _figures(plan), _points(plan)),
+        sections=tuple(filter(None, (_reasons(plan), _divided(plan), _figures(plan), _points(plan)))),
         glossary=GLOSSARY,
         method=METHOD,
         version=version,
@@ -186,6 +187,10 @@ def _sustained(plan: Plan, point: PlanPointDocument) -> float | None:
 def _reasons(plan: Plan) -> Section:
     reasons = tuple(f"{reason[:1].upper()}{reason[1:]}." for reason in plan["reasons"])
     return Section("why", "Why", (*reasons, f"Arrivals: {plan['arrivals']}.", _bounds(plan)), tables=_effects(plan))
+
+
+def _divided(plan: Plan) -> Section | None:
+    return divided_section(plan["divided"], has_bounds=any(bound is not None for bound in plan["bounds"].values()))
 
 
 def _bounds(plan: Plan) -> str:

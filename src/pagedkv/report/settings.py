@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pagedkv.report.documents import ReportRun
+from pagedkv.report.documents import ReportRun, whose_seconds
 from pagedkv.report.elements import Cell, Section, Table
 from pagedkv.report.explanations import SECTIONS, TABLES
 from pagedkv.report.number_text import NONE
@@ -16,7 +16,10 @@ DIFFERS: Final = "differs"
 
 def settings_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
     """List every setting of every run, marking those that differ, and the command lines."""
-    settings = [_flattened({"trace": run.replay["trace"], **run.replay["config"]}) for run in runs]
+    settings = [
+        _flattened({"trace": run.replay["trace"], **run.replay["config"], "whose seconds": whose_seconds(run.replay)})
+        for run in runs
+    ]
     keys = dict.fromkeys(key for of_run in settings for key in of_run)
     return Section(
         "settings",

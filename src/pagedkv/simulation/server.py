@@ -17,6 +17,9 @@ import numpy as np
 from pagedkv.simulation.config import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.meters.meters import Meters
+from pagedkv.simulation.planning.bounds import Bounds
+from pagedkv.simulation.planning.request_log import RequestLog
+from pagedkv.simulation.planning.request_parts import Division, PartFigures, parts_of
 from pagedkv.simulation.result import ServingResult, sum_up
 from pagedkv.simulation.space_watch import SpaceWatch
 from pagedkv.simulation.virtual_clock import VirtualClock
@@ -34,15 +37,17 @@ class VirtualServer(VirtualClock):
     Args:
         config: the pools and the rules.
         costs: how long steps take.
+        is_divided: whether :meth:`parts` are wanted; they take 44 bytes a request.
 
     Raises:
         ConfigurationError: the configuration cannot work.
     """
 
-    def __init__(self, config: ServingConfig, costs: CostModel) -> None:
+    def __init__(self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False) -> None:
         space, watch = BlockSpace(config.space_config()), SpaceWatch()
         space.observe(watch)
-        self._all_meters = Meters(config, space, watch)
+        self._log = RequestLog(config.scheduling_config()) if is_divided else None
+        self._all_meters = Meters(config, space, watch, self._log)
         super().__init__(config, costs, space, self._all_meters)
 
     @property
@@ -62,6 +67,14 @@ class VirtualServer(VirtualClock):
     def statistics(self) -> SpaceStatistics:
         """Take a snapshot of the block space."""
         return self._space.statistics()
+
+    def parts(self, division: Division) -> tuple[PartFigures, ...]:
+        """Sum up by tenant and by window, once everybody is served; nothing unless it was asked for.
+
+        Raises:
+            ConfigurationError: the trace has no such windows.
+        """
+        return () if self._log is None else parts_of(self._log, Bounds(), division, self._config.speed)
 
     def check(self) -> None:
         """Prove every invariant of the block space, or raise AssertionError. O(blocks + table entries)."""

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from pagedkv import scheduling
 from pagedkv.errors import TraceError
+from pagedkv.keys import NO_KEYS, RequestKeys
 from pagedkv.scheduling import Batch, Progress
 from pagedkv.simulation.backlog import Backlog
 from pagedkv.simulation.config import ServingConfig
@@ -37,8 +38,10 @@ class StepMeters(Protocol):
     def num_requests(self) -> int:
         """Requests that have arrived."""
 
-    def arrived(self, request: scheduling.Request, arrival_s: float, *, has_content: bool) -> None:
-        """Learn of a request, and whether what it shares with others is known."""
+    def arrived(
+        self, request: scheduling.Request, arrival_s: float, *, has_content: bool, tenant: str | None = None
+    ) -> None:
+        """Learn of a request, whether what it shares with others is known, and whose it is."""
 
     def rejected(self, request: scheduling.Request) -> None:
         """Learn that a request cannot be served."""
@@ -152,7 +155,8 @@ class VirtualClock:
 
     def _add(self, request: Request | TokenizedRequest) -> None:
         scheduled = self._scheduled_request(request)
-        self._meters.arrived(scheduled, request.arrival_s / self._config.speed, has_content=request.has_content)
+        arrival_s = request.arrival_s / self._config.speed
+        self._meters.arrived(scheduled, arrival_s, has_content=request.has_content, tenant=request.tenant)
         if not self._scheduler.add(scheduled):
             self._meters.rejected(scheduled)
 
@@ -167,6 +171,7 @@ class VirtualClock:
             load=self._sampler.loader(number, load),
             num_sequences=config.beam_width or config.num_samples or request.num_samples,
             priority=request.priority,
+            keys=NO_KEYS if request.salt is None else RequestKeys(salt=request.salt.encode()),
         )
 
     # The clock

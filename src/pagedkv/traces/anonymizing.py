@@ -30,7 +30,7 @@ def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None 
     """Take texts and names out of requests.
 
     Args:
-        requests: with tokens; of others, which hold no text, only the names of sessions are replaced.
+        requests: with tokens; of others, which hold no text, only the names of sessions and tenants are replaced.
         salt: any bytes, kept secret.
         block_size: tokens of a block, 16 unless told.
 
@@ -45,14 +45,16 @@ def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None 
         raise ConfigurationError(f"--block-size must be at least 1 token, got {size}")
     for request in requests:
         session = None if request.session is None else _name(salt, request.session)
+        tenant = None if request.tenant is None else _name(salt, request.tenant)
         if request.prompt_token_ids is None:
             known = request.block_size or (size if request.block_ids is None else 0)  # of the others, for the header
-            yield replace(request, session=session, block_size=known, output_token_ids=None)
+            yield replace(request, session=session, tenant=tenant, block_size=known, output_token_ids=None)
         else:
             ids = _block_ids(salt, request.prompt_token_ids, size)
             yield replace(
                 request,
                 session=session,
+                tenant=tenant,
                 block_ids=ids,
                 block_size=size,
                 prompt_token_ids=None,

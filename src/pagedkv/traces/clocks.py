@@ -19,7 +19,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.traces.lines import Line
 from pagedkv.traces.request import Request
 
-__all__ = ["TIME_UNITS", "ArrivalClock", "rebased", "require_time_unit"]
+__all__ = ["FIRST_EPOCH_S", "TIME_UNITS", "ArrivalClock", "Rebased", "rebased", "require_time_unit"]
 
 TIME_UNITS: Final = MappingProxyType({"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9})
 """How many of each make a second."""
@@ -101,14 +101,32 @@ def require_time_unit(unit: str | None) -> None:
         raise ConfigurationError(f"--time-unit must be one of {', '.join(TIME_UNITS)}, got {unit!r}")
 
 
+class Rebased:
+    """Lets a trace begin at 0 whose first request comes more than an hour after its clock began. Iterate once.
+
+    Args:
+        requests: on their clock.
+
+    Attributes:
+        origin_s: what arrivals were moved by, once the first is there: with it they are recorded times again.
+    """
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests = requests
+        self.origin_s = 0.0
+
+    def __iter__(self) -> Iterator[Request]:
+        """Give the requests on the moved clock."""
+        for number, request in enumerate(self._requests):
+            if not number and request.arrival_s > LONGEST_LEAD_S:
+                self.origin_s = request.arrival_s
+            moved_s = round(request.arrival_s - self.origin_s, PLACES)
+            yield replace(request, arrival_s=moved_s) if self.origin_s else request
+
+
 def rebased(requests: Iterable[Request]) -> Iterator[Request]:
-    """Let a trace begin at 0 whose first request comes more than an hour after its clock began."""
-    origin_s = None
-    for request in requests:
-        if origin_s is None:
-            origin_s = request.arrival_s if request.arrival_s > LONGEST_LEAD_S else 0.0
-        moved_s = round(request.arrival_s - origin_s, PLACES)
-        yield replace(request, arrival_s=moved_s) if origin_s else request
+    """Let a trace begin at 0, as :class:`Rebased` does."""
+    return iter(Rebased(requests))
 
 
 def _number(value: float | str) -> float | None:

@@ -39,6 +39,7 @@ class TraceReader:
         keep_failed: take requests that failed, too; by default they are left out and counted.
         arrivals: times in the place of the file's, which may have none.
         skip_bad: lines that may be bad, which are passed over and counted.
+        tenant_by: the column or field that says whose request it is.
         any_order: take requests as they come. By default arrivals must not fall, in a trace of sessions within each.
             A line that holds a whole session is put in order of arrival, as all of it is in memory.
 
@@ -59,6 +60,7 @@ class TraceReader:
         keep_failed: bool = False,
         arrivals: MadeUpArrivals | None = None,
         skip_bad: int = 0,
+        tenant_by: str | None = None,
     ) -> None:
         require_time_unit(time_unit)
         if block_size is not None and block_size < 1:
@@ -74,6 +76,7 @@ class TraceReader:
             texts or CharacterTokens(),
             keep_failed,
             has_made_up_arrivals=arrivals is not None,
+            tenant_by=tenant_by,
         )
         self._lines = LineReader(path)
 

@@ -35,6 +35,8 @@ class Request:
         priority: requests of a higher one are admitted first.
         prompt_token_ids: int32 ``[input_length]`` when the trace has tokens, instead of block ids.
         output_token_ids: int32 ``[output_length]`` when the trace has these too.
+        tenant: whose request it is: a customer, a team, a log among several; if that is known.
+        salt: what its blocks are told apart by from equal ones of other salts; None: by nothing.
     """
 
     arrival_s: float
@@ -47,6 +49,8 @@ class Request:
     priority: int = 0
     prompt_token_ids: npt.NDArray[np.int32] | None = None
     output_token_ids: npt.NDArray[np.int32] | None = None
+    tenant: str | None = None
+    salt: str | None = None
 
     @property
     def has_content(self) -> bool:
@@ -73,6 +77,8 @@ class TokenizedRequest:
     num_samples: int = 1
     priority: int = 0
     has_content: bool = True
+    tenant: str | None = None
+    salt: str | None = None
 
     @property
     def input_length(self) -> int:

@@ -15,10 +15,20 @@ import numpy.typing as npt
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.traces.request import Request
 
-__all__ = ["ContentBlocks", "TokenBlocks", "chain_digests", "with_block_ids"]
+__all__ = ["ContentBlocks", "TokenBlocks", "chain_digests", "with_block_ids", "with_ids_apart"]
 
 FIRST_UNSHARED: Final = 2**62
 """Ids from here on are of prompts whose content is unknown: beyond all that are numbered as they appear."""
+COUNTED_BITS: Final = 40
+COUNTED: Final = 2**COUNTED_BITS
+"""Ids below this count blocks."""
+MIXED: Final = 2**62
+GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
+WORD: Final = 2**64 - 1
+MIXING: Final = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
 MOST_HELD: Final = 1000
 """Requests without content that wait for one that has some."""
 
@@ -42,11 +52,12 @@ class TokenBlocks:
         self._block_size = block_size
         self._ids_by_digest: dict[bytes, int] = {}
 
-    def block_ids(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    def block_ids(self, token_ids: npt.NDArray[np.int32], salt: str | None = None) -> npt.NDArray[np.int64]:
         """Name the full blocks of a prompt; new ones are numbered.
 
         Args:
             token_ids: int32 ``[n]``.
+            salt: what they are told apart by from equal ones of other salts.
 
         Returns:
             int64 ``[n // block_size]``. O(n).
@@ -58,7 +69,8 @@ class TokenBlocks:
         [0, 2, 3]
         """
         ids = np.empty(len(token_ids) // self._block_size, np.int64)
-        for position, digest in enumerate(chain_digests(token_ids, self._block_size)):
+        parent = b"" if salt is None else sha256(salt.encode()).digest()
+        for position, digest in enumerate(chain_digests(token_ids, self._block_size, parent)):
             ids[position] = self._ids_by_digest.setdefault(digest, len(self._ids_by_digest))
         return ids
 
@@ -84,6 +96,7 @@ class ContentBlocks:
         self._blocks = TokenBlocks(block_size)
         self._next_unshared = FIRST_UNSHARED
         self._has_tokens = False
+        self._salts: dict[str, int] = {}
         self.num_unshared = 0
 
     def of(self, requests: Iterable[Request]) -> Iterator[Request]:
@@ -104,17 +117,49 @@ class ContentBlocks:
 
     def _with_ids(self, request: Request) -> Request:
         if request.prompt_token_ids is not None:
-            ids = self._blocks.block_ids(request.prompt_token_ids)
+            ids = self._blocks.block_ids(request.prompt_token_ids, request.salt)
         elif request.block_ids is None and self._has_tokens:
             first, num_blocks = self._next_unshared, request.input_length // self._block_size
             self._next_unshared += num_blocks
             self.num_unshared += 1
             ids = np.arange(first, first + num_blocks, dtype=np.int64)
         else:
-            return request
+            return self._apart(request)
         return replace(
             request, block_ids=ids, block_size=self._block_size, prompt_token_ids=None, output_token_ids=None
         )
+
+    def _apart(self, request: Request) -> Request:
+        """Move the ids of a request with a salt away from those of others."""
+        if request.block_ids is None or request.salt is None:
+            return request
+        return with_ids_apart(request, self._salts.setdefault(request.salt, len(self._salts)))
+
+
+def with_ids_apart(request: Request, number: int) -> Request:
+    """Move the ids of a request's blocks, which are of one numbering of several.
+
+    Exact for ids below 2^40, as those that count blocks are; larger ones, as of digests, are mixed, and then equal by a
+    chance of 2^-62 as digests are.
+
+    Args:
+        request: with ids or without.
+        number: which numbering they are of, below 2^22; 0 leaves those below 2^40 as they are.
+    """
+    if request.block_ids is None or not len(request.block_ids):
+        return request
+    ids = request.block_ids
+    small = ids < COUNTED
+    moved = np.where(small, ids | (number << COUNTED_BITS), _mixed(ids, number) if not small.all() else ids)
+    return replace(request, block_ids=moved)
+
+
+def _mixed(ids: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.int64]:
+    """Mix ids with a number, by the finaliser of splitmix64 (see :mod:`~pagedkv.traces.tokens`)."""
+    mixed = ids.astype(np.uint64) + np.uint64(number * GOLDEN_GAMMA & WORD)
+    for shift, multiplier in MIXING:
+        mixed = (mixed ^ (mixed >> shift)) * multiplier
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(2) | np.uint64(MIXED)).astype(np.int64)
 
 
 def chain_digests(token_ids: npt.NDArray[np.int32], block_size: int, parent: bytes = b"") -> Iterator[bytes]:

@@ -82,6 +82,8 @@ def tokenize(request: Request, number: int) -> TokenizedRequest:
         num_samples=request.num_samples,
         priority=request.priority,
         has_content=request.has_content,
+        tenant=request.tenant,
+        salt=request.salt,
     )
 
 

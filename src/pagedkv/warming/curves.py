@@ -6,6 +6,7 @@ import numpy as np
 
 from pagedkv.capacity.curve import OPTIMAL, POLICIES, measure_curve
 from pagedkv.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
+from pagedkv.capacity.partition import Partition
 from pagedkv.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.spec import FullAttention
 from pagedkv.traces.request import Request
@@ -21,7 +22,9 @@ def rehearse(eviction: str, of: Literal["blocks", "model"]) -> None:
     prompts = [[0, 1, 2], [0, 1, 3], [4], [0, 1, 2]]
     references = _references(*prompts, list(range(10, 10 + MANY)))
     if of == "blocks":
-        measure_curve(references, [2, 3], {name: POLICIES[name] for name in (eviction, OPTIMAL)})
+        policies = {name: POLICIES[name] for name in (eviction, OPTIMAL)}
+        divided = Partition("tenant", ["all"], np.zeros(references.num_requests, np.int32))
+        measure_curve(references, [2, 3], policies, partitions=[divided])
     else:
         model = CachedModel("tiny", (FullAttention(block_size=1),), [CachePoint(1.0, {"device": 5})])
         measure_model_curve(_references(*prompts), model, [eviction])

@@ -132,3 +132,52 @@ def test_a_result_without_details_is_refused(tmp_path: Path, change: str, reason
     result[change] = None if change == "itls" else result[change][1:]
     with pytest.raises(TraceError, match=reason):
         read_steps(written(tmp_path / "bench.json", result))
+
+
+def test_latencies_of_a_known_engine_are_predicted_as_it_has_them(tmp_path: Path) -> None:
+    """Requests that never meet, so that the order in which an engine takes prompts and tokens does not matter."""
+    requests = [Sent(20.0 * number, 64 * (number + 1), 3 + number % 9) for number in range(40)]
+    result = served(requests, KNOWN) | {"p90_ttft_ms": 500.0, "median_tpot_ms": "?"}
+    path, cost = tmp_path / "bench.json", tmp_path / "cost.json"
+    cost.write_text(json.dumps(KNOWN.as_dict()))
+    ended = run("validate", written(path, result), "--cost-model", cost, "--json", "-")
+    assert ended.exit_code == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    found = {(each["metric"], each["statistic"]): each for each in document["latencies"]}
+    ttft_s = np.array(result["ttfts"])
+    tpot_s = np.array([np.mean(each) for each in result["itls"]])
+    itl_s = np.concatenate([np.array(each) for each in result["itls"]])
+    for metric, times_s, tolerance in (("ttft", ttft_s, 1e-9), ("tpot", tpot_s, 1e-9), ("itl", itl_s, 0.01)):
+        for statistic in ("mean", "p50", "p90", "p99"):
+            own = times_s.mean() if statistic == "mean" else np.percentile(times_s, int(statistic[1:]))
+            each = found[metric, statistic]
+            assert each["predicted_s"] == pytest.approx(own, rel=tolerance)
+            stated = 0.5 if (metric, statistic) == ("ttft", "p90") else own  # the file's word goes first
+            assert each["stated_s"] == pytest.approx(stated)
+            assert each["error"] == pytest.approx(each["predicted_s"] / stated - 1)
+    assert "without one hit" in document["notes"][-1]
+    shown = " ".join(run("validate", path, "--cost-model", cost).stdout.split())
+    assert "Latencies of 40 requests, in seconds: stated, and predicted" in shown
+    assert f"TTFT p90 0.5000 {found['ttft', 'p90']['predicted_s']:.4f} {found['ttft', 'p90']['error']:+.1%}" in shown
+
+
+def test_a_slower_model_is_told_by_its_latencies_and_a_tighter_limit_by_the_queue(tmp_path: Path) -> None:
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps({**KNOWN.as_dict(), "weights_s": 2 * KNOWN.weights_s, "fixed_s": 2 * KNOWN.fixed_s}))
+
+    def latencies(requests: list[Sent], *options: object) -> dict[tuple[str, str], dict[str, float]]:
+        path = written(tmp_path / "bench.json", served(requests, KNOWN))
+        ended = run("validate", path, "--cost-model", cost, *options, "--json", "-")
+        return {(each["metric"], each["statistic"]): each for each in json.loads(ended.stdout)["latencies"]}
+
+    apart = latencies([Sent(20.0 * number, 100, 4) for number in range(30)])
+    assert apart["tpot", "mean"]["error"] == pytest.approx(1, abs=0.01)  # hardly more than weights and a fixed time
+    together = [Sent(0.0, 100, 4) for _ in range(30)]
+    alone, beside = latencies(together, "--max-sequences", 1), latencies(together)
+    assert alone["ttft", "p99"]["predicted_s"] > 4 * beside["ttft", "p99"]["predicted_s"]
+
+
+def test_a_result_without_details_is_told_what_is_missing(tmp_path: Path) -> None:
+    result = {"total_input_tokens": 5, "request_throughput": 1.0, "mean_ttft_ms": 3.0}
+    ended = run("validate", written(tmp_path / "bench.json", result), "--cost-model", "instant")
+    assert (ended.exit_code, "--save-detailed" in ended.stderr) == (2, True)

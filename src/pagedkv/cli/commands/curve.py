@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path, PurePath
 from typing import Annotated, Final
 
 import typer
@@ -27,6 +26,7 @@ from pagedkv.capacity.curve import (
     with_multiples,
 )
 from pagedkv.capacity.model_curve import ModelCurve, measure_model_curve
+from pagedkv.capacity.partition import Partition
 from pagedkv.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
@@ -35,11 +35,12 @@ from pagedkv.cli.command_line import command_line
 from pagedkv.cli.curve_tables import print_curve, print_model_curve
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.partitions import partitions_of
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.tables import print_warnings
-from pagedkv.cli.trace_options import TraceOptions
+from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, SeveralTracesOptions, TraceOptions
+from pagedkv.cli.trace_sources import TraceSources, name_of
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.traces.reader import TraceReader
 from pagedkv.traces.request import Request
 from pagedkv.traces.token_blocks import ContentBlocks
 from pagedkv.warming import make_ready, of_curves, of_model_curves
@@ -83,17 +84,22 @@ class CurveOptions:
 
 @command
 def curve(
-    trace: Annotated[str, typer.Argument(help="Trace file with block ids, tokens or texts.")],
+    traces: Annotated[
+        list[str], typer.Argument(help="Trace with block ids, tokens or texts; several are one, a tenant each.")
+    ],
     *,
     measured: CurveOptions,
     sizes: CacheSizes,
-    reading: TraceOptions,
+    reading: SeveralTracesOptions,
     json_file: opt.JsonFile = None,
 ) -> None:
     """Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache can serve.
 
     Prompts come one at a time, in file order, as the block ids of the trace, or as blocks of --block-size tokens made
     of its texts. A prompt hits its leading run of cached blocks; the rest takes blocks that the policy evicts first.
+
+    Several traces, as logs of several teams, share the cache, on one clock; hits are told in all and by tenant, as with
+    --tenant-by; --isolate hides each tenant's blocks from the others. --window tells them by time.
 
     With --model, prompts hit as its groups of layers serve them: windows and states as well, each in a pool of its own,
     split as pagedkv replay does. Nothing tells the optimum there.
@@ -107,32 +113,36 @@ def curve(
     zcat trace.jsonl.gz | pagedkv curve /dev/stdin --limit 1000 --policy lru,hazard --json -
 
     pagedkv curve mooncake_conversation.jsonl.gz --model gemma-3-27b --memory 16,32,64
+
+    pagedkv curve team-a.jsonl team-b.jsonl --isolate --window 1h
     """
     if json_file is not None:
-        require_writable(json_file, trace)
+        require_writable(json_file, *traces)
     model = sizes.of_model()
     names, num_threads = measured.names, measured.num_threads
     read = TraceBlocks(
-        trace,
+        traces,
         reading,
         map(of_curves if model is None else of_model_curves, names or policies_for(0)),
         full_blocks_only=measured.full_blocks_only,
         block_size=sizes.block_size,
+        merging=reading.merging,
     )
     if model is None:
         result: CapacityCurve | ModelCurve = _curve(read, sizes.of_one_pool(), names=names, num_threads=num_threads)
     else:
         result = _curve_of_model(read, model, names=names)
     if json_file is not None:
-        head = {"trace": trace, "command": command_line(), "read_as": read.recognised, "warnings": read.notes}
+        told: dict[str, object] = {"trace": traces[0]} if len(traces) == 1 else {"traces": traces}
+        head = {**told, "command": command_line(), "read_as": read.recognised, "warnings": read.notes}
         write_json(json_file, {**head, **result.as_dict()})
     if json_file == STANDARD_OUTPUT:
         return
     print_warnings(read.notes)
     if isinstance(result, CapacityCurve):
-        print_curve(f"Capacity curve of {Path(trace).name}", result, read.recognised)
+        print_curve(f"Capacity curve of {name_of(traces)}", result, read.recognised)
     else:
-        print_model_curve(f"Capacity curve of {Path(trace).name}, {result.model}", result, read.recognised)
+        print_model_curve(f"Capacity curve of {name_of(traces)}, {result.model}", result, read.recognised)
 
 
 def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may be told, by keywords
@@ -160,7 +170,7 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may b
         InterruptedRunError: Ctrl-C.
     """
     rehearsals = map(of_curves, policies_for(0))
-    blocks = TraceBlocks(path, options, rehearsals, full_blocks_only=full_blocks_only, block_size=block_size)
+    blocks = TraceBlocks([path], options, rehearsals, full_blocks_only=full_blocks_only, block_size=block_size)
     return _curve(blocks, capacities, num_tokens=num_tokens)
 
 
@@ -168,45 +178,51 @@ class TraceBlocks:
     """The blocks that a trace refers to, read with a bar.
 
     Args:
-        path: the trace; options: how to read it.
+        paths: the trace, or several that are one; options: how to read each.
         rehearsals: what will be done with the blocks.
         full_blocks_only: leave out the id of a partly filled last block.
         block_size: tokens of the blocks that are made of tokens and texts.
+        merging: how several become one.
 
     Attributes:
         recognised: what it was taken for; known when it has been read.
         notes: what must be known of it, each in a sentence; likewise.
+        partitions: how its requests are divided; likewise.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - traces, and all that is to be done with them, by keywords
         self,
-        path: str,
+        paths: Sequence[str],
         options: TraceOptions,
         rehearsals: Iterable[Rehearsal],
         *,
         full_blocks_only: bool,
         block_size: int,
+        merging: MergingOptions = NO_MERGING,
     ) -> None:
-        self._path = path
+        self._paths = paths
+        self._merging = merging
         self._rehearsals = tuple(rehearsals)
         self._options = options
         self._full_blocks_only = full_blocks_only
         self._blocks = ContentBlocks(block_size)
         self.recognised = ""
         self.notes: list[str] = []
+        self.partitions: list[Partition] = []
 
     @contextmanager
     def read(self) -> Iterator[tuple[BlockReferences, Progress]]:
         """Read what the trace refers to, and show progress meanwhile and afterwards."""
-        with self._options.open(self._path) as trace:
-            requests = self._blocks.of(self._options.requests(trace))
+        with TraceSources(self._paths, self._options, self._merging) as trace:
+            requests = self._blocks.of(trace.requests())
             prepare(partial(make_ready, *self._rehearsals))
             with progress_bars() as progress:
-                collector = ReferenceCollector(self._path, full_blocks_only=self._full_blocks_only)
-                references = _collect(trace, requests, collector, PurePath(self._path).name, progress)
+                collector = ReferenceCollector(trace.name, full_blocks_only=self._full_blocks_only)
+                references = _collect(trace, requests, collector, trace.name, progress)
                 del collector  # its tree takes more than the references: it goes before anything is measured
                 self.recognised = trace.recognised
                 self.notes = [*trace.notes, *self._unshared(references.num_requests)]
+                self.partitions = list(partitions_of(references, self._options, trace.origin_s))
                 yield references, progress
 
     def _unshared(self, num_requests: int) -> Iterator[str]:
@@ -232,7 +248,9 @@ def _curve(
             wanted = with_multiples(wanted, capacity, references.num_unique_blocks)
         policies = {name: POLICIES[name] for name in (*policies_for(references.num_requests, names), OPTIMAL)}
         with _shown(progress, len(set(wanted)) * len(policies)) as show:
-            return measure_curve(references, wanted, policies, show=show, num_threads=num_threads)
+            return measure_curve(
+                references, wanted, policies, show=show, num_threads=num_threads, partitions=blocks.partitions
+            )
 
 
 def _curve_of_model(blocks: TraceBlocks, sized: SizedModel, *, names: Sequence[str] | None) -> ModelCurve:
@@ -241,7 +259,7 @@ def _curve_of_model(blocks: TraceBlocks, sized: SizedModel, *, names: Sequence[s
         model = sized.split(references.mean_tokens)
         policies = policies_for(references.num_requests, names)
         with _shown(progress, len(model.points) * len(policies)) as show:
-            return measure_model_curve(references, model, policies, show)
+            return measure_model_curve(references, model, policies, show, blocks.partitions)
 
 
 def has_content(path: str, options: TraceOptions = DEFAULTS) -> bool:
@@ -251,7 +269,7 @@ def has_content(path: str, options: TraceOptions = DEFAULTS) -> bool:
 
 
 def _collect(
-    trace: TraceReader, requests: Iterable[Request], collector: ReferenceCollector, name: str, progress: Progress
+    trace: TraceSources, requests: Iterable[Request], collector: ReferenceCollector, name: str, progress: Progress
 ) -> BlockReferences:
     task = progress.add_task(name, total=trace.num_bytes, come_to="")
     try:

@@ -1,5 +1,6 @@
 """``pagedkv plan``: many settings on one trace, and the one to take."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +18,11 @@ from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
 from pagedkv.cli.planning.document import plan_document
 from pagedkv.cli.planning.loads import LoadRuns
 from pagedkv.cli.planning.runs import PointRunner
-from pagedkv.cli.planning.store import PointStore, default_folder, digest_of_file
+from pagedkv.cli.planning.store import PointStore, default_folder, digest_of_files
 from pagedkv.cli.planning.tables import print_plan
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
+from pagedkv.cli.trace_sources import TraceSources, name_of
 from pagedkv.errors import ConfigurationError
 
 __all__ = ["plan"]
@@ -45,7 +47,7 @@ class PlanRuns:
 
 @command
 def plan(
-    trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
+    traces: Annotated[list[str], typer.Argument(help="Trace file; several are one, a tenant each.")],
     *,
     axes: PlanAxes,
     runs: PlanRuns,
@@ -68,28 +70,31 @@ def plan(
 
     pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100 --ttft 1 --tpot 0.05 --price h100=2.5
 
+    pagedkv plan team-a.jsonl team-b.jsonl --model llama-3.1-8b --gpu h100 --isolate --window 09:00-18:00
+
     pagedkv plan lengths.csv --model gemma-3-27b --memory 40,80 --cost-model cost.json --split need,0.8 --json -
     """
     if json_file is not None:
-        require_writable(json_file, trace)
+        require_writable(json_file, *traces)
     num_processes = runs.num_processes
     if page is not None:
-        require_page_output(page, [trace])
+        require_page_output(page, traces)
     if page is not None and page == json_file:
         raise ConfigurationError(f"--report and --json both go to {page}: name two files")
     with working("Reading the trace"):
-        digest = digest_of_file(trace)
-        read_as, notes, planned = _planned(trace, axes)
+        digest = digest_of_files(traces)
+        seen = _planned(traces, axes)
         renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
-    loads = LoadRuns(planned, store, is_searched=axes.is_searched, runs_again=runs.fresh)
-    _run(PointRunner(trace, axes.trace, num_processes), loads)
+    loads = LoadRuns(seen.planned, store, is_searched=axes.is_searched, runs_again=runs.fresh)
+    _run(PointRunner(traces, axes.trace, num_processes), loads)
     found = loads.results()
     most = max((figures for _, figures in found), key=lambda figures: figures.num_finished)
     num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each, _ in found)
     require_some_served(most.num_requests, most.num_rejected, num_blocks)
-    document = plan_document({"trace": trace, "command": command_line(), "read_as": read_as}, axes, found)
-    document["warnings"][:0] = notes
+    head = {"trace": name_of(traces) if len(traces) > 1 else traces[0], "command": command_line()}
+    document = plan_document({**head, "read_as": seen.read_as}, axes, found)
+    document["warnings"][:0] = seen.notes
     if json_file is not None:
         write_json(json_file, document)
     if page is not None and renderer is not None:
@@ -99,13 +104,35 @@ def plan(
         print_plan(document)
 
 
-def _planned(path: str, axes: PlanAxes) -> tuple[str, list[str], list[PlannedPoint]]:
-    """Look at the first requests, by which memory is split: what they are, what must be known, and all points."""
-    with axes.trace.open(path) as trace:
-        sample = sample_of(axes.trace.requests(trace))
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a trace is.
+
+    Args:
+        read_as: what it was taken for; notes: what must be known of it.
+        planned: all points.
+    """
+
+    read_as: str
+    notes: list[str]
+    planned: list[PlannedPoint]
+
+
+def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
+    """Read a trace once, so that all that must be known of it is; memory is split by its first requests.
+
+    Raises:
+        ConfigurationError: a value is out of range, or a setting cannot work.
+        TraceError: the trace cannot be read.
+    """
+    with TraceSources(paths, axes.trace, axes.trace.merging) as trace:
+        requests = trace.requests()
+        sample = sample_of(requests)
         longest = max((each.input_length for each in sample), default=0)
         points = axes.points(mean_tokens(sample), longest, has_content=any(each.has_content for each in sample))
-        return trace.recognised, trace.notes, points
+        for _ in requests:
+            pass
+        return _Seen(trace.recognised, trace.notes, points)
 
 
 def _run(runner: PointRunner, loads: LoadRuns) -> None:

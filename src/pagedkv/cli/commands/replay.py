@@ -124,7 +124,8 @@ def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, 
         write_json(json_file, {"trace": trace, "command": command_line(), **comparison.as_dict()})
     if json_file != STANDARD_OUTPUT:
         print_warnings(comparison.warnings)
-        print_numbers(f"Replay of {Path(trace).name}", ("", "predicted", "measured"), comparison.rows())
+        title = f"Replay of {Path(trace).name}; seconds predicted by the cost model {comparison.seconds}"
+        print_numbers(title, ("", "predicted", "measured"), comparison.rows())
 
 
 def _own_model(options: ServingOptions) -> ServingOptions:

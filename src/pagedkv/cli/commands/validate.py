@@ -1,7 +1,7 @@
 """``pagedkv validate``: a cost model held against steps that were measured."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -11,15 +11,31 @@ from pagedkv.cli.command_line import command_line
 from pagedkv.cli.commands.calibrate import error_rows
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
+from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
-from pagedkv.simulation.calibration import read_steps, validate as validated
-from pagedkv.simulation.cost import read_cost_model
+from pagedkv.simulation import compile_loops
+from pagedkv.simulation.calibration import (
+    BenchLatencies,
+    ComparedLatency,
+    bench_result_in,
+    compare_latencies,
+    read_steps,
+    steps_of_bench,
+    validate as validated,
+)
+from pagedkv.simulation.cost import CostModel, read_cost_model
+from pagedkv.traces.lines import Line
 
 __all__ = ["validate"]
 
+NO_SHARING: Final = (
+    "latencies are predicted without one hit, for the result does not tell what prompts share, and without network and "
+    "server, which are in the stated ones"
+)
+
 
 @command
-def validate(
+def validate(  # noqa: PLR0913 - a parameter an option, as typer has it
     steps: Annotated[str, typer.Argument(help="What calibrate takes: CSV, StepRecords, a vLLM log or bench result.")],
     *,
     cost_model: Annotated[
@@ -28,9 +44,14 @@ def validate(
     block_size: Annotated[
         int, typer.Option(metavar="B", help="Tokens a block, for StepRecords, which count blocks.")
     ] = 16,
+    max_sequences: opt.MaxSequences = 256,
+    max_batched_tokens: opt.MaxBatchedTokens = 8192,
     json_file: opt.JsonFile = None,
 ) -> None:
     """Tell how far off a cost model is on steps that an engine took.
+
+    Of a result of vllm bench serve, its requests are also served on the virtual clock, and what it states of TTFT, TPOT
+    and ITL stands beside what is predicted; give the engine's limits of a step (--max-sequences, --max-batched-tokens).
 
     Calibrate on one measurement and validate on another one: the error of a fit says little of other loads.
 
@@ -43,15 +64,39 @@ def validate(
     if json_file is not None:
         require_writable(json_file, steps)
     model = read_cost_model(cost_model)
-    measured = read_steps(steps, block_size)
-    found = validated(measured, model)
+    bench = bench_result_in(steps)
+    measured = read_steps(steps, block_size) if bench is None else steps_of_bench(*bench)
+    found = validated(measured, model) if len(measured) else None
+    latencies = None if bench is None else _latencies(*bench, model, max_sequences, max_batched_tokens)
+    notes = measured.notes if latencies is None else (*measured.notes, NO_SHARING)
     if json_file is not None:
         head = {"steps": steps, "command": command_line(), "read_as": measured.told_by, "cost_model": cost_model}
-        write_json(json_file, {**head, **found.as_dict()})
+        told = {} if latencies is None else {"latencies": [each.as_dict() for each in latencies.compared]}
+        errors = {"errors": None} if found is None else found.as_dict()
+        write_json(json_file, {**head, **errors, "notes": list(notes), **told})
     if json_file == STANDARD_OUTPUT:
         return
-    print_warnings(found.notes)
+    print_warnings(notes)
     facts = [("read as", measured.told_by), ("steps", f"{len(measured):,}"), ("cost model", cost_model)]
     print_table(f"Steps of {Path(steps).name}", facts)
-    title = "Error of the cost model, relative to what was measured"
-    print_numbers(title, ("tokens of a step", "steps", "median", "p90", "bias"), error_rows(found))
+    if found is not None:
+        title = "Error of the cost model, relative to what was measured"
+        print_numbers(title, ("tokens of a step", "steps", "median", "p90", "bias"), error_rows(found))
+    if latencies is not None:
+        title = (
+            f"Latencies of {latencies.num_requests:,} requests, in seconds: stated, and predicted on the virtual clock"
+        )
+        print_numbers(title, ("", "stated", "predicted", "error"), map(_row, latencies.compared))
+
+
+def _latencies(
+    line: Line, result: dict[str, Any], model: CostModel, max_sequences: int, max_batched_tokens: int
+) -> BenchLatencies:
+    with working("Serving the requests of the result"):
+        prepare(compile_loops)
+        return compare_latencies(line, result, model, max_sequences, max_batched_tokens)
+
+
+def _row(each: ComparedLatency) -> tuple[str, str, str, str]:
+    label = f"{each.metric.upper()} {each.statistic}"
+    return label, f"{each.stated_s:.4f}", f"{each.predicted_s:.4f}", f"{each.error:+.1%}"

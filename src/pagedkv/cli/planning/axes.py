@@ -15,12 +15,12 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.planning.prices import parse_prices
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
-from pagedkv.cli.trace_options import TimedTraceOptions
+from pagedkv.cli.trace_options import SeveralTimedTracesOptions
+from pagedkv.cli.whose_seconds import origin_of
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, model_names, read_model
 from pagedkv.simulation import ServingConfig
-from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes, read_cost_origin
-from pagedkv.simulation.cost.origin import DATA_SHEET
+from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
 from pagedkv.simulation.planning import Bounds, PlanPoint
 from pagedkv.simulation.planning.arrivals import ClosedLoop
 from pagedkv.simulation.planning.decision import GPU_AXIS
@@ -134,7 +134,7 @@ class PlanAxes:
     ] = 50.0
     kv_dtype: opt.KvDtype = None
     cost_model: opt.CostModelName = None
-    trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
+    trace: SeveralTimedTracesOptions = SeveralTimedTracesOptions()  # noqa: RUF009 - a value: frozen
 
     @property
     def bounds(self) -> Bounds:
@@ -159,7 +159,7 @@ class PlanAxes:
     @property
     def origin(self) -> CostOrigin:
         """Where the seconds come from. Raises ConfigurationError."""
-        return CostOrigin(DATA_SHEET) if self.cost_model is None else read_cost_origin(self.cost_model)
+        return origin_of(self.cost_model)
 
     @property
     def is_cost_model_assumed(self) -> bool:

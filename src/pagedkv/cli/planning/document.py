@@ -2,33 +2,25 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import PurePath
 from typing import Any, Final
 
 from pagedkv.budget import GIB
+from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
 from pagedkv.cli.planning.prices import token_cost
+from pagedkv.cli.whose_seconds import WhoseSeconds, shared_name
 from pagedkv.report.plan_documents import Plan, PlanPointDocument, PlanSettingDocument
-from pagedkv.simulation.cost import CostOrigin
 from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
 from pagedkv.simulation.planning.decision import GPU_AXIS
 from pagedkv.simulation.planning.effects import limits_of, settings_of
 from pagedkv.simulation.planning.explaining import change_of, reason_of
+from pagedkv.simulation.planning.request_parts import busiest_and_quietest
 from pagedkv.simulation.planning.steadiness import FAILS, TOO_SHORT
 
-__all__ = ["plan_document", "shared_name"]
+__all__ = ["plan_document"]
 
 LOADS_SEARCHED: Final = "searched"
 LOADS_GIVEN: Final = "given"
-
-
-def shared_name(name: str) -> str:
-    """Name a cost model without the folders of whoever ran it; names of presets stay as they are.
-
-    >>> shared_name("/home/me/cost.json"), shared_name("llama-3.1-8b/8xh100")
-    ('cost.json', 'llama-3.1-8b/8xh100')
-    """
-    return PurePath(name).name if name.startswith(("/", "./", "../", "~")) or name.endswith(".json") else name
 
 
 def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Plan:
@@ -41,9 +33,9 @@ def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple
     """
     results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
     decision = decide(results, axes.bounds, is_searched=axes.is_searched)
-    origin = axes.origin
     settings = _settings(axes, results, found)
-    name = _cost_model_name(decision, found)
+    seconds = _seconds(axes, decision, found)
+    chosen = _chosen_figures(decision, settings, found)
     return {
         "trace": head["trace"],
         "command": head["command"],
@@ -51,23 +43,25 @@ def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple
         "model": str(found[0][0].point.config.model),
         "arrivals": _arrivals(axes),
         "bounds": axes.bounds.as_dict(),
-        "seconds": {"cost_model_name": name, "in_short": origin.in_short, **origin.as_dict()},
+        "seconds": seconds.as_dict(),
         "loads": LOADS_SEARCHED if axes.is_searched else LOADS_GIVEN,
         "prices": axes.prices,
-        "warnings": list(_warnings(axes, origin, found)),
-        "headline": f"{decision.headline} (seconds: {name}, {origin.in_short})",
-        "reasons": [*_stops(decision, found), *decision.reasons, *_costs(axes, settings)],
+        "warnings": list(_warnings(axes, found)),
+        "headline": f"{decision.headline} (seconds: {seconds.in_short})",
+        "reasons": [*_stops(decision, found), *_windows(chosen), *decision.reasons, *_costs(axes, settings)],
         "chosen": dict(decision.chosen),
         "effects": [_effect(effect) for effect in decision.effects],
         "settings": settings,
         "points": [_point(each, figures, decision) for each, figures in found],
+        "divided": parts_as_dict(chosen.divided),
     }
 
 
-def _cost_model_name(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> str:
-    """Name the cost model of the setting that the headline names; a file by its name alone, for pages are shared."""
+def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> WhoseSeconds:
+    """Say whose seconds the setting of the headline has."""
     chosen = next(planned for planned, _ in found if dict(planned.choices) == decision.chosen)
-    return shared_name(str(chosen.point.config.cost_model_name))
+    name = str(chosen.point.config.cost_model_name)
+    return WhoseSeconds(name, axes.origin, axes.is_cost_model_assumed)
 
 
 def _settings(
@@ -92,6 +86,32 @@ def _settings(
         )
     assert len(documents) <= len(found), "a setting without a run"
     return documents
+
+
+def _chosen_figures(
+    decision: Decision,
+    settings: Sequence[PlanSettingDocument],
+    found: Sequence[tuple[PlannedPoint, PointFigures]],
+) -> PointFigures:
+    """Give the figures of the setting of the headline: at the highest load that holds, else at the lowest."""
+    held = next(each["held"] for each in settings if each["choices"] == decision.chosen)
+    own = {planned.load: figures for planned, figures in found if dict(planned.choices) == decision.chosen}
+    return own[min(own) if held is None else held]
+
+
+def _windows(figures: PointFigures) -> Iterator[str]:
+    """Say how the busiest and the quietest window fare, where there are several."""
+    extremes = busiest_and_quietest(figures.divided)
+    if extremes is None:
+        return
+    told = []
+    for name, part in zip(("busiest", "quietest"), extremes, strict=True):
+        seconds = part.ttft_s["p99"]
+        began = "nothing is answered" if seconds is None else f"TTFT p99 {seconds:.3g} s"
+        good = part.num_good / part.num_requests if part.num_requests else 1.0
+        hits = "" if part.hit_ratio is None else f", {part.hit_ratio:.1%} of the prompt tokens hit"
+        told.append(f"{name} window, {part.name}, {good:.1%} of the answers are good, {began}{hits}")
+    yield f"in the {told[0]}; in the {told[1]}"
 
 
 def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
@@ -136,11 +156,11 @@ def _arrivals(axes: PlanAxes) -> str:
     return "open loop: requests arrive as recorded, however long the answers before them take"
 
 
-def _warnings(axes: PlanAxes, origin: CostOrigin, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
+def _warnings(axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
     names = ", ".join(dict.fromkeys(shared_name(str(planned.point.config.cost_model_name)) for planned, _ in found))
-    if axes.is_cost_model_assumed:
-        yield f"the seconds are those of {names}, for nothing says what this runs on: --gpu or --cost-model do"
-    yield f"the seconds are those of {names}, {origin.sentence}"
+    yield from WhoseSeconds(names, axes.origin, axes.is_cost_model_assumed).warnings(
+        "--gpu or --cost-model", str(found[0][0].point.config.model)
+    )
     everything = [figures for _, figures in found]
     short = [figures for figures in everything if figures.steadiness.verdict == TOO_SHORT]
     if len(short) == len(everything):

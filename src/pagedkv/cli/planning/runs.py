@@ -17,11 +17,13 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Final
 
 from pagedkv.cli.progress import prepare, progress_bars
-from pagedkv.cli.trace_options import TimedTraceOptions
+from pagedkv.cli.trace_options import SeveralTimedTracesOptions
+from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.simulation import compile_loops
 from pagedkv.simulation.planning import PlanPoint, PointFigures, run_point
+from pagedkv.simulation.planning.request_parts import Division
 
 __all__ = ["PointRunner"]
 
@@ -43,12 +45,12 @@ class PointRunner:
     """Runs points of one trace.
 
     Args:
-        path: the trace; reading: how it is read.
+        paths: the trace, or several that are one; reading: how they are read.
         num_processes: how many points at once.
     """
 
-    path: str
-    reading: TimedTraceOptions
+    paths: Sequence[str]
+    reading: SeveralTimedTracesOptions
     num_processes: int
 
     def run(
@@ -74,7 +76,7 @@ class PointRunner:
         num_points, num_done = len(left), 0
         number = min(self.num_processes, num_points)
         try:
-            with progress_bars() as progress, _workers(self.path, self.reading, number) as (workers, shares):
+            with progress_bars() as progress, _workers(self.paths, self.reading, number) as (workers, shares):
                 task = progress.add_task("plan", total=num_points + count_known(), come_to="")
                 for worker in workers:
                     _give(worker, left)
@@ -136,7 +138,9 @@ def _answer(worker: _Worker) -> tuple[int, PointFigures]:
 
 
 @contextmanager
-def _workers(path: str, reading: TimedTraceOptions, number: int) -> Iterator[tuple[list[_Worker], Any]]:
+def _workers(
+    paths: Sequence[str], reading: SeveralTimedTracesOptions, number: int
+) -> Iterator[tuple[list[_Worker], Any]]:
     """Start workers, and end them whatever happens."""
     context = multiprocessing.get_context("spawn")
     shares = context.Array("d", max(1, number), lock=False)
@@ -144,7 +148,7 @@ def _workers(path: str, reading: TimedTraceOptions, number: int) -> Iterator[tup
     try:
         for place in range(number):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, shares, place, path, reading), daemon=True)
+            process = context.Process(target=_work, args=(theirs, shares, place, paths, reading), daemon=True)
             process.start()
             theirs.close()
             workers.append(_Worker(place, process, ours))
@@ -157,7 +161,13 @@ def _workers(path: str, reading: TimedTraceOptions, number: int) -> Iterator[tup
             worker.process.join()
 
 
-def _work(line: "Connection[Any, Any]", shares: Any, place: int, path: str, reading: TimedTraceOptions) -> None:  # noqa: ANN401 - shared numbers
+def _work(
+    line: "Connection[Any, Any]",
+    shares: Any,  # noqa: ANN401 - shared numbers
+    place: int,
+    paths: Sequence[str],
+    reading: SeveralTimedTracesOptions,
+) -> None:
     """Run what comes down the line, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -167,18 +177,25 @@ def _work(line: "Connection[Any, Any]", shares: Any, place: int, path: str, read
         except EOFError:
             return
         try:
-            line.send(_run(point, shares, place, path, reading))
+            line.send(_run(point, shares, place, paths, reading))
         except (ConfigurationError, TraceError) as error:
             line.send(str(error))
         except MemoryError:
             line.send("not enough memory: run fewer points at once (--jobs 1), or ask for less memory")
 
 
-def _run(point: PlanPoint, shares: Any, place: int, path: str, reading: TimedTraceOptions) -> PointFigures:  # noqa: ANN401 - as above
-    with reading.open(path) as trace:
+def _run(
+    point: PlanPoint,
+    shares: Any,  # noqa: ANN401 - as above
+    place: int,
+    paths: Sequence[str],
+    reading: SeveralTimedTracesOptions,
+) -> PointFigures:
+    with TraceSources(paths, reading, reading.merging) as trace:
         num_bytes = trace.num_bytes or 1
 
         def show() -> None:
             shares[place] = min(1.0, trace.num_bytes_read / num_bytes)
 
-        return run_point(point, reading.requests(trace), show)
+        division = Division(reading.windows, lambda: trace.origin_s)
+        return run_point(point, trace.requests(), show, division)

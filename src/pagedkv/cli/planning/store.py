@@ -7,7 +7,7 @@ of use to whatever plan has the same point, and of none to others. A file that c
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +16,9 @@ from pagedkv.cli.atomic_file import atomic_file
 from pagedkv.cli.user_errors import OutputError
 from pagedkv.simulation.planning import PlanPoint, PointFigures
 
-__all__ = ["PointStore", "default_folder", "digest_of_file"]
+__all__ = ["PointStore", "default_folder", "digest_of_files"]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the files, and of what figures mean: raised when either changes."""
 
 
@@ -27,12 +27,17 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedkv-plans"
 
 
-def digest_of_file(path: str) -> str:
-    """Digest a file.
+def digest_of_files(paths: Sequence[str]) -> str:
+    """Digest files, in their order.
 
     Raises:
-        OutputError: it is not an ordinary file, which can be read once for each point.
+        OutputError: one is not an ordinary file, which can be read once for each point.
     """
+    digests = [_digest_of_file(path) for path in paths]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _digest_of_file(path: str) -> str:
     if not Path(path).is_file():
         raise OutputError(f"{path}: a plan reads the trace once for each point: name a file, not a pipe")
     with Path(path).open("rb") as file:

@@ -6,8 +6,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.markup import escape
 
+from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.tables import print_numbers, print_warnings
 from pagedkv.report.plan_documents import Plan, PlanPointDocument
+from pagedkv.simulation.planning.request_parts import PartFigures
 
 __all__ = ["print_plan"]
 
@@ -40,6 +42,10 @@ def print_plan(plan: Plan) -> None:
         "yes, or what does not (? where the trace is too short to tell)"
     )
     print_numbers(title, _headings(plan), _rows(plan), num_keys=2)
+    has_bounds = any(bound is not None for bound in plan["bounds"].values())
+    kinds = ("by_tenant", "by_window")
+    parts = [PartFigures.from_dict(part) for kind in kinds for part in plan["divided"].get(kind, ())]
+    print_parts(parts, has_bounds=has_bounds)
 
 
 def _headings(plan: Plan) -> list[str]:

@@ -6,13 +6,29 @@ In the order in which data flows::
     step_files    read_steps(): a CSV file, records of steps as JSON lines, or a vLLM log
     vllm_log      what a vLLM log tells of steps, which is little
     bench_results what a result of vllm bench serve tells of them
+    bench_latencies what it states of latencies, beside the same requests on the virtual clock
     nonnegative   least squares without negative coefficients
     fitting       fit(): the parameters of a cost model that fit best
     calibration   calibrate(): the fit, and its error on steps that it has not seen; validate(): that of any cost model
 """
 
+from pagedkv.simulation.calibration.bench_latencies import BenchLatencies, ComparedLatency, compare_latencies
+from pagedkv.simulation.calibration.bench_results import steps_of_bench
 from pagedkv.simulation.calibration.calibration import Calibration, ErrorSummary, Validation, calibrate, validate
-from pagedkv.simulation.calibration.step_files import read_steps
+from pagedkv.simulation.calibration.step_files import bench_result_in, read_steps
 from pagedkv.simulation.calibration.steps import MeasuredSteps
 
-__all__ = ["Calibration", "ErrorSummary", "MeasuredSteps", "Validation", "calibrate", "read_steps", "validate"]
+__all__ = [
+    "BenchLatencies",
+    "Calibration",
+    "ComparedLatency",
+    "ErrorSummary",
+    "MeasuredSteps",
+    "Validation",
+    "bench_result_in",
+    "calibrate",
+    "compare_latencies",
+    "read_steps",
+    "steps_of_bench",
+    "validate",
+]

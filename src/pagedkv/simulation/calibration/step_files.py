@@ -24,7 +24,7 @@ from pagedkv.traces.lines import Line, LineReader
 with needing("cli", "reading steps"):
     import msgspec
 
-__all__ = ["read_steps"]
+__all__ = ["bench_result_in", "read_steps"]
 
 COLUMNS: Final = ("num_new_tokens", "seconds", "num_attended_pairs", "num_context_tokens", "num_sequences")
 NEEDED: Final = COLUMNS[:2]
@@ -64,6 +64,20 @@ class _RecordRow(msgspec.Struct):
     @property
     def seconds(self) -> float:
         return self.schedule_seconds + self.forward_seconds + self.sample_seconds + self.finish_seconds
+
+
+def bench_result_in(path: str) -> tuple[Line, dict[str, Any]] | None:
+    """Give the result of ``vllm bench serve`` that a file holds, and where; None if it holds something else.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    with LineReader(path) as reader:
+        first = next(iter(reader), None)
+        if first is None or not first.text.startswith("{"):
+            return None
+        result = decoded(first, dict[str, Any])
+        return (first, result) if is_bench_result(result) else None
 
 
 def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:

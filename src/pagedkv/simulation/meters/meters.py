@@ -14,6 +14,7 @@ from pagedkv.simulation.meters.occupancy import Level, Occupancy
 from pagedkv.simulation.meters.sharing import Branches, SharingMeter
 from pagedkv.simulation.meters.timeline import Timeline
 from pagedkv.simulation.meters.waste import WasteMeter
+from pagedkv.simulation.planning.request_log import RequestLog
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.space_watch import SpaceWatch
 from pagedkv.simulation.step_work import StepWork
@@ -31,9 +32,13 @@ class Meters:
 
     Args:
         config: the configuration; space: the space that serves; watch: what follows it.
+        log: notes every request, if figures are wanted by parts of the trace; None: no log.
     """
 
-    def __init__(self, config: ServingConfig, space: BlockSpace, watch: SpaceWatch) -> None:
+    def __init__(
+        self, config: ServingConfig, space: BlockSpace, watch: SpaceWatch, log: RequestLog | None = None
+    ) -> None:
+        self._log = log
         first = config.group_specs[0]
         self._space = space
         self._watch = watch
@@ -66,8 +71,10 @@ class Meters:
 
     # Requests
 
-    def arrived(self, request: Request, arrival_s: float, *, has_content: bool) -> None:
+    def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
         """Count a request, and whether what it shares with others is known."""
+        if self._log is not None:
+            self._log.arrived(request, arrival_s, has_content=has_content, tenant=tenant)
         self.num_requests += 1
         self.num_with_content += has_content
         self.waste.note_length(request.most_tokens)
@@ -80,6 +87,8 @@ class Meters:
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
         """Note who was admitted, preempted and rejected."""
+        if self._log is not None:
+            self._log.scheduled(batch, now_s)
         for admission, misses in zip(batch.admitted, self._watch.take_misses(), strict=True):
             self._admitted(admission, misses, now_s)
         for preempted in batch.preempted:
@@ -110,6 +119,8 @@ class Meters:
 
     def progressed(self, progress: Progress, end_s: float) -> None:
         """Note who has got a first token, or all tokens."""
+        if self._log is not None:
+            self._log.progressed(progress, end_s)
         for request in progress.first_tokens:
             journey = self.journeys[request]
             if not journey.has_first_token:

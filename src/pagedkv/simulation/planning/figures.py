@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pagedkv.arrays import Float64Array, Int32Array
 from pagedkv.simulation.planning.bounds import Bounds
 from pagedkv.simulation.planning.request_log import RequestLog
+from pagedkv.simulation.planning.request_parts import PartFigures
 from pagedkv.simulation.planning.steadiness import Steadiness, steadiness_of
 
 __all__ = ["NUM_PARTS", "Part", "PointFigures", "figures_of"]
@@ -58,6 +59,7 @@ class PointFigures:
         waited_s: seconds in which somebody waited, by what for (``RequestLog.waited_s``).
         parts: the same in parts.
         steadiness: whether the load holds.
+        divided: the same by tenant and by window of recorded time, where there are any.
     """
 
     num_requests: int
@@ -79,6 +81,7 @@ class PointFigures:
     waited_s: dict[str, float]
     parts: tuple[Part, ...]
     steadiness: Steadiness
+    divided: tuple[PartFigures, ...] = ()
 
     @property
     def hit_ratio(self) -> float | None:
@@ -105,6 +108,7 @@ class PointFigures:
         return {
             **asdict(self),
             "steadiness": self.steadiness.as_dict(),
+            "divided": [part.as_dict() for part in self.divided],
             "hit_ratio": self.hit_ratio,
             "throughput_per_s": self.throughput_per_s,
             "goodput_per_s": self.goodput_per_s,
@@ -116,11 +120,13 @@ class PointFigures:
         """Read what :meth:`as_dict` laid out. Raises KeyError and TypeError for anything else."""
         known = {name: values[name] for name in cls.__slots__}
         parts = tuple(Part(**part) for part in values["parts"])
-        return cls(**known | {"parts": parts, "steadiness": Steadiness.from_dict(values["steadiness"])})
+        divided = tuple(map(PartFigures.from_dict, values["divided"]))
+        steadiness = Steadiness.from_dict(values["steadiness"])
+        return cls(**known | {"parts": parts, "steadiness": steadiness, "divided": divided})
 
 
-def figures_of(log: RequestLog, bounds: Bounds) -> PointFigures:
-    """Sum up a run that is over. O(requests log requests)."""
+def figures_of(log: RequestLog, bounds: Bounds, divided: tuple[PartFigures, ...] = ()) -> PointFigures:
+    """Sum up a run that is over; by parts it is summed up already. O(requests log requests)."""
     arrival_s, end_s = log.arrival_s, log.end_s
     is_finished = ~np.isnan(end_s)
     ttft_s, is_good = _first_tokens(log, is_finished, bounds)
@@ -152,6 +158,7 @@ def figures_of(log: RequestLog, bounds: Bounds) -> PointFigures:
         waited_s=dict(log.waited_s),
         steadiness=steadiness_of(log, bounds),
         parts=_parts(prompt_tokens, hit_tokens, ends_s - start_s, is_good[order]),
+        divided=divided,
     )
 
 

@@ -10,6 +10,7 @@ from pagedkv.simulation.planning.arrivals import ClosedLoop, serve_closed, serve
 from pagedkv.simulation.planning.bounds import Bounds
 from pagedkv.simulation.planning.figures import PointFigures, figures_of
 from pagedkv.simulation.planning.request_log import RequestLog
+from pagedkv.simulation.planning.request_parts import Division, parts_of
 from pagedkv.simulation.virtual_clock import VirtualClock
 from pagedkv.space import BlockSpace
 from pagedkv.traces.request import Request
@@ -17,6 +18,7 @@ from pagedkv.traces.request import Request
 __all__ = ["PlanPoint", "run_point"]
 
 OPEN: Final = None
+UNDIVIDED: Final = Division()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,19 @@ class PlanPoint:
         }
 
 
-def run_point(point: PlanPoint, requests: Iterable[Request], show: Callable[[], None] = lambda: None) -> PointFigures:
+def run_point(
+    point: PlanPoint,
+    requests: Iterable[Request],
+    show: Callable[[], None] = lambda: None,
+    division: Division = UNDIVIDED,
+) -> PointFigures:
     """Serve a trace under one setting.
 
     Args:
         point: the setting.
         requests: the trace, in order of arrival.
         show: called after each arrival; what it raises ends the run.
+        division: windows of recorded time that figures are told by as well.
 
     Raises:
         ConfigurationError: the closed loop does not fit in memory.
@@ -65,4 +73,4 @@ def run_point(point: PlanPoint, requests: Iterable[Request], show: Callable[[], 
     else:
         clock = VirtualClock(replace(config, speed=1.0), point.costs, space, log, keeps_back=False)
         serve_closed(clock, log, requests, loop=point.loop, speed=config.speed, show=show)
-    return figures_of(log, point.bounds)
+    return figures_of(log, point.bounds, parts_of(log, point.bounds, division, config.speed))

@@ -1,6 +1,6 @@
 """RequestLog: the times and hits of each request, in place of all meters.
 
-40 bytes a request. Times between tokens are counted in a histogram whose bins are 1 % wide, as there is one for
+44 bytes a request. Times between tokens are counted in a histogram whose bins are 1 % wide, as there is one for
 every token; they are the seconds of steps that decode, and a preemption, which is in the time per token of its request,
 is not among them.
 """
@@ -15,6 +15,7 @@ from pagedkv.arrays import Float64Array, Int32Array
 from pagedkv.scheduling import Batch, Progress, Request, SchedulingConfig
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.step_work import StepWork
+from pagedkv.traces.tenants import Tenants
 
 __all__ = ["WAITS_FOR", "RequestLog", "StepHistogram"]
 
@@ -35,6 +36,11 @@ class StepHistogram:
         """Count tokens that came so many seconds after those before."""
         place = int(math.log(max(step_s, SHORTEST_S) / SHORTEST_S) / WIDTH)
         self._num_tokens[min(place, NUM_BINS - 1)] += num_tokens
+
+    def times_s(self) -> Float64Array:
+        """Give the seconds of each token, ascending, within 1 %: float64 ``[tokens]``. Memory for each."""
+        middles_s = SHORTEST_S * np.exp((np.arange(NUM_BINS) + 0.5) * WIDTH)
+        return np.repeat(middles_s, self._num_tokens)
 
     def percentile_s(self, percent: float) -> float | None:
         """Give the seconds that so many percent of the tokens came within; None if there are none."""
@@ -58,6 +64,7 @@ class RequestLog:
             "tokens", where a step had as many as it may, else "memory".
         num_preemptions: how often a request had to give its blocks up.
         num_with_content: requests whose content is known.
+        tenants: whose requests they are, by number.
         num_steps: steps so far; busy_s: their seconds.
     """
 
@@ -71,6 +78,8 @@ class RequestLog:
         self._num_output_tokens = array("i")
         self._num_hit_tokens = array("i")
         self._num_sequences = array("i")
+        self._tenant_numbers = array("i")
+        self.tenants = Tenants()
         self._ended: list[int] = []
         self._num_decoded = 0
         self._waits_for = "memory"
@@ -105,12 +114,16 @@ class RequestLog:
         return np.asarray(self._end_s)
 
     def counts(self, name: str) -> Int32Array:
-        """Give num_prompt_tokens, num_output_tokens, num_hit_tokens or num_sequences: int32 ``[requests]``, a view."""
+        """Give num_prompt_tokens, num_output_tokens, num_hit_tokens, num_sequences or tenant_numbers.
+
+        int32 ``[requests]``, a view.
+        """
         return np.asarray(getattr(self, f"_{name}"))
 
-    def arrived(self, request: Request, arrival_s: float, *, has_content: bool) -> None:
+    def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
         """Note a request; nothing else is known of it yet."""
         self.num_with_content += has_content
+        self._tenant_numbers.append(self.tenants.number(tenant))
         self._arrival_s.append(arrival_s)
         self._first_token_s.append(NOT_YET)
         self._end_s.append(NOT_YET)

@@ -23,7 +23,9 @@ __all__ = [
     "as_object",
     "failure_of",
     "first_named",
+    "found_under",
     "has_answer",
+    "name_under",
     "num_samples_of",
     "parts_of_answer",
     "usage_of",
@@ -135,6 +137,28 @@ def as_list(value: object) -> object:
         except (msgspec.DecodeError, RecursionError):
             return value
     return value
+
+
+def found_under(row: object, path: str) -> object:
+    """Follow a path into objects and lists; None where it ends."""
+    if isinstance(row, dict) and path in row:
+        return row[path]
+    for name in path.split("."):
+        row = as_list(row)
+        if isinstance(row, list) and name.isdecimal() and int(name) < len(row):
+            row = row[int(name)]
+        elif isinstance(row, dict):
+            row = row.get(name)
+        else:
+            return None
+    return row
+
+
+def name_under(row: object, path: str) -> str | None:
+    """Give what lies under a path as a name; None if nothing does that is a text or a number."""
+    value = found_under(row, path)
+    is_name = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    return str(value)[:MAX_SESSION_CHARACTERS] if is_name else None
 
 
 def _code(error: object) -> str | None:

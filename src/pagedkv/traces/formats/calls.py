@@ -44,6 +44,7 @@ class Call:
         num_thoughts: tokens of the answer that are in none of its texts.
         num_most: tokens that were allowed, which count where nothing else is known of an answer.
         session: name of the conversation.
+        tenant: whose request it is.
         num_samples: sequences of the one prompt.
         failure: how it failed, in a word; None if it did not.
         is_answered: whether the log has anything of an answer.
@@ -59,6 +60,7 @@ class Call:
     num_thoughts: int = 0
     num_most: int | None = None
     session: str | None = None
+    tenant: str | None = None
     num_samples: int = 1
     failure: str | None = None
     is_answered: bool = True
@@ -236,6 +238,7 @@ class Calls:
             num_samples=call.num_samples,
             prompt_token_ids=prompt,
             output_token_ids=output if prompt is not None else None,
+            tenant=call.tenant,
         )
 
     def _tokens(self, call: Call, num_answer: int | None) -> tuple[Int32Array | None, Int32Array | None]:

@@ -41,6 +41,8 @@ __all__ = [
 
 CSV_ROLES: Final = ("arrival", "input", "output", "session", "user", "prompt", "answer", "status")
 LENGTH_COLUMNS: Final = ("arrived_s", "input_length", "output_length")
+TENANT: Final = "tenant"
+"""What the column of ``--tenant-by`` holds."""
 DELIMITERS: Final = ",;\t"
 MOST_SHOWN: Final = 12
 SUFFIXES: Final = MappingProxyType({"_ns": "ns", "_us": "us", "_ms": "ms", "_s": "s"})
@@ -133,16 +135,18 @@ def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
     """
     delimiter = max(DELIMITERS, key=first.text.count)
     names = _names(first, delimiter)
+    whose = {} if reading.tenant_by is None else {TENANT: reading.tenant_by}
     if reading.columns is not None:
-        if all(column.isdecimal() for column in reading.columns.values()):
-            return _numbered(first, names, delimiter, reading, reading.columns)
-        columns = _Columns(names, _places(first, names, reading.columns))
+        wanted = {**reading.columns, **whose}
+        if all(column.isdecimal() for column in wanted.values()):
+            return _numbered(first, names, delimiter, reading, wanted)
+        columns = _Columns(names, _places(first, names, wanted))
         unit = unit_of(reading.columns.get("arrival", ""))
         return CsvRows("CSV by --columns", columns, unit, delimiter, reading)
     header = known_header(names)
     if header is None:
         return None
-    columns = _Columns(names, _places(first, names, header.columns))
+    columns = _Columns(names, _places(first, names, {**header.columns, **whose}))
     return CsvRows(header.origin, columns, header.unit, delimiter, reading)
 
 
@@ -287,7 +291,8 @@ class CsvRows(RowFormat):
             Lengths,
         )
         check_row(line, lengths, arrival_s)
-        yield Request(arrival_s, lengths.input_length, lengths.output_length, session=session)
+        tenant = _tenant(found)
+        yield Request(arrival_s, lengths.input_length, lengths.output_length, session=session, tenant=tenant)
 
     def _call(self, line: Line, found: Mapping[str, str], arrival_s: float, session: str | None) -> Call:
         """Make a call of a record that has texts, or tells what failed."""
@@ -310,6 +315,11 @@ class CsvRows(RowFormat):
             counts.num_prompt,
             counts.num_answer,
             session=session,
+            tenant=_tenant(found),
             failure=failure_of({"status": found["status"]}) if "status" in found else None,
             is_answered=bool(found.get("answer")) or counts.num_answer is not None,
         )
+
+
+def _tenant(found: Mapping[str, str]) -> str | None:
+    return found.get(TENANT, "")[:MAX_SESSION_CHARACTERS] or None

@@ -11,7 +11,7 @@ from pagedkv.traces.formats.bench_results import BenchLayout, is_bench_result
 from pagedkv.traces.formats.calls import Calls
 from pagedkv.traces.formats.chat_logs import ChatLayout, is_chat_log
 from pagedkv.traces.formats.conversations import CONVERSATION_KEYS, ConversationRows
-from pagedkv.traces.formats.csv_rows import LENGTH_COLUMNS, csv_rows, known_header, unit_of, unknown_header
+from pagedkv.traces.formats.csv_rows import LENGTH_COLUMNS, CsvRows, csv_rows, known_header, unit_of, unknown_header
 from pagedkv.traces.formats.engine_logs import EngineLogRows, is_engine_log
 from pagedkv.traces.formats.fields import FieldLayout
 from pagedkv.traces.formats.hash_ids import BailianRows, HashIdRows
@@ -25,6 +25,7 @@ from pagedkv.traces.formats.pagedkv_trace import FORMAT_NAME, PagedkvRows
 from pagedkv.traces.formats.parsing import decoded
 from pagedkv.traces.formats.row_format import Reading, RowFormat
 from pagedkv.traces.formats.sessions import SessionRows
+from pagedkv.traces.formats.tenant_rows import TenantRows
 from pagedkv.traces.formats.wildchat import WildChatLayout, is_wildchat
 from pagedkv.traces.lines import Line
 
@@ -56,6 +57,16 @@ def detect_format(first: Line, reading: Reading) -> RowFormat:
     Raises:
         TraceError: the line fits no format, or is a header that says something impossible.
     """
+    row_format = _detected(first, reading)
+    if reading.tenant_by is None or isinstance(row_format, ObjectLogRows | CsvRows):
+        return row_format
+    if isinstance(row_format, EngineLogRows):
+        remedy = "Name several logs, each of a tenant, or a log of the gateway before the engine"
+        raise first.fault("an engine's log does not say whose requests it has (--tenant-by)", remedy)
+    return TenantRows(row_format, reading.tenant_by)
+
+
+def _detected(first: Line, reading: Reading) -> RowFormat:
     if not first.text.startswith("{"):
         return _of_text(first, reading)
     keys = decoded(first, dict[str, msgspec.Raw])

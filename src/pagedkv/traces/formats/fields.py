@@ -8,7 +8,7 @@ between thousands.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from pagedkv.traces.formats.bodies import as_list, failure_of, parts_of_answer
+from pagedkv.traces.formats.bodies import as_list, failure_of, found_under, parts_of_answer
 from pagedkv.traces.formats.calls import Call, Calls
 from pagedkv.traces.formats.messages import Part, answer_parts, prompt_parts
 from pagedkv.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS, without_thousands
@@ -43,7 +43,7 @@ class FieldLayout:
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Give the row's one call."""
-        found = {role: _found(row, name) for role, name in self._fields.items()}
+        found = {role: found_under(row, name) for role, name in self._fields.items()}
         prompt, answer = self._prompt(line, found.get("prompt")), self._answer(found.get("answer"))
         session = found.get("session") or found.get("user")
         num_prompt, num_answer = self._count(line, found, "input"), self._count(line, found, "output")
@@ -95,18 +95,3 @@ class FieldLayout:
     def _fault(self, line: Line, row: Mapping[str, Any], role: str) -> Exception:
         names = ", ".join(f"{name:.40}" for name in sorted(row)[:SHOWN])
         return line.fault(f"has nothing for {role} under {self._fields[role]!r:.60}", f"It has {names}")
-
-
-def _found(row: object, path: str) -> object:
-    """Follow a path into objects and lists; None where it ends."""
-    if isinstance(row, dict) and path in row:
-        return row[path]
-    for name in path.split("."):
-        row = as_list(row)
-        if isinstance(row, list) and name.isdecimal() and int(name) < len(row):
-            row = row[int(name)]
-        elif isinstance(row, dict):
-            row = row.get(name)
-        else:
-            return None
-    return row

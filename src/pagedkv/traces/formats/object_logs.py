@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from pagedkv.traces.formats.bodies import name_under
 from pagedkv.traces.formats.calls import Call, Calls
 from pagedkv.traces.formats.parsing import decoded
 from pagedkv.traces.formats.row_format import Reading, RowFormat
@@ -43,6 +44,7 @@ class ObjectLogRows(RowFormat):
     ) -> None:
         self._calls = Calls(reading, unit, usage)
         self._layout = layout(reading, self._calls)
+        self._tenant_by = reading.tenant_by
 
     @property
     def recognised(self) -> str:
@@ -56,7 +58,10 @@ class ObjectLogRows(RowFormat):
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the requests whose turn has come."""
-        for call in self._layout.calls(line, decoded(line, dict[str, Any])):
+        row = decoded(line, dict[str, Any])
+        for call in self._layout.calls(line, row):
+            if self._tenant_by is not None and call.tenant is None:
+                call.tenant = name_under(row, self._tenant_by)
             yield from self._calls.requests(call)
 
     def finish(self) -> Iterator[Request]:

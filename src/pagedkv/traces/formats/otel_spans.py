@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from pagedkv.traces.formats.bodies import JsonObject, as_list, as_object
+from pagedkv.traces.formats.bodies import JsonObject, as_list, as_object, name_under
 from pagedkv.traces.formats.calls import Call, Calls
 from pagedkv.traces.formats.messages import Part, answer_parts, prompt_parts
 from pagedkv.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS
@@ -46,6 +46,7 @@ class SpanLayout:
 
     def __init__(self, reading: Reading, calls: Calls) -> None:
         self._texts = reading.texts
+        self._tenant_by = reading.tenant_by
         self._calls = calls
         self._num_others = 0
 
@@ -57,12 +58,15 @@ class SpanLayout:
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Give the calls of the row's spans that call a model."""
-        for span in _spans(row) if OTLP in row else [row]:
+        for resource, span in _spans(row) if OTLP in row else [({}, row)]:
             told = _attributes(span.get("attributes"))
             for event in span.get("events") or ():  # one may hold the contents
                 told = {**_attributes(as_object(event).get("attributes")), **told}
             if _is_call(told):
-                yield self._call(line, span, told)
+                call = self._call(line, span, told)
+                if self._tenant_by is not None:
+                    call.tenant = name_under({**resource, **told}, self._tenant_by)
+                yield call
             else:
                 self._num_others += 1
 
@@ -105,10 +109,13 @@ class SpanLayout:
         return answer_parts(said[0] if isinstance(said, list) and said else said or None, self._texts)
 
 
-def _spans(row: JsonObject) -> Iterator[JsonObject]:
-    for resource in row[OTLP] or ():
-        for scope in as_object(resource).get("scopeSpans") or ():
-            yield from map(as_object, as_object(scope).get("spans") or ())
+def _spans(row: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
+    """Give the spans of a row, each with the attributes of what made it."""
+    for resource in map(as_object, row[OTLP] or ()):
+        maker = _attributes(as_object(resource.get("resource")).get("attributes"))
+        for scope in resource.get("scopeSpans") or ():
+            for span in as_object(scope).get("spans") or ():
+                yield maker, as_object(span)
 
 
 def _is_call(told: JsonObject) -> bool:

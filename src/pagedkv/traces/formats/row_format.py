@@ -23,6 +23,7 @@ class Reading:
         texts: how texts become tokens.
         keep_failed: take requests that failed, too.
         has_made_up_arrivals: whether the times of the file are not wanted: others are put in their place.
+        tenant_by: the column or field that says whose request it is, or None to go by the file.
     """
 
     block_size: int | None = None
@@ -32,6 +33,7 @@ class Reading:
     texts: TextTokens = field(default_factory=CharacterTokens)
     keep_failed: bool = False
     has_made_up_arrivals: bool = False
+    tenant_by: str | None = None
 
 
 class RowFormat(Protocol):

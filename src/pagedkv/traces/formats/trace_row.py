@@ -36,6 +36,7 @@ class TraceRow(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     arrival_s: float
     session: SessionName | None = None
+    tenant: SessionName | None = None
     input_length: int | None = None
     output_length: int | None = None
     num_samples: int = 1
@@ -55,6 +56,7 @@ def row_of(request: Request) -> TraceRow:
     return TraceRow(
         arrival_s=float(request.arrival_s),
         session=request.session,
+        tenant=request.tenant,
         input_length=request.input_length,
         output_length=request.output_length,
         num_samples=request.num_samples,
@@ -78,6 +80,7 @@ def request_of(row: TraceRow, input_length: int, output_length: int, block_size:
         priority=row.priority,
         prompt_token_ids=_as_array(row.token_ids),
         output_token_ids=_as_array(row.output_token_ids),
+        tenant=row.tenant,
     )
 
 

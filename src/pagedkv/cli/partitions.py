@@ -1,0 +1,25 @@
+"""How the requests of a trace are divided, by what its options say and what it tells: by tenant, by window of time."""
+
+from collections.abc import Iterator
+
+from pagedkv.arrays import Float64Array
+from pagedkv.capacity.partition import Partition
+from pagedkv.capacity.references import BlockReferences
+from pagedkv.cli.trace_options import TraceOptions
+from pagedkv.traces.windows import Window
+
+__all__ = ["partitions_of", "windows_of"]
+
+
+def partitions_of(references: BlockReferences, options: TraceOptions, origin_s: float) -> Iterator[Partition]:
+    """Divide the requests of a trace. Raises ConfigurationError: there are no such windows."""
+    if references.tenants:
+        yield Partition("tenant", references.tenants, references.tenant_numbers)
+    if options.windows is not None:
+        windows, numbers = options.windows.divide(references.arrivals_s, origin_s)
+        yield Partition("window", [window.name for window in windows], numbers)
+
+
+def windows_of(arrivals_s: Float64Array, options: TraceOptions, origin_s: float) -> list[Window]:
+    """Give the windows that arrivals are in; none where none are asked for. Raises ConfigurationError."""
+    return [] if options.windows is None else options.windows.divide(arrivals_s, origin_s)[0]

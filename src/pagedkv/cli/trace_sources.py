@@ -1,0 +1,166 @@
+"""One trace, or several as one: what the commands that run or measure traces read their requests from."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import PurePath
+from types import TracebackType
+from typing import Final, Self
+
+from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, TraceOptions
+from pagedkv.errors import ConfigurationError, TraceError
+from pagedkv.traces.clocks import Rebased
+from pagedkv.traces.merging import LogFile, MergedLogs
+from pagedkv.traces.reader import TraceReader
+from pagedkv.traces.request import Request
+
+__all__ = ["TraceSources", "name_of", "require_several_can_be_one"]
+
+MOST_FILES: Final = 256
+
+
+class TraceSources:
+    """Traces that are read as one; iterate over :meth:`requests` once, inside a ``with`` block.
+
+    Args:
+        paths: at least one.
+        options: how each is read.
+        merging: how they become one.
+
+    Raises:
+        ConfigurationError, TraceError: as TraceReader does; too many files; sessions without times of their own.
+
+    Attributes:
+        origin_s: what arrivals were moved by; with it they are recorded times. Known once a request is there.
+    """
+
+    def __init__(self, paths: Sequence[str], options: TraceOptions, merging: MergingOptions = NO_MERGING) -> None:
+        require_several_can_be_one(paths)
+        self._paths = paths
+        self._options = options
+        self._merging = merging
+        self._files = ExitStack()
+        self._readers: list[TraceReader] = []
+        self._merged: MergedLogs | None = None
+        self._rebased: Rebased | None = None
+        for path in paths:
+            self._readers.append(self._files.enter_context(options.open(path)))
+
+    def __enter__(self) -> Self:
+        """Hold the files open."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the files."""
+        self._files.close()
+
+    @property
+    def name(self) -> str:
+        """Name the trace, for titles and bars."""
+        return name_of(self._paths)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Size of the files as stored, or None where one is a pipe."""
+        sizes = [reader.num_bytes for reader in self._readers]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Stored bytes read so far."""
+        return sum(reader.num_bytes_read for reader in self._readers)
+
+    @property
+    def recognised(self) -> str:
+        """Say what the files were taken for, and whether tenants are kept apart."""
+        kinds = Counter(reader.recognised for reader in self._readers)
+        several = len(self._paths) > 1
+        told = "; ".join(f"{number} x {kind}" if several else kind for kind, number in kinds.items())
+        return f"{told}; tenants kept apart (--isolate)" if self._options.isolates else told
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known before figures are believed, each in a sentence; complete when all has been read."""
+        if len(self._paths) == 1:
+            return self._readers[0].notes
+        told = [
+            f"{path}: {note}" for path, reader in zip(self._paths, self._readers, strict=True) for note in reader.notes
+        ]
+        return [*told, *(self._merged.notes if self._merged is not None else ())]
+
+    @property
+    def origin_s(self) -> float:
+        """What arrivals were moved by: with it they are recorded times again."""
+        return 0.0 if self._rebased is None else self._rebased.origin_s
+
+    def requests(self) -> Iterator[Request]:
+        """Give the requests of all files, on a clock that begins no more than an hour before the first.
+
+        The first is read at once, so that files without any are refused before anything is compiled or loaded.
+
+        Raises:
+            TraceError: at once or while iterating, what is wrong with a file.
+            ConfigurationError: tenants are to be kept apart, and there are none.
+        """
+        self._rebased = Rebased(self._in_order())
+        requests = islice(self._with_salts(self._rebased), self._options.limit)
+        return chain(list(islice(requests, 1)), requests)
+
+    def _in_order(self) -> Iterator[Request]:
+        streams = [self._options.in_order(reader) for reader in self._readers]
+        if len(streams) == 1:
+            return streams[0]
+        for path, reader in zip(self._paths, self._readers, strict=True):
+            if reader.session_per_row and self._options.session_interval_s is None:
+                reason = "each session has a clock of its own, which no other file shares"
+                raise TraceError(path, None, reason, "Say how far apart sessions start: --session-interval 60")
+        by_file = self._options.source.tenant_by is None
+        names = _told_apart(self._paths) if by_file else [None] * len(streams)
+        files = [LogFile(*each) for each in zip(self._paths, names, streams, strict=True)]
+        merging = self._merging
+        self._merged = MergedLogs(files, has_shared_ids=merging.shared_ids, starts_together=merging.start_together)
+        return iter(self._merged)
+
+    def _with_salts(self, requests: Rebased) -> Iterator[Request]:
+        """Give each request the salt of its tenant if they are kept apart; require tenants that were asked for."""
+        options = self._options
+        has_tenants = False
+        for request in requests:
+            has_tenants = has_tenants or request.tenant is not None
+            yield replace(request, salt=request.tenant) if options.isolates else request
+        if not has_tenants and options.source.tenant_by is not None:
+            field = options.source.tenant_by
+            raise ConfigurationError(
+                f"--tenant-by {field:.60}: no request of {self.name} has anything there; dots lead into objects, as in "
+                "metadata.team"
+            )
+        if not has_tenants and options.isolates:
+            raise ConfigurationError(
+                "--isolate keeps tenants apart, and the trace names none: say which field does (--tenant-by), or give "
+                "a file for each"
+            )
+
+
+def name_of(paths: Sequence[str]) -> str:
+    """Name a trace, or several, for titles."""
+    names = [PurePath(path).name for path in paths]
+    return names[0] if len(names) == 1 else f"{len(names)} traces ({', '.join(names)})"
+
+
+def require_several_can_be_one(paths: Sequence[str]) -> None:
+    """Refuse more files than are read at once, and one that is named twice. Raises ConfigurationError."""
+    if len(paths) > MOST_FILES:
+        raise ConfigurationError(f"{len(paths)} traces are more than {MOST_FILES} at once")
+    twice = [path for path, number in Counter(paths).items() if number > 1]
+    if twice:
+        raise ConfigurationError(f"{twice[0]} is named twice: each trace is a tenant of its own")
+
+
+def _told_apart(paths: Sequence[str]) -> list[str]:
+    """Name tenants by their files, without folders where that tells them apart."""
+    names = [PurePath(path).name for path in paths]
+    return names if len(set(names)) == len(names) else list(paths)

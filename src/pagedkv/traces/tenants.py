@@ -1,0 +1,34 @@
+"""Tenants of a trace by number: customers, teams, or logs among several, in the order in which they appear."""
+
+from typing import Final
+
+__all__ = ["NOBODY", "Tenants"]
+
+NOBODY: Final = "(none)"
+"""What requests are told under that name no tenant, where others do."""
+
+
+class Tenants:
+    """Numbers tenants.
+
+    >>> tenants = Tenants()
+    >>> [tenants.number(name) for name in ("b", None, "a", "b")], tenants.names, tenants.are_known
+    ([0, 1, 2, 0], ['b', '(none)', 'a'], True)
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str | None, int] = {}
+
+    def number(self, tenant: str | None) -> int:
+        """Give the number of a tenant, a new one if it was not seen before."""
+        return self._numbers.setdefault(tenant, len(self._numbers))
+
+    @property
+    def names(self) -> list[str]:
+        """The names, by number."""
+        return [NOBODY if name is None else name for name in self._numbers]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether any request named one."""
+        return bool(self._numbers.keys() - {None})
