@@ -18,8 +18,10 @@ __all__ = ["find_least"]
 
 TILE: Final = 4096
 WARPS: Final = 16
-HIGHEST_BIT = tl.constexpr(30)
-"""Of the two bits that the first pass finds."""
+SIGN = tl.constexpr(0x80000000)
+HIGHEST = tl.constexpr(2**30)
+"""The lower of the two bits that the first pass finds."""
+PASSES = tl.constexpr(16)
 
 
 def find_least(filters: Filters, scores: torch.Tensor, out: torch.Tensor) -> None:
@@ -39,16 +41,23 @@ def _load(scores, begin, num_tokens, TILE: tl.constexpr):
 
 @triton.jit
 def _place_of(value):
-    """An integer from 0 to 2**32 - 1 for each score, in the order of scores."""
+    """An unsigned integer for each score, in the order of scores."""
     bits = value.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ SIGN
 
 
 @triton.jit
 def _score_at(place):
     """The score with that place."""
-    ordered = (place - 2147483648).to(tl.int32)
+    ordered = (place ^ SIGN).to(tl.int32, bitcast=True)
     return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _reached(one, two, three, wanted):
+    """How many of three candidates keep enough."""
+    enough = (tl.sum(one, 0) >= wanted).to(tl.uint32) + (tl.sum(two, 0) >= wanted).to(tl.uint32)
+    return enough + (tl.sum(three, 0) >= wanted).to(tl.uint32)
 
 
 @triton.jit
@@ -61,10 +70,10 @@ def _least_kernel(scores, temperatures, top_k, top_p, min_p, out, score_n, num_t
     share = tl.load(top_p + row)
     least_share = tl.load(min_p + row)
     least = tl.full([], float("-inf"), tl.float32)
-    lowest = tl.full([], 0, tl.int64)
+    lowest = tl.full([], 0, tl.uint32)
     if is_drawn & (count > 0) & (count < num_tokens):
-        for turn in range(16):
-            step = tl.full([], 1, tl.int64) << (HIGHEST_BIT - 2 * turn)
+        step = tl.full([], HIGHEST, tl.uint32)
+        for _ in range(PASSES):
             one, two, three = (tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32))
             for begin in range(0, num_tokens, TILE):
                 place = _place_of(_load(mine, begin, num_tokens, TILE))
@@ -72,8 +81,8 @@ def _least_kernel(scores, temperatures, top_k, top_p, min_p, out, score_n, num_t
                 one += (is_token & (place >= lowest + step)).to(tl.int32)
                 two += (is_token & (place >= lowest + 2 * step)).to(tl.int32)
                 three += (is_token & (place >= lowest + 3 * step)).to(tl.int32)
-            reached = (tl.sum(one, 0) >= count).to(tl.int64) + (tl.sum(two, 0) >= count).to(tl.int64)
-            lowest += (reached + (tl.sum(three, 0) >= count).to(tl.int64)) * step
+            lowest += _reached(one, two, three, count) * step
+            step = step >> 2
         least = _score_at(lowest)
     if is_drawn & ((share < 1.0) | (least_share > 0.0)):
         greatest = tl.full([TILE], float("-inf"), tl.float32)
@@ -87,9 +96,9 @@ def _least_kernel(scores, temperatures, top_k, top_p, min_p, out, score_n, num_t
                 weight = tl.exp((value - top) / temperature)
                 mass += tl.where(value >= least, weight, 0.0).to(tl.float64)
             wanted = tl.sum(mass, 0) * share
-            at = tl.full([], 0, tl.int64)
-            for turn in range(16):
-                step = tl.full([], 1, tl.int64) << (HIGHEST_BIT - 2 * turn)
+            at = tl.full([], 0, tl.uint32)
+            step = tl.full([], HIGHEST, tl.uint32)
+            for _ in range(PASSES):
                 first, second, third = (
                     tl.zeros([TILE], tl.float64),
                     tl.zeros([TILE], tl.float64),
@@ -102,8 +111,8 @@ def _least_kernel(scores, temperatures, top_k, top_p, min_p, out, score_n, num_t
                     first += tl.where(place >= at + step, weight, 0.0)
                     second += tl.where(place >= at + 2 * step, weight, 0.0)
                     third += tl.where(place >= at + 3 * step, weight, 0.0)
-                enough = (tl.sum(first, 0) >= wanted).to(tl.int64) + (tl.sum(second, 0) >= wanted).to(tl.int64)
-                at += (enough + (tl.sum(third, 0) >= wanted).to(tl.int64)) * step
+                at += _reached(first, second, third, wanted) * step
+                step = step >> 2
             least = tl.maximum(least, _score_at(at))
         if least_share > 0.0:
             least = tl.maximum(least, top + temperature * tl.log(least_share))
