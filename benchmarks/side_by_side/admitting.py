@@ -37,7 +37,7 @@ def ask_for_match(player: Player, prompt: Prompt) -> PrefixHit | None:
     bounds: Options = {}
     if player.chance(0.1):
         bounds["max_hit_tokens"] = player.random.randint(0, 12)
-    if player.mix.replays and player.chance(0.8):
+    if player.mix.replays and player.chance(0.9):
         bounds["max_replay_tokens"] = MOST_REPLAYED
     hit = player.call("match", prompt[0], keys=prompt[1], **bounds)
     if not isinstance(hit, PrefixHit):
@@ -51,7 +51,7 @@ def _said_of(player: Player, prompt: Prompt) -> Options:
     told: Options = {} if prompt[1] is NO_KEYS else {"keys": prompt[1]}
     if player.mix.takes_digests and player.mix.caching and player.chance(0.05):
         return told | {"digests": _digests(player, prompt)}
-    hit = ask_for_match(player, prompt) if player.chance(0.4) else None
+    hit = ask_for_match(player, prompt) if player.chance(0.9 if player.mix.replays else 0.4) else None
     earlier = [answer for asked, answer in player.matches if asked == prompt]
     if hit is None and earlier and player.chance(0.5):
         hit = earlier[-1]

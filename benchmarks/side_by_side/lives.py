@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from pagedkv import SpaceConfig
+from pagedkv import SlidingWindow, SpaceConfig
 from tests.space.mixes import MIXES, Mix
 
-__all__ = ["Life", "lives"]
+__all__ = ["FEW_EVENTS", "MOST_PROMPT", "Life", "lives"]
 
 NUM_SIZES: Final = 6
 NUM_SPACES: Final = len(MIXES) * NUM_SIZES
 MOST_CALLS: Final = 500
 """Of one life: what differs late in a life is long to read."""
 FEW_EVENTS: Final = 12
-MORE_BLOCKS: Final = 40
+MORE_BLOCKS: Final = 100
+MOST_PROMPT: Final = 32
+"""Tokens of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,11 @@ class Life:
         )
 
     def _with_scarce_windows(self, num_blocks: dict[str, int], random: Random) -> dict[str, int]:
-        """Where windows can be replayed, mostly have them evicted before full attention is."""
+        """Where windows can be replayed, mostly have them evicted before full attention is: room for one prompt."""
         if not self.mix.replays or random.random() < 0.2:
             return num_blocks
-        return {"device": num_blocks["device"] + MORE_BLOCKS, "windows": num_blocks["windows"] // 2}
+        room = sum(-(-MOST_PROMPT // group.block_size) for group in self.mix.groups if isinstance(group, SlidingWindow))
+        return {"device": num_blocks["device"] + MORE_BLOCKS, "windows": room + 4}
 
 
 def lives(seed: int, num_calls: int) -> list[Life]:

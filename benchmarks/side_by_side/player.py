@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TextIO, TypeAlias
 
-from benchmarks.side_by_side.lives import FEW_EVENTS, Life
+from benchmarks.side_by_side.lives import FEW_EVENTS, MOST_PROMPT, Life
 from benchmarks.side_by_side.observing import plain, state_of
 from benchmarks.side_by_side.tally import BROKEN, DONE, MET
 from pagedkv import (
@@ -49,7 +49,6 @@ KEYS: Final = (
 )
 NUM_TOKENS: Final = 3
 """Different tokens: few, so that prompts which go on otherwise soon meet again."""
-MOST_PROMPT: Final = 32
 MOST_PROMPTS: Final = 24
 MOST_ANSWERS: Final = 8
 MOST_LOOKAHEAD: Final = 4
