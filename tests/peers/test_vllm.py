@@ -14,12 +14,14 @@ import pytest
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from pagedkv.errors import RecordingError
+from pagedkv.recording.metrics import MetricsFollower
 from pagedkv.recording.recorder import Bounds, Ending, Recorder
 from pagedkv.recording.subscription import Endpoints, Subscription
 from tests.cli.command import run
 from tests.peers.counting import residents
 from tests.peers.publishing import LossySubscription, followed, recorded, there
 from tests.peers.vllm_engine import BLOCK_SIZE, VllmEngine
+from tests.peers.vllm_metrics import VllmPage
 from tests.recording.publisher import doing
 
 
@@ -287,3 +289,79 @@ def test_hits_of_the_joined_trace_are_the_engines(tmp_path: Path) -> None:
         assert document["log"]["num_stored"] == document["log"]["num_blocks"] > 60
         replayed = json.loads(run("replay", output, "--num-blocks", 2000, "--block-size", 4, "--json", "-").stdout)
         assert replayed["hits"]["num_hit_tokens"] == sum(engine.hits) > 0
+
+
+def test_the_metrics_page_tells_the_hits_of_all_ranks_on_it(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        engines = {}
+        for rank in range(2):
+            own = tmp_path / str(rank)
+            own.mkdir()
+            engines[rank] = stack.enter_context(engine_of(own))
+        page = VllmPage(engines)
+        serving(engines[0], 5)()  # before the recording
+        page.tell()
+        url = stack.enter_context(page.served())
+        follower = MetricsFollower(url, 1.0)
+        follower.begin()
+        before = sum(engines[0].hits)
+        for rank, engine in engines.items():
+            serving(engine, 40, seed=rank + 2)()
+            page.tell(num_running=3 + rank, num_waiting=rank)
+            follower.read_once_more()
+        hits = sum(sum(engine.hits) for engine in engines.values()) - before
+        asked = sum(sum(engine.num_prompt_tokens) for engine in engines.values()) - sum(
+            engines[0].num_prompt_tokens[:5]
+        )
+        assert follower.metrics.gained == {"queries": asked, "hits": hits, "preemptions": 0}
+        assert follower.metrics.hit_ratio == hits / asked > 0.3
+        assert follower.metrics.num_blocks == 2000
+        assert follower.metrics.peaks["running"] == 8  # of both ranks
+        assert follower.metrics.peaks["waiting"] == 2
+        assert "usage" in follower.metrics.means
+
+
+def log_row_with_answer(number: int, prompt: list[int], output: list[int], at_s: float) -> str:
+    """Give the row of a request in the form of SGLang's request log, with the tokens of its answer."""
+    told = {"rid": str(number), "timestamp": at_s, "obj": {"input_ids": prompt}}
+    meta = {"prompt_tokens": len(prompt), "completion_tokens": len(output)}
+    received = json.dumps({"event": "request.received", **told})
+    finished = {"event": "request.finished", **told, "out": {"output_ids": output, "meta_info": meta}}
+    return received + "\n" + json.dumps(finished) + "\n"
+
+
+def test_hits_on_generated_blocks_of_the_joined_trace_are_the_engines(tmp_path: Path) -> None:
+    """Conversations, whose next prompt has the answer in it."""
+    log, output, found = tmp_path / "server.jsonl", tmp_path / "trace.jsonl", tmp_path / "found.json"
+    with engine_of(tmp_path) as engine, log.open("w") as rows:
+
+        def work() -> None:
+            conversations = {name: [name * 1000 + place for place in range(5 + name)] for name in range(1, 5)}
+            for number in range(40):
+                name = number % 4 + 1
+                prompt = conversations[name] + [900_000 + number] * (number % 3 + 1)
+                answer = [500_000 + 100 * number + place for place in range(4 + number % 5)]
+                rows.write(log_row_with_answer(number, prompt, answer, time.time()))
+                rows.flush()
+                engine.serve(prompt, answer)
+                conversations[name] = prompt + answer
+
+        options = (
+            "--replay",
+            engine.replay,
+            "--limit",
+            40,
+            "--log",
+            log,
+            "-o",
+            output,
+            "--json",
+            found,
+            "--keep-tokens",
+        )
+        with followed(engine.wire, work):
+            result = run("record", engine.endpoint, *options)
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(found.read_text())["log"]["num_generated"] > 50
+        replayed = json.loads(run("replay", output, "--num-blocks", 2000, "--block-size", 4, "--json", "-").stdout)
+        assert replayed["hits"]["num_hit_tokens"] == sum(engine.hits) > 500

@@ -59,6 +59,7 @@ class VllmEngine(PublishedCache):
             log_stats=True,
             enable_kv_cache_events=True,
         )
+        self.num_prompt_tokens: list[int] = []
         super().__init__(folder, ZmqEventPublisher, KVEventBatch, rank, options)
 
     def serve(self, prompt: Sequence[int], output: Sequence[int] = (), adapter: str | None = None) -> None:
@@ -74,6 +75,7 @@ class VllmEngine(PublishedCache):
         blocks, num_hit, _ = self.manager.get_computed_blocks(request)
         self.manager.record_prefix_cache_stats(request, num_hit)
         self.hits.append(num_hit)
+        self.num_prompt_tokens.append(len(prompt))
         assert self.manager.allocate_slots(request, request.num_tokens - num_hit, num_hit, blocks) is not None
         for token in output:
             request.num_computed_tokens = request.num_tokens

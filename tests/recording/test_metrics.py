@@ -153,3 +153,40 @@ def test_nobody_there_and_no_address() -> None:
 def test_an_interval_that_makes_no_sense(interval_s: float) -> None:
     with pytest.raises(ConfigurationError, match="--metrics-interval must be"):
         MetricsFollower("http://x", interval_s)
+
+
+def followed(*pages: str) -> MetricsFollower:
+    left = list(pages)
+    follower = MetricsFollower("http://x/metrics", 1.0, lambda _url: left.pop(0))
+    follower.begin()
+    for _ in left.copy():
+        follower.read_once_more()
+    return follower
+
+
+def test_totals_of_priorities_and_ranks_that_share_requests_count_once() -> None:
+    page = (
+        'sglang:num_queue_reqs{model_name="m",priority="",tp_rank="0"} 5\n'
+        'sglang:num_queue_reqs{model_name="m",priority="1",tp_rank="0"} 2\n'
+        'sglang:num_queue_reqs{model_name="m",priority="7",tp_rank="0"} 3\n'
+        'sglang:num_queue_reqs{model_name="m",priority="",tp_rank="1"} 5\n'
+        'sglang:num_queue_reqs{model_name="m",priority="",tp_rank="0",dp_rank="1"} 4\n'
+    )
+    assert followed(page).metrics.means == {"waiting": 9.0}
+
+
+def test_a_counter_that_comes_with_a_later_page_began_at_0() -> None:
+    gauge = 'sglang:token_usage{model_name="m"} 0.5\n'
+    asked = 'sglang:prompt_tokens_total{{model_name="m",is_streaming="{}"}} {}\n'
+    hit = 'sglang:cached_tokens_total{{model_name="m",cache_source="{}"}} {}\n'
+    first = gauge + asked.format("true", 100)
+    none = followed(first, gauge + asked.format("true", 300)).metrics
+    assert (none.gained, none.hit_ratio) == ({"queries": 200.0, "hits": 0.0}, 0.0)
+    later = gauge + asked.format("true", 300) + asked.format("false", 200) + hit.format("device", 100)
+    metrics = followed(gauge, first, later, later + hit.format("host", 50)).metrics
+    assert (metrics.gained, metrics.hit_ratio) == ({"queries": 500.0, "hits": 150.0}, 0.3)
+
+
+def test_of_two_engines_on_a_page_one_that_began_anew_does_not_count_the_other_again() -> None:
+    page = 'vllm:prefix_cache_queries_total{{engine="0"}} {}\nvllm:prefix_cache_queries_total{{engine="1"}} {}\n'
+    assert followed(page.format(1000, 1000), page.format(30, 1200)).metrics.gained == {"queries": 230.0}

@@ -360,25 +360,24 @@ def _parts(
     capacities: Sequence[int],
 ) -> Iterator[PartCurve]:
     place = 1
+    counted = (
+        references.num_prompt_blocks.astype(np.int64),
+        references.input_lengths,
+        references.ideal_hits(),
+        references.ideal_hit_tokens(),
+    )
     for partition in partitions:
-        facts = [
-            partition.counts(),
-            *map(
-                partition.sums,
-                (
-                    references.num_prompt_blocks,
-                    references.input_lengths,
-                    references.ideal_hits(),
-                    references.ideal_hit_tokens(),
-                ),
-            ),
-        ]
-        for name, *values in zip(partition.names, *facts, strict=True):
+        facts = [partition.counts().tolist(), *(partition.sums(values).tolist() for values in counted)]
+        for name, num_requests, num_block_refs, num_tokens, ideal, ideal_tokens in zip(
+            partition.names, *facts, strict=True
+        ):
             by_policy = {
                 policy: {capacity: int(sums[capacity][place]) for capacity in capacities}
                 for policy, sums in hits.items()
             }
-            yield PartCurve(partition.kind, name, *map(int, values), by_policy)
+            yield PartCurve(
+                partition.kind, name, num_requests, num_block_refs, num_tokens, ideal, ideal_tokens, by_policy
+            )
             place += 1
 
 

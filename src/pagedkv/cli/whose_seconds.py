@@ -54,7 +54,10 @@ class WhoseSeconds:
             "cost_model_name": shared_name(self.name),
             "in_short": self._origin_in_short,
             "is_assumed": self.is_assumed,
-            **self.origin.as_dict(),
+            "kind": self.origin.kind,
+            "num_steps": self.origin.num_steps,
+            "median": self.origin.median,
+            "p90": self.origin.p90,
         }
 
     @property

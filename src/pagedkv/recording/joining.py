@@ -12,7 +12,10 @@ from calendar import isleap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Final
+
+import numpy as np
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.recording.contents import Contents
@@ -42,6 +45,7 @@ class JoinCounts:
         num_without_content: of these, those of unknown tokens.
         num_blocks: full blocks of the prompts of the others.
         num_stored: of these, blocks whose content was seen stored.
+        num_generated: of these, blocks that an earlier answer had and no earlier prompt.
         first_s: when the first of all came, on the clock of events.
         last_s: when the last came.
         has_own_clock: whether the log's times could not be placed.
@@ -53,6 +57,7 @@ class JoinCounts:
     num_without_content: int = 0
     num_blocks: int = 0
     num_stored: int = 0
+    num_generated: int = 0
     first_s: float | None = None
     last_s: float | None = None
     has_own_clock: bool = False
@@ -101,6 +106,7 @@ def joined(  # noqa: PLR0913 - two sources, and what is counted of them
     counts: JoinCounts,
     *,
     block_size: int | None,
+    keeps_tokens: bool = False,
 ) -> Iterator[Request]:
     """Take the requests that came meanwhile, the first one at 0, with ids of blocks instead of tokens.
 
@@ -111,8 +117,11 @@ def joined(  # noqa: PLR0913 - two sources, and what is counted of them
         clock: of the log.
         counts: filled in.
         block_size: tokens of a block, or None where neither events nor the user tell: tokens stay then.
+        keeps_tokens: whether tokens stay anyway. Ids are of prompts alone, so that what an answer left in the cache
+            hits only where tokens stay.
     """
     blocks = None if block_size is None else TokenBlocks(block_size)
+    generated: set[bytes] = set()
     origin_s: float | None = None
     for request in requests:
         counts.num_read += 1
@@ -134,10 +143,24 @@ def joined(  # noqa: PLR0913 - two sources, and what is counted of them
         for digest in chain_digests(request.prompt_token_ids, block_size):
             counts.num_blocks += 1
             counts.num_stored += contents.was_stored(digest, block_size)
+            counts.num_generated += digest in generated and not blocks.knows(digest)
+        generated.update(_generated(request, block_size))
+        ids = blocks.block_ids(request.prompt_token_ids)
+        if keeps_tokens:
+            yield request
+            continue
         yield replace(
             request,
-            block_ids=blocks.block_ids(request.prompt_token_ids),
+            block_ids=ids,
             block_size=block_size,
             prompt_token_ids=None,
             output_token_ids=None,
         )
+
+
+def _generated(request: Request, block_size: int) -> Iterator[bytes]:
+    """Name the full blocks of an answer, and of what of the prompt fills them; its last token is never computed."""
+    assert request.prompt_token_ids is not None
+    if request.output_token_ids is not None and request.num_samples == 1:
+        tokens = np.concatenate([request.prompt_token_ids, request.output_token_ids[:-1]])
+        yield from islice(chain_digests(tokens, block_size), len(request.prompt_token_ids) // block_size, None)

@@ -12,15 +12,18 @@ requests that wait      ``num_requests_waiting``                            ``nu
 ======================  ==================================================  ==========================================
 
 Names begin with ``vllm:`` or ``sglang:`` (some exporters write ``_`` for ``:``), counters may end in ``_total``. A
-metric with several label sets is their sum, a share their mean. What counters gained is summed over the pages; a
-counter that fell began anew, as in Prometheus' own ``increase``. What a page does not have stays unknown.
+metric with several label sets is their sum, a share their mean: the ranks on one page are told together. Those that
+serve the same requests in parts (``tp_rank``, ``pp_rank``, ``moe_ep_rank`` of SGLang) count once, and what is told by
+``priority`` besides in all does not count again. What counters gained is summed over the pages, each label set by
+itself; one that fell began anew, as in Prometheus' own ``increase``, and one that comes with a later page began at 0.
+SGLang shows no counter of hits before the first hit. What a page does not have otherwise stays unknown.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -29,6 +32,9 @@ from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.recording.exposition import REMEDY, Sample, parse_exposition
 
 __all__ = ["EngineMetrics", "MetricsFollower", "fetch_page"]
+
+_Series: TypeAlias = tuple[str, tuple[object, ...]]
+"""A figure, and the labels that tell one source of it from another."""
 
 TIMEOUT_S: Final = 5.0
 MAX_PAGE_NBYTES: Final = 64 * 2**20
@@ -54,6 +60,10 @@ GAUGES: Final[Mapping[str, str]] = MappingProxyType(
         "sglang:num_queue_reqs": "waiting",
     }
 )
+PARTS: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+"""Labels of ranks that serve the same requests in parts."""
+NO_HITS_YET: Final = "sglang:prompt_tokens"
+"""Where this counter is, hits that are not there are none."""
 CACHE_CONFIG: Final = "vllm:cache_config_info"
 
 
@@ -123,7 +133,7 @@ class MetricsFollower:
         self._interval_s = interval_s
         self._fetch = fetch
         self._next_s = float("-inf")
-        self._counters: dict[str, float] = {}
+        self._counters: dict[_Series, float] = {}
         self._sums: dict[str, float] = {}
         self.metrics = EngineMetrics()
         """What was found out so far."""
@@ -154,11 +164,13 @@ class MetricsFollower:
     def _read(self) -> bool:
         """Read the page, whole or not at all; tells whether anything is known on it."""
         samples = list(parse_exposition(self._fetch(self._url), self._url))
-        counters, gauges = _summed(samples, COUNTERS), _summed(samples, GAUGES)
-        for name, value in counters.items():
-            before = self._counters.get(name)
-            if before is not None:
-                self._gain(name, value - before if value >= before else value)
+        counters, gauges = _series(samples, COUNTERS), _summed(samples)
+        is_first = not self.metrics.num_pages
+        for series, value in counters.items():
+            before = self._counters.get(series, value if is_first else 0.0)
+            self._gain(series[0], value - before if value >= before else value)
+            if series[1][0] == NO_HITS_YET:
+                self._gain("hits", 0.0)
         self._counters.update(counters)
         self.metrics.num_pages += 1
         for name, value in gauges.items():
@@ -172,14 +184,26 @@ class MetricsFollower:
         self.metrics.gained[name] = self.metrics.gained.get(name, 0.0) + value
 
 
-def _summed(samples: list[Sample], names: Mapping[str, str]) -> dict[str, float]:
-    """Add up what samples of several label sets say of one figure; shares are averaged."""
+def _summed(samples: list[Sample]) -> dict[str, float]:
+    """Add up what gauges of several label sets say of one figure; shares are averaged."""
     values: dict[str, list[float]] = {}
+    for (figure, _), value in _series(samples, GAUGES).items():
+        values.setdefault(figure, []).append(value)
+    return {figure: sum(each) / (len(each) if figure == USAGE else 1) for figure, each in values.items()}
+
+
+def _series(samples: list[Sample], names: Mapping[str, str]) -> dict[_Series, float]:
+    """Give the values of figures by what tells them apart: the largest of ranks that share their requests."""
+    values: dict[_Series, float] = {}
     for sample in samples:
         figure = names.get(_plain(sample.name))
-        if figure is not None and isfinite(sample.value):
-            values.setdefault(figure, []).append(sample.value)
-    return {figure: sum(each) / (len(each) if figure == USAGE else 1) for figure, each in values.items()}
+        if figure is None or not isfinite(sample.value) or sample.labels.get("priority"):
+            continue
+        ignored = PARTS if figure != USAGE else frozenset()
+        labels = sorted(each for each in sample.labels.items() if each[0] not in ignored)
+        series = figure, (_plain(sample.name), *labels)
+        values[series] = max(sample.value, values.get(series, sample.value))
+    return values
 
 
 def _plain(name: str) -> str:

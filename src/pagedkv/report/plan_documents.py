@@ -2,6 +2,8 @@
 
 from typing import Any, TypedDict
 
+from pagedkv.report.documents import Seconds
+
 __all__ = ["Plan", "PlanPointDocument", "PlanSettingDocument"]
 
 
@@ -41,7 +43,7 @@ class Plan(TypedDict):
     model: str
     arrivals: str
     bounds: dict[str, float | None]
-    seconds: dict[str, Any]
+    seconds: Seconds
     loads: str
     prices: dict[str, float]
     warnings: list[str]

@@ -74,6 +74,10 @@ class TokenBlocks:
             ids[position] = self._ids_by_digest.setdefault(digest, len(self._ids_by_digest))
         return ids
 
+    def knows(self, digest: bytes) -> bool:
+        """Tell whether a prompt had the block that a digest of :func:`chain_digests` names, without a salt."""
+        return digest in self._ids_by_digest
+
 
 class ContentBlocks:
     """Puts block ids in the place of tokens, where a trace has tokens, and leaves it as it is where it has ids.

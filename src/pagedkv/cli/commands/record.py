@@ -81,6 +81,12 @@ class Publisher:
         return None if self.metrics is None else MetricsFollower(self.metrics, self.metrics_interval)
 
 
+GENERATED: Final = (
+    "{:,} of {:,} blocks of prompts are of earlier answers, which engines keep: the trace has ids of prompts alone, so "
+    "they never hit there the first time; --keep-tokens writes tokens"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLog:
     """Where requests come from, and what of them is written, as typed.
@@ -105,6 +111,14 @@ class RequestLog:
         int | None,
         typer.Option(metavar="B", help="Tokens a block of the trace. Default: the engine's.", rich_help_panel=REQUESTS),
     ] = None
+    keep_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--keep-tokens",
+            help="Write tokens instead of block ids: only so do prompts hit what answers left.",
+            rich_help_panel=REQUESTS,
+        ),
+    ] = False
     utc_offset: Annotated[
         float,
         typer.Option(metavar="H", help="Hours that the log's dates are ahead of UTC.", rich_help_panel=REQUESTS),
@@ -236,6 +250,7 @@ def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
                 clock,
                 counts,
                 block_size=size,
+                keeps_tokens=log.keep_tokens,
             )
         )
         first = next(requests, None)
@@ -250,6 +265,8 @@ def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
             for request in requests:
                 writer.write(request)
         told, notes = trace.recognised, trace.notes
+    if counts.num_generated and not log.keep_tokens:
+        notes = [*notes, GENERATED.format(counts.num_generated, counts.num_blocks)]
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
     typer.echo(f"{counts.num_taken:,} requests written to {log.output}, read as {told}", err=True)

@@ -6,7 +6,7 @@ two with equal parameters may come from different places.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from pagedkv.errors import ConfigurationError
@@ -55,10 +55,6 @@ class CostOrigin:
         if self.kind == DATA_SHEET:
             return "computed from the GPU's data sheet and not measured: pagedkv calibrate fits them to measured steps"
         return "stated, without a word on how far off they are: pagedkv validate tells, on measured steps"
-
-    def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON."""
-        return asdict(self)
 
 
 def origin_in_file(where: str, values: Mapping[str, object]) -> CostOrigin:
