@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pagedkv import Allocation, BlockSpace
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import ConfigurationError
 from pagedkv.space import ObservedSpace, PrefixHit, SpaceObserver
@@ -56,10 +57,16 @@ class _Diary(SpaceObserver):
         self.moments.append(("advanced", now_s))
 
 
+def admitted(space: BlockSpace) -> int:
+    allocation = space.allocate(tokens(6))
+    assert isinstance(allocation, Allocation)
+    return allocation.row
+
+
 def test_every_moment_is_called_in_order() -> None:
     space, diary = new_space(explain=True), _Diary()
     space.observe(diary)
-    row = space.allocate(tokens(6)).row
+    row = admitted(space)
     first = space.plan_step().step_id
     space.acknowledge(first)
     children = space.fork(row, 2)
@@ -100,7 +107,7 @@ def test_rows_that_are_swapped_are_told_both_ways() -> None:
 
     space, swaps = new_space(num_host_blocks=20), Swaps()
     space.observe(swaps)
-    row = space.allocate(tokens(6)).row
+    row = admitted(space)
     space.acknowledge(space.plan_step().step_id)
     space.swap_out([row])
     space.acknowledge(space.plan_step().step_id)

@@ -99,9 +99,9 @@ class LoopCache(_Cache):
             return None
 
 
-def _sources_of_classes(kinds: Opaque) -> Iterator[Path]:
-    """Find where the classes of arguments stand whose moments are bound: of a signature, or of the types in a tuple."""
-    for kind in getattr(kinds, "args", kinds):
+def _sources_of_classes(sig: Opaque) -> Iterator[Path]:
+    """Find where the classes of arguments stand whose moments are bound; ``sig``: a signature, or the types alone."""
+    for kind in cast("tuple[Opaque, ...]", getattr(sig, "args", sig)):
         if isinstance(kind, types.BaseNamedTuple) and hasattr(kind.instance_class, "moments"):
             yield Path(inspect.getfile(kind.instance_class))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pagedkv.cli.planning import runs
-from pagedkv.cli.trace_options import TimedTraceOptions
+from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.simulation import ServingConfig
 from pagedkv.simulation.cost import CostModel
 from pagedkv.simulation.planning import PlanPoint
@@ -29,5 +29,5 @@ def test_loops_of_all_policies_are_compiled_once_before_any_worker_starts(monkey
         PlanPoint(replace(CONFIG, policy=policy), CostModel(fixed_s=0.01, token_compute_s=0.001))
         for policy in ("lru", "fifo", "lru")
     ]
-    runs.PointRunner("nowhere", TimedTraceOptions(), 2).run(points, lambda *_: (), lambda: 0)
+    runs.PointRunner("nowhere", SeveralTimedTracesOptions(), 2).run(points, lambda *_: (), lambda: 0)
     assert done == ["fifo", "lru", "workers start"]
