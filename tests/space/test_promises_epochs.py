@@ -54,6 +54,15 @@ def ranges(space: BlockSpace, row: int) -> list[tuple[int, int]]:
     return [(span.oldest, span.newest) for span in space.epochs(row) for _ in range(span.start, span.stop)]
 
 
+def test_promise_28_a_lost_row_tells_what_its_blocks_on_the_device_hold() -> None:
+    space = counting(FullAttention(4), num_host_blocks=2)
+    row = prefill(space, PROMPT)
+    told = space.epochs(row)
+    space.invalidate_memory()
+    assert max(space.block_ids(row)) > 2
+    assert space.epochs(row) == told
+
+
 def test_promise_28_a_group_may_hit_younger_weights_than_the_group_beside_it() -> None:
     space = counting(FullAttention(2), SlidingWindow(4, 1, num_sink_tokens=1), lag=1)
     prefill(space, [7, 1, 2, 3, 4, 5, 6, 8])

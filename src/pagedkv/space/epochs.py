@@ -33,7 +33,16 @@ from pagedkv.space.steps import InFlightStep
 from pagedkv.spec import keeps_state
 from pagedkv.tables.epochs import date_computed
 from pagedkv.tables.row_record import freeze
-from pagedkv.tables.rows import NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, VACANT, blocks_for
+from pagedkv.tables.rows import (
+    LOST_ON_HOST,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    SWAPPED,
+    VACANT,
+    blocks_for,
+)
 
 __all__ = [
     "as_epochs",
@@ -210,8 +219,9 @@ def epochs_of_row(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:
     """
     planned = int(state.rows[row, NUM_PLANNED])
     told = np.full((planned, 2), (UNDATED, NOT_TOLD), np.int32)
+    is_on_host = state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
     for group in state.cached_groups:
-        pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
+        pool = group.pool if group.host_pool is None or not is_on_host else group.host_pool
         blocks = group.arrays.table[row, : blocks_for(planned, group.block_size)]
         _widen(told, pool.arrays.epochs[blocks], blocks != NULL_BLOCK, group)
     _fill_gaps(told, int(state.oldest_epochs[row]))
