@@ -252,7 +252,7 @@ def test_lists_are_the_plain_ones(name: str, heads_of_key: int, shares: bool) ->
 
 
 if not IS_INTERPRETED:  # which has not the memory of a GPU
-    IS_HOPPER = torch.cuda.get_device_capability()[0] == 9
+    IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
     LATENT_RANGES: Ranges = ((0, 1), (299, 300), (7, 7), (90, 133), (63, 64), (64, 65), (200, 202), (0, 0), (0, 67))
 
     def latent_case(num_heads: int, value_dim: int, dtype: torch.dtype, block_size: int = 16) -> tuple[Case, WorkList]:
