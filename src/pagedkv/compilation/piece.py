@@ -86,11 +86,14 @@ class EntryLibrary(JITCodeLibrary):
         """Optimize the whole, of which only the wrapper is seen from outside.
 
         Else LLVM must take each function for one that another module may replace by its like, and drops no argument
-        of it that goes unused: a call handed over all arrays of a pool, 130 ns more. What is called once stays as well.
+        of it that goes unused: a call handed over all arrays of a pool, 130 ns more.
+
+        They get other names: by its own LLVM would find a function here for a caller of plain Numba, and no address.
         """
         for function in self._final_module.functions:
             if not function.is_declaration and function.name != self._wrapper:
                 function.linkage = Linkage.internal
+                function.name = f"inside.{function.name}"
         super()._optimize_final_module()
 
     def link(self, piece: PieceLibrary) -> None:
