@@ -7,6 +7,8 @@ PROFILE=pagedkv` draws 100, `make test-long` new ones. Whoever wants to see a fa
 `pytest --hypothesis-profile unshrunk`.
 """
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -21,6 +23,12 @@ settings.register_profile("quick", settings.get_profile("pagedkv"), max_examples
 settings.register_profile("long", settings.get_profile("pagedkv"), derandomize=False)
 settings.register_profile("unshrunk", settings.get_profile("pagedkv"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("pagedkv")
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, also as a shell's job in the background, which begins deaf to it: tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,8 +1,7 @@
 """A compiled loop: to Python a function, to other loops a piece of theirs (:mod:`pagedkv.compilation.piece`).
 
 A loop takes every signed integer as int64, whatever it is where the loop is called. Ids come as int32 out of arrays and
-as int64 out of ranges; each would be a function of its own. Whether Python may write an array makes no other entry
-either (:mod:`pagedkv.compilation.argument_types`).
+as int64 out of ranges; each would be a function of its own.
 """
 
 import gc
@@ -14,7 +13,6 @@ from numba.core import sigutils, types, typing
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 
-from pagedkv.compilation.argument_types import of_entry, widened
 from pagedkv.compilation.notice import NOTICE
 from pagedkv.compilation.piece import PieceCompiler, entry_of
 
@@ -41,17 +39,12 @@ class Loop(CPUDispatcher):
     def compile(self, sig: Opaque) -> Opaque:
         """Give the machine code for Python, for arguments of these types: from the disk, or compiled."""
         args, _ = sigutils.normalize_signature(sig)
-        taken = tuple(map(of_entry, args))
-        entry_point = super().compile(taken)
-        given = tuple(map(widened, args))
-        if given != taken:  # Numba finds the entry by what it is given: arrays that may not be written as well
-            self._insert([each._code for each in given], entry_point, False)  # noqa: SLF001, FBT003  # as Numba does
-        return entry_point
+        return super().compile(tuple(map(_widened, args)))
 
     def get_call_template(self, args: Opaque, kws: Opaque) -> Opaque:
         """Give what a call by another loop is: for Numba's type inference."""
         signature, folded = self.folded(args, kws)
-        types_of_args = tuple(widened(_of_default(kind)) for kind in folded)
+        types_of_args = tuple(_widened(_of_default(kind)) for kind in folded)
         name = self.py_func.__name__
         template = typing.make_concrete_template(name, key=name, signatures=[self.piece(types_of_args).signature])
         return template, signature, types_of_args, {}
@@ -113,3 +106,10 @@ def _of_default(kind: Opaque) -> Opaque:
     if isinstance(kind, types.Omitted) and isinstance(kind.value, int):
         return types.boolean if isinstance(kind.value, bool) else types.int64
     return kind
+
+
+def _widened(kind: Opaque) -> Opaque:
+    """Give the type that a loop takes an argument as: no constant, and of signed integers the widest."""
+    if isinstance(kind, types.Literal) and isinstance(kind.literal_type, types.Integer | types.Boolean):
+        kind = kind.literal_type
+    return types.int64 if isinstance(kind, types.Integer) and kind.signed else kind

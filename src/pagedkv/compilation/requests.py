@@ -13,8 +13,6 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import numba
 
-from pagedkv.compilation.argument_types import of_entry
-
 __all__ = ["RECORDED", "RECORDING", "Request", "Requests", "is_recording"]
 
 P = ParamSpec("P")
@@ -35,7 +33,7 @@ class Request:
     Args:
         module: where its loop is.
         name: what the loop is called there.
-        kinds: Numba's types of the arguments, as entries take them.
+        kinds: Numba's types of the arguments.
     """
 
     module: str
@@ -75,7 +73,7 @@ class Requests:
     def note(self, loop: Callable[..., object], args: tuple[object, ...]) -> None:
         """Note that Python calls a loop with these arguments, some of which may be left out."""
         if "<locals>" not in loop.__qualname__ and len(args) == loop.__code__.co_argcount:
-            kinds = tuple(of_entry(cast("Any", numba).typeof(arg)) for arg in args)
+            kinds = tuple(cast("Any", numba).typeof(arg) for arg in args)
             self.found[Request(loop.__module__, loop.__qualname__, kinds)] = None
 
 
