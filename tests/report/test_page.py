@@ -223,6 +223,14 @@ def test_the_capacity_plot_has_the_runs_policy_the_best_other_the_optimum_and_th
     assert {"good", "worse"} <= set(section.tables[0].columns)
 
 
+def test_a_trace_in_which_nothing_comes_again_says_so_first() -> None:
+    run = sample_run()
+    assert run.curve is not None
+    run.curve["ideal_hits"] = 0
+    (sentence,) = capacity_section(run).sentences
+    assert sentence.startswith("No prompt begins with a block of an earlier one: no memory and no policy would hit.")
+
+
 def test_a_curve_of_one_capacity_has_no_area_to_fill() -> None:
     run = sample_run(num_intervals=1)
     assert run.curve is not None

@@ -197,6 +197,8 @@ def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
         f"A cache without bounds would hit {RATIO.text(curve['ideal_token_ratio'])} of the prompt tokens. Of its hits "
         f"LRU has, in blocks of {COUNT.text(size)} tokens: {reached}."
     )
+    if not curve["ideal_hits"]:
+        return (f"No prompt begins with a block of an earlier one: no memory and no policy would hit. {here}",)
     return (
         f"{_more_memory(curve, capacity, policy)}{here}",
         f"{_other_policy(run, curve, capacity)}{others}",
