@@ -1,5 +1,6 @@
 """Hits by tenant and by window: each part's, in the cache of all, held against caches that are lists."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,10 +11,11 @@ from pagedkv.capacity.curve import OPTIMAL, POLICIES, measure_curve
 from pagedkv.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
 from pagedkv.capacity.partition import Partition
 from pagedkv.capacity.pool_hits import pool_hits
+from pagedkv.capacity.references import ReferenceCollector
 from pagedkv.pool.eviction.registry import policy_named
 from pagedkv.spec import FullAttention
 from tests.capacity import naive_cache
-from tests.capacity.prompts import Prompt, prompts, references_of
+from tests.capacity.prompts import Prompt, prompts, references_of, request_of
 
 
 @pytest.mark.interpreted
@@ -50,3 +52,13 @@ def test_parts_of_a_models_curve_add_up_and_tell_one_tenant_from_another() -> No
     assert (a.num_prompt_tokens, b.num_prompt_tokens, a.num_requests, b.num_requests) == (9, 4, 3, 2)
     assert curve.hits["lru"][0].num_hit_tokens == 5
     assert curve.as_dict()["by_tenant"] == [a.as_dict(), b.as_dict()]
+
+
+@pytest.mark.parametrize("names", [(None, None), ("a", "b", None), (None, None, "b", None, "a"), (None, "a")])
+def test_requests_before_the_first_that_names_a_tenant_are_nobodys(names: tuple[str | None, ...]) -> None:
+    collector = ReferenceCollector("trace")
+    for name in names:
+        collector.add(replace(request_of([1, 2]), tenant=name))
+    references = collector.references()
+    told = [references.tenants[number] for number in references.tenant_numbers]
+    assert told == ([name or "(none)" for name in names] if any(names) else [])

@@ -430,3 +430,13 @@ def test_what_the_trace_was_taken_for_is_said(trace: Path) -> None:
     assert read_as in " ".join(run("curve", trace).stdout.split())
     by_model = run("curve", trace, "--model", "llama-3.1-8b", "--memory", "1", "--json", "-")
     assert json.loads(by_model.stdout)["read_as"] == read_as
+
+
+def test_where_nothing_comes_again_no_capacity_reaches_a_share_of_it(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        as_text(*({"timestamp": n, "input_length": 9, "output_length": 1, "hash_ids": [n]} for n in range(3)))
+    )
+    shown = " ".join(run("curve", trace).stdout.split())
+    assert "ideal hit ratio by block 0.00% (0 of 3)" in shown
+    assert "LRU reaches" not in shown

@@ -13,11 +13,13 @@ import pytest
 from tests.peers.sglang_engine import PAGE_SIZE, SglangEngine  # isort: skip - SGLang comes behind what stands in for it
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockStored, KVEventBatch, StorageMedium
 
+from pagedkv.recording.metrics import MetricsFollower
 from pagedkv.recording.recorder import Bounds, Ending, Recorder
 from pagedkv.recording.subscription import Endpoints, Subscription
 from tests.cli.command import run
 from tests.peers.counting import residents
 from tests.peers.publishing import LossySubscription, followed, recorded, there
+from tests.peers.sglang_metrics import SglangPage
 from tests.recording.publisher import doing
 
 
@@ -160,3 +162,23 @@ def test_a_clear_empties_the_host_memory_too(tmp_path: Path) -> None:
         recorder = recorded(engine.wire, endpoints_of(engine), work)
         assert there(recorder) == {"DISK": {(0, -7)}, "EXTERNAL": {(0, -7)}}
         assert there(recorder) == residents(engine.batches(), frozenset({"GPU", "CPU_PINNED"}))
+
+
+def test_the_metrics_page_tells_hits_of_all_sources_and_who_waits_once(tmp_path: Path) -> None:
+    page = SglangPage("m")
+    with engine_of(tmp_path) as engine, page.served() as url:
+        page.stepped({}, 0.0)
+        follower = MetricsFollower(url, 1.0)
+        follower.begin()  # no counter is there yet
+        asked = 0
+        for number in range(30):
+            prompt = [*range(4 * (number % 5)), *([60_000 + number] * 5)]
+            engine.serve(prompt)
+            asked += len(prompt)
+            page.finished(len(prompt), engine.hits[-1], num_host=min(4, engine.hits[-1]) if number % 2 else 0)
+        page.stepped({1: 2, 7: 3}, 0.5)
+        follower.read_once_more()
+    assert follower.metrics.gained["queries"] == asked
+    assert follower.metrics.gained["hits"] == sum(engine.hits) > 100
+    assert follower.metrics.hit_ratio == sum(engine.hits) / asked
+    assert (follower.metrics.peaks["waiting"], follower.metrics.peaks["usage"]) == (5, 0.5)

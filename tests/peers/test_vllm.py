@@ -330,9 +330,16 @@ def log_row_with_answer(number: int, prompt: list[int], output: list[int], at_s:
     return received + "\n" + json.dumps(finished) + "\n"
 
 
+def blocks_of(tokens: list[int]) -> set[tuple[int, ...]]:
+    return {tuple(tokens[:end]) for end in range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE)}
+
+
 def test_hits_on_generated_blocks_of_the_joined_trace_are_the_engines(tmp_path: Path) -> None:
     """Conversations, whose next prompt has the answer in it."""
     log, output, found = tmp_path / "server.jsonl", tmp_path / "trace.jsonl", tmp_path / "found.json"
+    of_prompts: set[tuple[int, ...]] = set()
+    of_answers: set[tuple[int, ...]] = set()
+    from_answers: set[tuple[int, ...]] = set()
     with engine_of(tmp_path) as engine, log.open("w") as rows:
 
         def work() -> None:
@@ -344,6 +351,10 @@ def test_hits_on_generated_blocks_of_the_joined_trace_are_the_engines(tmp_path: 
                 rows.write(log_row_with_answer(number, prompt, answer, time.time()))
                 rows.flush()
                 engine.serve(prompt, answer)
+                blocks = blocks_of(prompt)
+                from_answers.update((blocks & of_answers) - of_prompts)
+                of_prompts.update(blocks)
+                of_answers.update(blocks_of(prompt + answer[:-1]) - blocks)
                 conversations[name] = prompt + answer
 
         options = (
@@ -362,6 +373,7 @@ def test_hits_on_generated_blocks_of_the_joined_trace_are_the_engines(tmp_path: 
         with followed(engine.wire, work):
             result = run("record", engine.endpoint, *options)
         assert result.exit_code == 0, result.stderr
-        assert json.loads(found.read_text())["log"]["num_generated"] > 50
-        replayed = json.loads(run("replay", output, "--num-blocks", 2000, "--block-size", 4, "--json", "-").stdout)
+        assert json.loads(found.read_text())["log"]["num_generated"] == len(from_answers) > 40
+        one_by_one = ("--num-blocks", 2000, "--block-size", 4, "--cost-model", "instant")
+        replayed = json.loads(run("replay", output, *one_by_one, "--json", "-").stdout)
         assert replayed["hits"]["num_hit_tokens"] == sum(engine.hits) > 500

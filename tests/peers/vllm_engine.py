@@ -77,10 +77,11 @@ class VllmEngine(PublishedCache):
         self.hits.append(num_hit)
         self.num_prompt_tokens.append(len(prompt))
         assert self.manager.allocate_slots(request, request.num_tokens - num_hit, num_hit, blocks) is not None
-        for token in output:
+        for num_left, token in zip(reversed(range(len(output))), output, strict=True):
             request.num_computed_tokens = request.num_tokens
             request.append_output_token_ids(token)
-            assert self.manager.allocate_slots(request, 1) is not None
+            if num_left:  # the last one is never computed
+                assert self.manager.allocate_slots(request, 1) is not None
         self.manager.free(request)
         self.publish(self.manager.take_events())
 

@@ -1,6 +1,7 @@
 """Requests of a log and what events tell: which are taken, and what is known of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -56,6 +57,20 @@ def test_a_block_counts_with_all_that_is_before_it() -> None:
     counts = JoinCounts()
     list(joined([request(NOW_S, [7, 8])], (0, 2 * NOW_S), known, LogClock(0, NOW_S), counts, block_size=2))
     assert (counts.num_blocks, counts.num_stored) == (1, 0)
+
+
+def test_blocks_of_earlier_answers_are_counted_and_stay_where_tokens_do() -> None:
+    first, second = request(NOW_S, [1, 2, 3]), request(NOW_S + 1, [1, 2, 3, 4, 5, 6])
+    first = replace(first, output_length=3, output_token_ids=np.array([4, 5, 6], np.int32))
+    for keeps_tokens in (False, True):
+        counts = JoinCounts()
+        clock = LogClock(0, NOW_S)
+        rows = [first, second, second]
+        taken = list(joined(rows, (0, 2 * NOW_S), contents(), clock, counts, block_size=2, keeps_tokens=keeps_tokens))
+        # [3, 4] is of the first answer; [5, 6] is not, for the last token of an answer is never computed.
+        assert (counts.num_blocks, counts.num_generated) == (7, 1)
+        assert all((each.prompt_token_ids is not None) == keeps_tokens for each in taken)
+        assert (taken[0].output_token_ids is not None) == keeps_tokens
 
 
 def test_without_a_block_size_tokens_stay() -> None:

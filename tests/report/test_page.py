@@ -194,6 +194,43 @@ def test_enormous_numbers_are_written_whole_and_drawn() -> None:
     assert page.row("end of the request")[-1] == "1,000,000,000,000 s"
 
 
+def test_the_capacity_plot_has_the_runs_policy_the_best_other_the_optimum_and_the_ideal() -> None:
+    """However many policies were measured; and the text begins with what memory brings."""
+    run = sample_run()
+    assert run.curve is not None
+    curve = run.curve
+    hits, refs = curve["policies"]["lru"], curve["num_block_refs"]
+    sizes = [int(capacity) for capacity in hits]
+    for name, factor in (("good", 1.01), ("fair", 1.0), ("worse", 0.5)):
+        curve["policies"][name] = {size: int(factor * num) for size, num in hits.items()}
+        curve["gaps"]["policy_gap"][name] = dict.fromkeys(hits, 0.01)
+    curve["gains"] = [
+        {"capacity": size, "factor": factor, "by_policy": {"lru": 0.0125 * factor, "lookahead": 0.9}}
+        for size in sizes
+        for factor in (2, 4)
+    ]
+    section = capacity_section(run)
+    labels = [entry.label for entry in section.plots[0].legend]
+    assert labels[:3] == ["lru", "lookahead", "optimal, offline"]
+    assert len(labels) == len({*labels, "this replay"} - {"this replay"}) + ("this replay" in labels) <= 5
+    assert section.sentences[0].startswith("2x the memory brings +2.50 points, 4x the memory brings +5.00 points")
+    told = section.sentences[0].partition(" hits ")[2].partition(" of the")[0]
+    (near,) = {size for size, num in hits.items() if f"{num / refs:.2%}" == told}
+    points = 100 * (curve["policies"]["lookahead"][near] - hits[near]) / refs
+    assert (
+        f"Of the other policies lookahead hits the most at this size, {points:,.2f} points more" in section.sentences[1]
+    )
+    assert {"good", "worse"} <= set(section.tables[0].columns)
+
+
+def test_a_trace_in_which_nothing_comes_again_says_so_first() -> None:
+    run = sample_run()
+    assert run.curve is not None
+    run.curve["ideal_hits"] = 0
+    (sentence,) = capacity_section(run).sentences
+    assert sentence.startswith("No prompt begins with a block of an earlier one: no memory and no policy would hit.")
+
+
 def test_a_curve_of_one_capacity_has_no_area_to_fill() -> None:
     run = sample_run(num_intervals=1)
     assert run.curve is not None

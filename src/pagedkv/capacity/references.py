@@ -142,7 +142,15 @@ class ReferenceCollector:
         self._input_lengths.append(request.input_length)
         self._arrivals_s.append(request.arrival_s)
         self._output_lengths.append(request.output_length)
-        self._tenant_numbers.append(self._tenants.number(request.tenant))
+        if request.tenant is not None or self._tenants.are_known:
+            self._note_tenant(request.tenant)
+
+    def _note_tenant(self, tenant: str | None) -> None:
+        """Note whose the request is that was added last; those before the first that names anybody are nobody's."""
+        num_before = self.num_requests - 1 - len(self._tenant_numbers)
+        if num_before:
+            self._tenant_numbers.extend([self._tenants.number(None)] * num_before)
+        self._tenant_numbers.append(self._tenants.number(tenant))
 
     def references(self) -> BlockReferences:
         """Sum up what was collected. O(references).
@@ -164,8 +172,8 @@ class ReferenceCollector:
             arrivals_s=np.maximum.accumulate(np.array(self._arrivals_s, np.float64)),
             output_lengths=np.array(self._output_lengths, np.int64),
             reuses=find_reuses(parents, last_blocks),
-            tenants=tuple(self._tenants.names) if self._tenants.are_known else (),
-            tenant_numbers=np.array(self._tenant_numbers if self._tenants.are_known else [], np.int32),
+            tenants=tuple(self._tenants.names),
+            tenant_numbers=np.array(self._tenant_numbers, np.int32),
         )
 
     def _learn_block_size(self, block_size: int) -> None:

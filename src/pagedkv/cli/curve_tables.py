@@ -35,7 +35,7 @@ def _facts(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     yield "ideal hit ratio by block", share(curve.ideal_block_ratio, curve.ideal_hits, curve.num_block_refs)
     yield "ideal hit ratio by token", share(curve.ideal_token_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)
     yield "content ceiling, never seen before", f"{curve.content_ceiling:.2%}"
-    for fraction, capacity in curve.capacity_for.items():
+    for fraction, capacity in curve.capacity_for.items() if curve.ideal_hits else ():
         yield f"LRU reaches {float(fraction):.0%} of the ideal at", f"{capacity:,} block{'s'[: capacity > 1]}"
 
 

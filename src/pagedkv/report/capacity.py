@@ -30,12 +30,8 @@ __all__ = ["capacity_section", "hit_ratios", "replay_point", "shown_policy"]
 
 OPTIMAL: Final = "optimal"
 IDEAL_LINE: Final = LineStyle(INK, ":", "")
-RING: Final = LineStyle(INK, "", "o")
 REPLAY_LINE: Final = LineStyle(INK, "", "X")
-RING_SIZE: Final = 9
-BESIDE_RING: Final = (4, -15)
-ABOVE_RING: Final = (-12, 8)
-"""Of the last ring, all ideal hits: the one before is often so near that their labels would overlap."""
+REPLAY_SIZE: Final = 9
 ROOM_ABOVE_IDEAL: Final = 1.12
 
 
@@ -44,7 +40,7 @@ def capacity_section(run: ReportRun) -> Section:
     curve = run.curve
     if curve is None or not curve["num_block_refs"]:
         return Section("capacity", SECTIONS["capacity"], (run.without_curve,))
-    plots = [_curve_plot(curve, replay_point(run))]
+    plots = [_curve_plot(run, curve)]
     if len(_capacities(curve)) > 1:
         plots.append(_gap_plot(curve, shown_policy(run, curve)))
     return Section("capacity", SECTIONS["capacity"], _sentences(run, curve), tuple(plots), (_table(curve),))
@@ -81,8 +77,26 @@ def _capacities(curve: Curve) -> list[int]:
     return sorted(int(capacity) for capacity in curve["gaps"]["capacity_gap"])
 
 
-def _curve_plot(curve: Curve, replay: tuple[int, float] | None) -> Plot:
-    lines = dict(zip(curve["policies"], LINES, strict=False))
+def _drawn(run: ReportRun, curve: Curve) -> list[str]:
+    """Choose whose lines are drawn: the run's own policy, the best other one at its size, and the optimum.
+
+    More lines cross until none can be followed; the table has all.
+    """
+    own = shown_policy(run, curve)
+    best = _best_other(run, curve)
+    return [own, *([] if best is None else [best]), *([OPTIMAL] if OPTIMAL in curve["policies"] else [])]
+
+
+def _best_other(run: ReportRun, curve: Curve) -> str | None:
+    """Name the policy beside the shown one that hits the most at the size that the text speaks of; None: no other."""
+    capacity, _ = _chosen_capacity(curve, replay_point(run))
+    others = [name for name in curve["gaps"]["policy_gap"] if name != shown_policy(run, curve)]
+    return max(others, key=lambda name: hit_ratios(curve, name)[capacity], default=None)
+
+
+def _curve_plot(run: ReportRun, curve: Curve) -> Plot:
+    replay = replay_point(run)
+    lines = dict(zip(_drawn(run, curve), LINES, strict=False))
     legend = [
         line_legend(f"curve-legend-{number}", style, shown_name(policy))
         for number, (policy, style) in enumerate(lines.items())
@@ -97,14 +111,9 @@ def _curve_plot(curve: Curve, replay: tuple[int, float] | None) -> Plot:
             ratios = hit_ratios(curve, policy)
             line(axes, list(ratios), list(ratios.values()), style)
         axes.axhline(curve["ideal_block_ratio"], color=IDEAL_LINE.colour, linestyle=IDEAL_LINE.dashes)
-        for share, capacity in curve["capacity_for"].items():
-            height = float(share) * curve["ideal_block_ratio"]
-            place = ABOVE_RING if float(share) == 1 else BESIDE_RING
-            line(axes, [capacity], [height], RING, RING_SIZE)
-            axes.annotate(f"{float(share):.0%}", (capacity, height), place, textcoords="offset points")
         if replay is not None:
             num_tokens, ratio = replay
-            line(axes, [num_tokens / curve["block_size"]], [ratio], REPLAY_LINE, RING_SIZE)
+            line(axes, [num_tokens / curve["block_size"]], [ratio], REPLAY_LINE, REPLAY_SIZE)
         logarithmic(axes, "x")
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
         axes.set_ylim(0, ROOM_ABOVE_IDEAL * max(curve["ideal_block_ratio"], 0 if replay is None else replay[1]) or 1)
@@ -164,42 +173,65 @@ def _read_out(axes: Axes, curve: Curve, series: Sequence[Mapping[int, float]]) -
 
 
 def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
+    """Answer first what more memory brings, then what another policy does, then what nothing does."""
     policy = shown_policy(run, curve)
     capacity, why = _chosen_capacity(curve, replay_point(run))
     gaps = curve["gaps"]
-    ratio = hit_ratios(curve, policy)[capacity]
+    ratio, size = hit_ratios(curve, policy)[capacity], curve["block_size"]
     reached = ", ".join(
         f"{float(share):.0%} with {COUNT.text(blocks)}" for share, blocks in curve["capacity_for"].items()
     )
-    gap_sentence = (
-        f"With {COUNT.text(capacity)} blocks ({why}), {policy} hits {RATIO.text(ratio)} of the block references. "
-        f"{_more_memory(curve, capacity)}"
-        f"Policy gap: the offline optimum, which knows the requests to come, hits "
-        f"{RATIO.text(gaps['policy_gap'][policy][str(capacity)])} more at this size. Capacity gap: beyond it, a cache "
-        f"without bounds hits another {RATIO.text(gaps['capacity_gap'][str(capacity)])}. "
-        f"Content ceiling: {RATIO.text(gaps['content_ceiling'])} no cache can hit."
+    ideal, ceiling = RATIO.text(curve["ideal_block_ratio"]), RATIO.text(gaps["content_ceiling"])
+    policy_gap = RATIO.text(gaps["policy_gap"][policy][str(capacity)])
+    capacity_gap = RATIO.text(gaps["capacity_gap"][str(capacity)])
+    blocks = f"{COUNT.text(capacity)} blocks of {COUNT.text(size)} tokens"
+    here = (
+        f"With {blocks} ({why}) {policy} hits {RATIO.text(ratio)} of the block references; no memory brings more than "
+        f"{ideal}, for {ceiling} is content never seen before (the content ceiling)."
     )
-    reached_sentence = (
-        f"A cache without bounds would hit {RATIO.text(curve['ideal_block_ratio'])} of the block references and "
-        f"{RATIO.text(curve['ideal_token_ratio'])} of the prompt tokens. Of these hits LRU has, in blocks of "
-        f"{COUNT.text(curve['block_size'])} tokens: {reached}."
+    others = (
+        f"An optimum that knows the requests to come would hit {policy_gap} more at this size (the policy gap), and a "
+        f"cache without bounds another {capacity_gap} (the capacity gap)."
     )
-    return gap_sentence, reached_sentence
+    ideal_hits = (
+        f"A cache without bounds would hit {RATIO.text(curve['ideal_token_ratio'])} of the prompt tokens. Of its hits "
+        f"LRU has, in blocks of {COUNT.text(size)} tokens: {reached}."
+    )
+    if not curve["ideal_hits"]:
+        return (f"No prompt begins with a block of an earlier one: no memory and no policy would hit. {here}",)
+    return (
+        f"{_more_memory(curve, capacity, policy)}{here}",
+        f"{_other_policy(run, curve, capacity)}{others}",
+        ideal_hits,
+    )
 
 
-def _more_memory(curve: Curve, capacity: int) -> str:
-    """Say what two and four times a capacity bring with each policy that can run, in points; where that is known."""
-    parts = [
-        f"{gain['factor']}x the memory brings "
-        + ", ".join(
-            f"{policy} {RATIO.difference(share) if share else '0 points'}"
-            for policy, share in gain["by_policy"].items()
-            if policy != OPTIMAL
-        )
-        for gain in curve.get("gains", ())
-        if gain["capacity"] == capacity
+def _more_memory(curve: Curve, capacity: int, policy: str) -> str:
+    """Say what two and four times a capacity bring a policy, in points; where that is known."""
+    gains = [
+        (gain["factor"], gain["by_policy"][policy]) for gain in curve.get("gains", ()) if gain["capacity"] == capacity
     ]
-    return f"{'; '.join(parts)}. " if parts else ""
+    if not gains:
+        return ""
+    told = [
+        f"{factor}x the memory brings {RATIO.difference(share) if share else '0 points'}" for factor, share in gains
+    ]
+    return f"{', '.join(told)} of the hit ratio by block. "
+
+
+def _other_policy(run: ReportRun, curve: Curve, capacity: int) -> str:
+    """Say what the best other policy brings at the same size, if there is one."""
+    best = _best_other(run, curve)
+    if best is None:
+        return ""
+    difference = hit_ratios(curve, best)[capacity] - hit_ratios(curve, shown_policy(run, curve))[capacity]
+    return f"Of the other policies {best} hits the most at this size, {_by(difference)}. "
+
+
+def _by(difference: float) -> str:
+    if not difference:
+        return "as much"
+    return f"{RATIO.difference(abs(difference)).removeprefix('+')} {'more' if difference > 0 else 'less'}"
 
 
 def _chosen_capacity(curve: Curve, replay: tuple[int, float] | None) -> tuple[int, str]:

@@ -23,7 +23,8 @@ def divided_section(parts: Mapping[str, Any], *, has_bounds: bool = False) -> Se
     tables = tuple(_table(kind, parts[kind], has_bounds=has_bounds) for kind in TITLES if parts.get(kind))
     if not tables:
         return None
-    return Section("divided", "By tenant and by time", tuple(_sentences(parts)), tables=tables)
+    title = " and ".join(TITLES[kind] for kind in TITLES if parts.get(kind)).replace("and By", "and by")
+    return Section("divided", title, tuple(_sentences(parts)), tables=tables)
 
 
 def _sentences(parts: Mapping[str, Any]) -> Iterator[str]:

@@ -28,7 +28,7 @@ with needing("report", "a report"):
     from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
-    from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+    from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, NullFormatter
 
 __all__ = [
     "COUNT_TICKS",
@@ -176,7 +176,8 @@ class Figure(MatplotlibFigure):
     readout: Readout | None = None
 
 
-PERCENT_TICKS: Final = PercentFormatter(1.0)
+PERCENT_TICKS: Final = FuncFormatter(lambda value, _position: f"{100 * value:.3g}%")
+"""Not matplotlib's own, which looks at one axis alone: two panels would show the digits of the last."""
 COUNT_TICKS: Final = FuncFormatter(lambda value, _position: compact(value))
 
 

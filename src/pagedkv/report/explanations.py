@@ -107,8 +107,8 @@ PLOTS: Final = MappingProxyType(
         ),
         "curve": Explanation(
             "Hit ratio over capacity",
-            "Block hits of each policy by capacity of the cache, beside those of a cache without bounds; labelled "
-            "rings mark where LRU has 90, 99 and 100% of the ideal hits.",
+            "Block hits by capacity of the cache: of the replay's policy, of the best other one at its size, of an "
+            "optimum that knows the requests to come, and of a cache without bounds. The table has all policies.",
         ),
         "gaps": Explanation(
             "Where misses come from",
