@@ -2,7 +2,7 @@
 
 Knows nothing of eviction. Each request finds its leading blocks by their digests, takes a reference to each, acquires
 and names the rest, and releases all of them, tail first. What makes room, and in which order, is for the production
-code to say (:mod:`pagedkv.pool.block_pool`, :mod:`pagedkv.pool.eviction`).
+code to say (:mod:`pagedkv.pool.life_cycle`, :mod:`pagedkv.pool.eviction`).
 """
 
 from typing import Final, NamedTuple

@@ -1,6 +1,6 @@
 """What is known of each block of one pool: flat arrays, one record of small integers a block.
 
-Owns the layout and nothing else: who may change which column is said beside the column. A block's
+Owns the layout and nothing else: :mod:`pagedkv.tables.owners` says which module writes which column. A block's
 record is 14 int32 beside each other, since every operation that touches a block reads several of them
 (reference count, links, name), and one cache line then serves all; see
 docs/decisions/0002-block-records.md. Zero means "nothing" in every column, so that a million blocks cost
@@ -28,8 +28,7 @@ NULL_BLOCK: Final = 0
 CACHE_LINE_NBYTES: Final = 64
 
 # Columns of a record. Those that a decode step reads, and those that a walk along a prompt's chain reads, stand beside
-# each other, so that they share a cache line in most records. docs/words.md says who owns each: block_pool.py and
-# free_queue.py most, prefix_index.py what links names, and the floors above PENDING_STEP and EXTRA.
+# each other, so that they share a cache line in most records. tables/owners.py says which module writes each.
 BUCKET_NEXT: Final = 0  # next named block in the same bucket
 HOLD_STEP: Final = 1  # last step whose plan touches it, or that may still read or write it
 RELEASED: Final = HOLD_STEP  # of a free leased block, which no step holds: when it was released, counted in such
