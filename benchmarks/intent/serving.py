@@ -13,7 +13,8 @@ from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures
 from pagedkv.pool.eviction.registry import policy_named
-from pagedkv.pool.leasing import end_overdue, lease
+from pagedkv.pool.lease_victims import end_overdue
+from pagedkv.pool.leasing import lease
 from pagedkv.pool.prefix_index import find
 from pagedkv.pool.sparing import is_spare, make_cached, make_spare
 

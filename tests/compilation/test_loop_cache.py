@@ -87,23 +87,26 @@ class Pair(NamedTuple):
     numbers: np.ndarray
 """
 BOUND = """
-from types import SimpleNamespace
+from dataclasses import dataclass
 from pagedkv.compilation.compiled import inlined
 from pagedkv.pair import Pair
 @inlined
 def change(pair, x):
     return pair.numbers[0] + {constant} * x
+@dataclass
+class Moments:
+    change: object
 class Bound(Pair):
     __slots__ = ()
-    moments = SimpleNamespace(change=change)
+    moments = Moments(change)
 """
 ASKING = """
-from pagedkv.compilation.choice import chosen_by_moments
+from pagedkv.compilation.choice import MOMENTS, chosen_by
 from pagedkv.compilation.compiled import compiled, inlined
 @inlined
 def default(pair, x):
     return x
-change = chosen_by_moments("change", default)
+change = chosen_by(MOMENTS, "change", default)
 @compiled
 def ask(pair, x):
     return change(pair, x)

@@ -11,7 +11,7 @@ from pagedkv import BlockPool, BlockSpace, FullAttention, SpaceConfig
 from pagedkv.capacity import curve
 from pagedkv.errors import ConfigurationError
 from pagedkv.pool import eviction
-from pagedkv.pool.blocks import PoolArrays
+from pagedkv.pool.blocks import PLAIN, PoolArrays, PoolFeatures
 from pagedkv.pool.eviction.fifo import FIFO
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, POLICIES, policy_named
@@ -19,10 +19,11 @@ from pagedkv.simulation import ServingConfig
 from tests.cli.command import run
 from tests.space.spaces import prefill
 
-NOT_POLICIES = {"__init__", "hooks", "policy", "registry"}
+NOT_POLICIES = {"__init__", "moments", "policy", "registry"}
 FOLDER = Path(eviction.__path__[0])
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide.md"
+FEATURES = PoolFeatures(9, True, True, True, ((1, 2),), ((9, 0), (9, 0)), 2, True)  # noqa: FBT003 - one of each
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -55,10 +56,18 @@ def test_a_policy_that_is_not_in_the_list_is_refused() -> None:
 
 
 def test_loops_know_the_policy_of_a_pool_by_the_class_of_its_arrays() -> None:
-    pools = [BlockPool("device", 9, policy=policy) for policy in POLICIES.values()]
+    pools = [BlockPool("device", 9, policy=policy, features=FEATURES) for policy in POLICIES.values()]
     assert [type(pool.arrays) for pool in pools] == [policy.arrays for policy in POLICIES.values()]
     assert len({policy.arrays for policy in POLICIES.values()}) == len(POLICIES)
     assert [pool.policy for pool in pools] == list(POLICIES.values())
+
+
+def test_a_pool_without_features_that_evicts_by_lru_runs_code_without_any() -> None:
+    assert type(BlockPool("device", 9).arrays) is PoolArrays
+    assert type(BlockPool("device", 9, policy=FIFO).arrays) is FIFO.arrays
+    for name, value in FEATURES._asdict().items():
+        pool = BlockPool("device", 9, features=PLAIN._replace(**{name: value}))
+        assert type(pool.arrays) is (PoolArrays if name == "num_in_sets" else DEFAULT.arrays), name
 
 
 def test_every_file_of_the_package_is_in_the_list() -> None:

@@ -9,11 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pagedkv.arrays import Uint32Array
 from pagedkv.pool.blocks import NAME, NUM_ACQUIRED, PoolArrays
+from pagedkv.pool.causes import EVICTED, NUM_CAUSES
 from pagedkv.pool.empty_pool import new_pool_arrays
 from pagedkv.pool.ghosts import (
-    EVICTED,
     GHOSTS_A_SET,
-    NUM_CAUSES,
     find_ghost,
     ghost_age,
     ghost_cause,

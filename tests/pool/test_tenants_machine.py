@@ -10,7 +10,7 @@ from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from pagedkv import BlockPool
-from pagedkv.pool import capping, leasing
+from pagedkv.pool import capping, lease_victims, leasing
 from pagedkv.pool.auditing import check_pool
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
 from pagedkv.pool.charging import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
@@ -309,7 +309,7 @@ class TenantsMachine(RuleBasedStateMachine):
     def advance(self, seconds: int) -> None:
         """Let time pass."""
         self.now += seconds
-        leasing.end_overdue(self.arrays, self.now)
+        lease_victims.end_overdue(self.arrays, self.now)
         for block in list(self.resting):
             if HIGH < self.blocks[block].until <= self.now:
                 self.blocks[block].until = 0.0

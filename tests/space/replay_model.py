@@ -18,7 +18,7 @@ import numpy as np
 
 from pagedkv import BlockSpace, PrefixHit, SlidingWindow
 from pagedkv.pool.blocks import NAME, REF_COUNT
-from pagedkv.pool.ghosts import EVICTED
+from pagedkv.pool.causes import EVICTED
 from pagedkv.pool.life_cycle import drop_name
 from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Replayed
 

@@ -28,7 +28,8 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     UNDATED,
 )
-from pagedkv.pool.ghosts import EVICTED, remember
+from pagedkv.pool.causes import EVICTED
+from pagedkv.pool.ghosts import remember
 from pagedkv.pool.prefix_index import forget, name_block
 from pagedkv.space import audit
 from pagedkv.tables.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED, TOUCHED

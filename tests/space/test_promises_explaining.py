@@ -22,7 +22,7 @@ from pagedkv import (
     hash_request_tokens,
 )
 from pagedkv.errors import ConfigurationError
-from pagedkv.pool.ghosts import EVICTED
+from pagedkv.pool.causes import EVICTED
 from pagedkv.pool.life_cycle import drop_name
 from tests.space.explaining import HYBRID, OURS, PROMPT, THEIRS, causes, changed, explained, new
 from tests.space.spaces import (

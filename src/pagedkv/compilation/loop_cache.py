@@ -21,6 +21,7 @@ from numba.core import serialize, types
 from numba.core.caching import _Cache
 
 from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, folders_to_read, warn_once
+from pagedkv.compilation.choice import sources_of_bound
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
 from pagedkv.compilation.piece import packed, restored
 from pagedkv.compilation.targets import Processor, runnable
@@ -100,10 +101,10 @@ class LoopCache(_Cache):
 
 
 def _sources_of_classes(sig: Opaque) -> Iterator[Path]:
-    """Find where the classes of arguments stand whose moments are bound; ``sig``: a signature, or the types alone."""
+    """Find where what is bound to classes of arguments stands; ``sig``: a signature, or the types alone."""
     for kind in cast("tuple[Opaque, ...]", getattr(sig, "args", sig)):
-        if isinstance(kind, types.BaseNamedTuple) and hasattr(kind.instance_class, "moments"):
-            yield Path(inspect.getfile(kind.instance_class))
+        if isinstance(kind, types.BaseNamedTuple):
+            yield from sources_of_bound(kind.instance_class)
 
 
 def _parts(entry: bytes | None, key: Opaque) -> Opaque:

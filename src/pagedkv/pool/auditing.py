@@ -43,6 +43,7 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.bounding import first_unbounded
+from pagedkv.pool.causes import NUM_CAUSES
 from pagedkv.pool.charge_audit import check_charges
 from pagedkv.pool.free_queue import (
     blocks_of_list,
@@ -51,7 +52,7 @@ from pagedkv.pool.free_queue import (
     protected_sentinel,
     spare_sentinel,
 )
-from pagedkv.pool.ghosts import GHOSTS_A_SET, NUM_CAUSES, are_same, find_ghost, ghost_cause, is_ghost
+from pagedkv.pool.ghosts import GHOSTS_A_SET, are_same, find_ghost, ghost_cause, is_ghost
 from pagedkv.pool.lease_order import first_misplaced
 from pagedkv.pool.leasing import is_leased
 from pagedkv.pool.prefix_index import bucket_of, has_digest

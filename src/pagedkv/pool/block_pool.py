@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pagedkv.arrays import Int32Array
 from pagedkv.errors import BlockError, ConfigurationError
 from pagedkv.events import CacheEvents
-from pagedkv.pool import bounding, event_log, free_queue
+from pagedkv.pool import event_log, free_queue
 from pagedkv.pool.blocks import (
     DEFERRED,
     FREE,
@@ -31,14 +31,14 @@ from pagedkv.pool.blocks import (
     SETTLED_STEP,
     PoolFeatures,
 )
-from pagedkv.pool.charging import NOBODY, accounts_of, new_accounts, num_permitted, set_payer
+from pagedkv.pool.causes import RESET
+from pagedkv.pool.charging import NOBODY, accounts_of, num_permitted, set_payer
 from pagedkv.pool.clock import advance_clock
-from pagedkv.pool.empty_pool import new_pool_arrays
 from pagedkv.pool.eviction.policy import EvictionPolicy
 from pagedkv.pool.eviction.registry import DEFAULT, require_listed
-from pagedkv.pool.ghosts import RESET, new_ghosts
 from pagedkv.pool.life_cycle import acquire, release
 from pagedkv.pool.prefix_index import PrefixIndex
+from pagedkv.pool.sets import class_of, new_arrays
 from pagedkv.pool.sweeps import drop_all_names
 
 __all__ = ["BlockPool", "KVCacheBlock"]
@@ -98,21 +98,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.policy = policy if caching else DEFAULT
         require_listed(self.policy)
-        state = self.policy.new_state(self.num_usable)
-        arrays = new_pool_arrays(num_blocks, block_size, caching=caching, features=features)
-        arrays.counts[IN_ORDER] = in_order
-        arrays.counts[IN_SETS] = features.num_in_sets
-        self.arrays = self.policy.arrays._make(arrays)._replace(
-            eviction=state.counts,
-            eviction_table=state.table,
-            ranks=state.ranks,
-            eviction_blocks=state.blocks,
-            eviction_runs=state.runs,
-            eviction_rates=state.rates,
-            ghosts=new_ghosts(features.ghosts if caching else 0),
-            bounds=bounding.new_bounds(num_blocks, dict(features.bounds)),
-            tenants=new_accounts(num_blocks, features.limits),
-        )
+        self.arrays = new_arrays(self.policy, num_blocks, block_size, caching=caching, features=features)
+        self.arrays.counts[IN_ORDER] = in_order
+        self.arrays.counts[IN_SETS] = features.num_in_sets
         self.free_queue = free_queue.FreeBlockQueue(self.arrays)
         self.prefix_index = PrefixIndex(self.arrays)
 
@@ -210,9 +198,10 @@ class BlockPool:
         advance_clock(self.arrays.counts, now_s)
 
     def record_events(self, most: int) -> None:
-        """Record events from now on, the latest ``most`` of them."""
+        """Record events from now on, the latest ``most`` of them, in a pool that has features."""
         if len(self.arrays.event_log) == 0:
-            self.arrays = self.arrays._replace(event_log=event_log.new_log(most))
+            arrays = class_of(self.policy, has_features=True)._make(self.arrays)
+            self.arrays = arrays._replace(event_log=event_log.new_log(most))
 
     def clear_names(self, cause: int = RESET) -> None:
         """Make everything unfindable, and record that as one event; ``cause``: why. O(blocks)."""

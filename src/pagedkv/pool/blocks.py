@@ -171,6 +171,7 @@ class PoolFeatures(NamedTuple):
             tenant (:mod:`pagedkv.pool.charging`). Empty: blocks are charged to nobody.
         num_in_sets: groups of the pool with prefix caching, if there is another such group in this pool or elsewhere: a
             hit takes blocks of all. 0 if blocks hit by themselves.
+        others_have: another pool of the space has some of that, so that the code that serves it serves this pool too.
     """
 
     ghosts: int = 0
@@ -180,6 +181,7 @@ class PoolFeatures(NamedTuple):
     bounds: tuple[tuple[int, int], ...] = ()
     limits: tuple[tuple[int, int], ...] = ()
     num_in_sets: int = 0
+    others_have: bool = False
 
 
 PLAIN: Final = PoolFeatures()

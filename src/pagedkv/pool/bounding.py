@@ -5,7 +5,7 @@ group stand in a list of their own beside the free queue, in the order in which 
 bound, and the least valuable gives up its name. What it is worth says the reason for which it is kept (``KEPT``), and
 among equals the older goes first::
 
-    given up:  spare (inside a prompt) | before an end | before a junction | leased
+    given up:  spare (inside a prompt) | before an end | before a junction | what a feature keeps
 
 The links of a block are in its row of ``PoolArrays.bounds``; behind the blocks stands a row for each name, the ends of
 its list, with how many there are and may be. The bound is a matter of names: given up, a block stays free.
@@ -18,7 +18,7 @@ import numpy as np
 from pagedkv.arrays import Int32Array, Uint8Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolArrays
-from pagedkv.pool.leasing import is_leased
+from pagedkv.pool.moments import stays
 
 __all__ = ["AFTER", "MOST", "NUM_BOUNDED", "first_unbounded", "least_valuable", "leave", "new_bounds", "stand"]
 
@@ -89,7 +89,7 @@ def least_valuable(pool: PoolArrays, block: int) -> int:
 @inlined
 def _worth(pool: PoolArrays, block: int) -> int:
     """Rank a cached block: first what is spare, then what lies before ends and before junctions, then leases."""
-    return 2**30 if is_leased(pool, block) else int(pool.records[block, KEPT])
+    return 2**30 if stays(pool, block) else int(pool.records[block, KEPT])
 
 
 @compiled

@@ -13,9 +13,9 @@ O(1). With LRU both are exactly the order of the cold list. A lease that is give
 :mod:`pagedkv.pool.leasing` says, and O(tenants).
 """
 
-from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool import bounding, free_queue, moments
-from pagedkv.pool.blocks import NAME, NEXT, NULL_BLOCK, NUM_EVICTED, PoolArrays
+from pagedkv.compilation.compiled import compiled, unsigned
+from pagedkv.pool import free_queue, moments
+from pagedkv.pool.blocks import NAME, NEXT, NULL_BLOCK, PoolArrays
 from pagedkv.pool.charging import (
     AFTER,
     CAP,
@@ -35,26 +35,10 @@ from pagedkv.pool.charging import (
     num_tenants,
     uncharge,
 )
-from pagedkv.pool.ghosts import EVICTED, SHED
-from pagedkv.pool.leasing import give_largest_up
-from pagedkv.pool.prefix_index import unname
-from pagedkv.pool.sparing import is_spare
+from pagedkv.pool.lease_victims import give_largest_up
+from pagedkv.pool.life_cycle import lose_content
 
-__all__ = ["keep_cap", "lose_content", "make_room"]
-
-
-@inlined
-def lose_content(pool: PoolArrays, block: int) -> None:
-    """Forget the name of a block that was cached, and was taken out of its list to make room."""
-    pool.counts[NUM_EVICTED] += 1
-    if len(pool.bounds):
-        bounding.leave(pool, block)
-    cause = SHED
-    if not is_spare(pool, block):
-        cause = EVICTED
-        moments.note_eviction(pool, block)
-        moments.note_drop(pool, block)
-    unname(pool, block, cause)
+__all__ = ["keep_cap", "make_room"]
 
 
 @compiled
@@ -85,7 +69,7 @@ def _evict(pool: PoolArrays, block: int) -> None:
     Who takes a kept state over has just made its block the first.
     """
     records = pool.records
-    free_queue.remove(records, pool.counts, block)
+    moments.unlink(pool, block)
     leave(pool, block)
     uncharge(pool, block)
     lose_content(pool, block)

@@ -25,17 +25,7 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import NAME, NUM_ACQUIRED, PoolArrays, aligned_zeros
 
 __all__ = [
-    "CALLED_OFF",
-    "DISMISSED",
-    "EPOCH",
-    "EVICTED",
     "GHOSTS_A_SET",
-    "INVALIDATED",
-    "NUM_CAUSES",
-    "OVERWRITTEN",
-    "RESET",
-    "SHED",
-    "WITHDRAWN",
     "are_same",
     "find_ghost",
     "ghost_age",
@@ -47,17 +37,6 @@ __all__ = [
     "remember",
 ]
 
-# Why a name went. 0 is no ghost.
-EVICTED: Final = 1  # handed out for other content, while it was cached
-SHED: Final = 2  # handed out while it was spare: passed by a window, or superseded
-OVERWRITTEN: Final = 3  # the row that held it was rolled back, or advanced its state in place
-CALLED_OFF: Final = 4  # never computed: its step failed, or whoever was to compute it left
-WITHDRAWN: Final = 5  # declared bad, or not to be told from what is
-RESET: Final = 6
-EPOCH: Final = 7  # other weights
-INVALIDATED: Final = 8  # the memory was given back
-DISMISSED: Final = 9  # forgotten on request
-NUM_CAUSES: Final = 10
 CAUSE_MASK: Final = 15
 
 # A set.

@@ -28,35 +28,27 @@ import numpy as np
 
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool import free_queue, moments
-from pagedkv.pool.block_record import enter_free, leave_free, stamp_release, stand_again, stand_aside
+from pagedkv.pool.block_record import enter_free, leave_free, stamp_release
 from pagedkv.pool.blocks import (
     FREE,
     NEXT,
     NULL_BLOCK,
     NUM_LEASED,
     QUEUE,
-    RELEASED,
     PoolArrays,
 )
-from pagedkv.pool.charging import ANY, IN_CACHED, IN_LEASED, join, leave, num_tenants, tenant_may_give
 from pagedkv.pool.lease_order import (
     add,
     change_end,
     end_lease,
-    has_unsettled,
     in_order_of_release,
-    raise_parents,
     set_end,
-    settle_all,
     stamp,
     take,
-    take_from_below,
     unsettle_children,
 )
-from pagedkv.pool.links import lead_to
-from pagedkv.pool.treap import BY_END, first_from, last_child, last_of_tenant, remove
 
-__all__ = ["HIGH", "end_overdue", "enqueue_leased", "give_largest_up", "is_due", "is_leased", "lease", "unlink_leased"]
+__all__ = ["HIGH", "end_all", "end_leased", "enqueue_leased", "is_due", "is_leased", "lease", "unlink_leased"]
 
 HIGH: Final = float(np.finfo(np.float64).tiny)
 
@@ -80,8 +72,6 @@ def enqueue_leased(pool: PoolArrays, block: int) -> None:
     stamp(pool, block)
     enter_free(pool.records, pool.counts, block)
     pool.counts[NUM_LEASED] += 1
-    if len(pool.tenants):
-        join(pool, block, IN_LEASED)
     add(pool, block)
 
 
@@ -101,155 +91,23 @@ def _leave(pool: PoolArrays, block: int) -> None:
 
 
 @compiled
-def _end(pool: PoolArrays, block: int) -> None:
+def end_leased(pool: PoolArrays, block: int) -> None:
     """Make a leased block, which was taken out of the order, one like other cached ones, as if it were released now."""
     _leave(pool, block)
     end_lease(pool, block)
     moments.note_name(pool, block)
-    moments.enqueue(pool, block)
-    if len(pool.tenants):
-        leave(pool, block)
-        join(pool, block, IN_CACHED)
+    moments.put(pool, block)
+    moments.note_rank(pool, block)
 
 
 @compiled
-def _end_all(pool: PoolArrays, chain: int) -> None:
+def end_all(pool: PoolArrays, chain: int) -> None:
     """End the leases of linked blocks in the order of their release."""
     block = in_order_of_release(pool, chain)
     while block != NULL_BLOCK:
         following = int(pool.records[block, NEXT])
-        _end(pool, block)
+        end_leased(pool, block)
         block = following
-
-
-@compiled
-def give_largest_up(pool: PoolArrays, scope: int) -> None:
-    """End the largest lease, since nothing else is left to be handed out; before, all that has high priority.
-
-    What other leases share with it bears their end from now on; where that is all of it, the next one ends as well.
-    O(log leased blocks) for each block that bears one of these, and O(tenants).
-
-    ``scope``: which blocks may go; one of them is leased. Where all of them are shared with as large a lease of blocks
-    that may not, the one goes all the same that was released first.
-    """
-    num_leased = pool.counts[NUM_LEASED]
-    while pool.counts[NUM_LEASED] == num_leased:
-        largest = _largest(pool, scope)
-        _leave_to_others(pool, _take_largest(pool, scope))
-        if scope != ANY and pool.counts[NUM_LEASED] == num_leased and _largest(pool, scope) == largest:
-            _end_first(pool, largest, scope)
-
-
-@compiled
-def _largest(pool: PoolArrays, scope: int) -> float:
-    """Tell when the largest lease ends of blocks that may go; high priority comes before all. O(tenants)."""
-    largest = 0.0
-    for tenant in range(num_tenants(pool)):
-        if not tenant_may_give(pool, tenant, scope):
-            continue
-        last = last_of_tenant(pool, tenant)
-        if last != NULL_BLOCK:
-            if pool.leases[first_from(pool, tenant, 0.0)] == HIGH:
-                return HIGH
-            largest = max(largest, pool.leases[last])
-    return largest
-
-
-@compiled
-def _take_largest(pool: PoolArrays, scope: int) -> int:
-    """Take all that bear the largest lease out of the order; return them, linked by ``NEXT``.
-
-    Where others share all of it, also what bears the next one, and so on, until one has a block that nothing leased
-    continues: what they share goes with that, unless other leases keep it. Where that cannot be told beforehand, since
-    a parent may not go with its children or is to bear their end first, only the largest.
-    """
-    chain = NULL_BLOCK
-    is_told = scope == ANY and not has_unsettled(pool)
-    while True:
-        chain, has_tip = _take_class(pool, chain, _largest(pool, scope), scope)
-        if has_tip or not is_told:
-            return int(chain)
-
-
-@compiled
-def _take_class(pool: PoolArrays, chain: int, until: float, scope: int) -> tuple[int, bool]:
-    """Take what bears one lease, and may go, out of the order; tell whether nothing leased continues some of it.
-
-    It is put before others, which are linked by ``NEXT``.
-    """
-    rest, has_tip = chain, False
-    for tenant in range(num_tenants(pool)):
-        if not tenant_may_give(pool, tenant, scope):
-            continue
-        block = first_from(pool, tenant, until)
-        while block != NULL_BLOCK and pool.leases[block] == until:
-            remove(pool, BY_END, block)
-            lead_to(pool.records, block, chain)
-            chain = block
-            has_tip |= last_child(pool, block) == NULL_BLOCK
-            block = first_from(pool, tenant, until)
-    block = chain
-    while block != rest:
-        take_from_below(pool, block)
-        stand_aside(pool.records, block)
-        set_end(pool, block, -until)
-        block = int(pool.records[block, NEXT])
-    return int(chain), has_tip
-
-
-@compiled
-def _leave_to_others(pool: PoolArrays, chain: int) -> None:
-    """Give what was taken out of the order to the largest other leases that continue it, and end what is left."""
-    settle_all(pool)
-    block = chain
-    while block != NULL_BLOCK:
-        child = last_child(pool, block)
-        if child != NULL_BLOCK:
-            raise_parents(pool, child)
-        block = int(pool.records[block, NEXT])
-    ended = NULL_BLOCK
-    while chain != NULL_BLOCK:
-        following = int(pool.records[chain, NEXT])
-        stand_again(pool.records, chain)
-        if pool.leases[chain] < 0:
-            lead_to(pool.records, chain, ended)
-            ended = chain
-        else:
-            add(pool, chain)
-        chain = following
-    _end_all(pool, ended)
-
-
-@compiled
-def _end_first(pool: PoolArrays, until: float, scope: int) -> None:
-    """End one lease of a block that may go: of those that end at one time, the one released first."""
-    oldest = NULL_BLOCK
-    for tenant in range(num_tenants(pool)):
-        if tenant_may_give(pool, tenant, scope):
-            block = first_from(pool, tenant, until)
-            is_one = block != NULL_BLOCK and pool.leases[block] == until
-            if is_one and (oldest == NULL_BLOCK or pool.records[block, RELEASED] < pool.records[oldest, RELEASED]):
-                oldest = block
-    take(pool, oldest)
-    _end(pool, oldest)
-
-
-@compiled
-def end_overdue(pool: PoolArrays, now: float) -> None:
-    """Set the clock, and end the leases of free blocks that have ended by then, in the order of their release.
-
-    O(log leased blocks) for each of them, and O(tenants).
-    """
-    set_end(pool, NULL_BLOCK, now)
-    ended = NULL_BLOCK
-    for tenant in range(num_tenants(pool)):
-        block = first_from(pool, tenant, 2 * HIGH)
-        while block != NULL_BLOCK and pool.leases[block] <= now:
-            take(pool, block)
-            lead_to(pool.records, block, ended)
-            ended = block
-            block = first_from(pool, tenant, 2 * HIGH)
-    _end_all(pool, ended)
 
 
 @compiled
@@ -264,9 +122,8 @@ def lease(pool: PoolArrays, block: int, until: float) -> None:
         change_end(pool, block, until)
     else:
         free_queue.remove(pool.records, pool.counts, block)
-        if len(pool.tenants):
-            leave(pool, block)
         set_end(pool, block, until)
         enqueue_leased(pool, block)
+        moments.note_rank(pool, block)
     if before == 0 and pool.counts[NUM_LEASED]:
         unsettle_children(pool, block)

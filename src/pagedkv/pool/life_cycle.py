@@ -15,12 +15,13 @@ block's hold is raised to that, also while references remain: with the last one 
 these steps. Every step has a list of the blocks that wait for it, so that settling costs what it frees.
 
 Decides when a block changes; the columns are changed by :mod:`~pagedkv.pool.block_record`, the order of free blocks by
-:mod:`~pagedkv.pool.free_queue`. Does not know sequences or tables.
+:mod:`~pagedkv.pool.free_queue`. Does not know sequences or tables, nor what stands beside it: features act at moments
+(:mod:`~pagedkv.pool.moments`).
 """
 
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.pool import bounding, free_queue, moments
+from pagedkv.pool import free_queue, moments
 from pagedkv.pool.block_record import add_references, begin_life, drop_reference, hold_until, raise_hold
 from pagedkv.pool.blocks import (
     DEFERRED,
@@ -33,9 +34,8 @@ from pagedkv.pool.blocks import (
     NUM_ACQUIRED,
     NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
-    NUM_FREE,
+    NUM_EVICTED,
     NUM_HIT_BLOCKS,
-    NUM_LEASED,
     OPEN_STEP,
     PENDING_STEP,
     QUEUE,
@@ -43,13 +43,8 @@ from pagedkv.pool.blocks import (
     SETTLED_STEP,
     PoolArrays,
 )
-from pagedkv.pool.capping import lose_content, make_room
-from pagedkv.pool.charging import ANY, IN_CACHED, join, leave, rest, resume, take, uncharge
+from pagedkv.pool.causes import CALLED_OFF, EVICTED, OVERWRITTEN, SHED
 from pagedkv.pool.contents import clear_extra
-from pagedkv.pool.epochs import undate
-from pagedkv.pool.ghosts import CALLED_OFF, EVICTED, OVERWRITTEN, SHED
-from pagedkv.pool.lease_order import end_lease
-from pagedkv.pool.leasing import enqueue_leased, give_largest_up, is_due, is_leased, unlink_leased
 from pagedkv.pool.prefix_index import forget, unname
 from pagedkv.pool.sparing import enqueue_spare, is_spare, renew
 from pagedkv.pool.step_numbers import note_settled
@@ -61,6 +56,7 @@ __all__ = [
     "adopt",
     "claim",
     "drop_name",
+    "lose_content",
     "lose_name",
     "lower_hold",
     "release",
@@ -123,27 +119,36 @@ def _take_plain(pool: PoolArrays, blocks: Int32Array) -> int:
 
 @inlined
 def _is_plain(pool: PoolArrays, first: int) -> bool:
-    """Tell whether the first of the cold list has no content, so that nothing goes for it; and nobody is charged."""
-    return bool(first != NULL_BLOCK and not pool.records[first, NAME] and len(pool.tenants) == 0)
+    """Tell whether the first of the cold list has no content, so that nothing goes for it, and nothing counts takes."""
+    return bool(first != NULL_BLOCK and not pool.records[first, NAME]) and not moments.counts_takes(pool)
 
 
 @inlined
 def _make_vacant(pool: PoolArrays) -> int:
     """Take the next free block out and make it forget what it cached."""
-    if len(pool.tenants):
-        make_room(pool)
-    if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_FREE]:
-        give_largest_up(pool, ANY)
+    moments.make_room(pool)
     records = pool.records
     block = free_queue.first(records)
-    if records[block, NAME] and not is_spare(pool, block):
-        block = unsigned(moments.choose_victim(pool, block))
-    free_queue.remove(records, pool.counts, block)
-    if records[block, NAME]:
+    if not records[block, NAME]:
+        free_queue.remove(records, pool.counts, block)
+    else:
+        if not is_spare(pool, block):
+            block = unsigned(moments.choose_victim(pool, block))
+        moments.unlink(pool, block)
         lose_content(pool, block)
-    if len(pool.tenants):
-        take(pool, block)
+    moments.note_take(pool, block)
     return block
+
+
+@inlined
+def lose_content(pool: PoolArrays, block: int) -> None:
+    """Forget the name of a block that was cached, and was taken out of its list to make room."""
+    pool.counts[NUM_EVICTED] += 1
+    cause = SHED
+    if not is_spare(pool, block):
+        cause = EVICTED
+        moments.note_eviction(pool, block)
+    unname(pool, block, cause)
 
 
 @compiled
@@ -157,7 +162,7 @@ def _begin(pool: PoolArrays, block: int) -> None:
     """Let a block begin another life, with a first reference."""
     begin_life(pool.records, block)
     clear_extra(pool.records, block)
-    undate(pool, block)
+    moments.note_begin(pool, block)
 
 
 @inlined
@@ -167,15 +172,7 @@ def claim(pool: PoolArrays, block: int) -> None:
     if is_spare(pool, block):
         renew(pool, block)
     if records[block, QUEUE] == FREE:
-        if is_leased(pool, block):
-            unlink_leased(pool, block)
-            moments.note_name(pool, block)
-        else:
-            free_queue.remove(pool.records, pool.counts, block)
-        if len(pool.bounds):
-            bounding.leave(pool, block)
-        if len(pool.tenants):
-            resume(pool, block)
+        moments.unlink(pool, block)
         moments.note_claim(pool, block)
     elif records[block, QUEUE] == DEFERRED:
         free_queue.stop_waiting(pool.records, pool.counts, block)
@@ -229,31 +226,15 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
     """Put an unreferenced block where its content says: the front if it has none, else among its like."""
-    if len(pool.tenants):
-        rest(pool, block)
-    if pool.records[block, NAME]:
-        if is_leased(pool, block) and is_due(pool, block):
-            end_lease(pool, block)
-        if is_leased(pool, block):
-            enqueue_leased(pool, block)
-        elif is_spare(pool, block):
-            enqueue_spare(pool, block)
-        else:
-            moments.enqueue(pool, block)
-            if len(pool.tenants):
-                join(pool, block, IN_CACHED)
-        if len(pool.bounds):
-            _keep_bound(pool, block)
-    else:
+    moments.note_rest(pool, block)
+    if not pool.records[block, NAME]:
         free_queue.prepend(pool.records, pool.counts, block)
-
-
-@compiled
-def _keep_bound(pool: PoolArrays, block: int) -> None:
-    """A block has become cached: if its group has too many now, the least valuable loses its name."""
-    if bounding.stand(pool, block):
-        least = bounding.least_valuable(pool, block)
-        drop_name(pool, least, SHED if is_spare(pool, least) else EVICTED)
+        return
+    if is_spare(pool, block) and not moments.stays(pool, block):
+        enqueue_spare(pool, block)
+    else:
+        moments.enqueue(pool, block)
+    moments.note_cached(pool, block)
 
 
 @compiled
@@ -283,7 +264,7 @@ def _free_deferred(pool: PoolArrays, sentinel: int, step: int) -> None:
 def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     """Make a named block's content unfindable; if it is free, it has no content any more.
 
-    ``cause``: why, for whoever asks later (:mod:`pagedkv.pool.ghosts`).
+    ``cause``: why, for whoever asks later (:mod:`pagedkv.pool.causes`).
     """
     lose_name(pool, block, cause)
 
@@ -292,20 +273,13 @@ def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
 def lose_name(pool: PoolArrays, block: int, cause: int) -> None:
     """Do what :func:`drop_name` does, compiled into the caller."""
     is_free = pool.records[block, QUEUE] == FREE
-    if is_free and len(pool.bounds):
-        bounding.leave(pool, block)
-    if is_free and is_leased(pool, block):
-        unlink_leased(pool, block)
-    else:
-        if not (is_free and is_spare(pool, block)):
-            moments.note_drop(pool, block)  # else it is none of the eviction policy's
-        if is_free:
-            free_queue.remove(pool.records, pool.counts, block)
+    if not (is_free and is_spare(pool, block)):
+        moments.note_drop(pool, block)  # else it was dropped when it became spare
+    if is_free:
+        moments.unlink(pool, block)
     unname(pool, block, cause)
     if is_free:
-        if len(pool.tenants):
-            leave(pool, block)
-            uncharge(pool, block)
+        moments.note_vacant(pool, block)
         free_queue.prepend(pool.records, pool.counts, block)
 
 

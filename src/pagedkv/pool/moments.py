@@ -1,50 +1,71 @@
-"""Moments of a block's life, at which something beside the core may act: what decides about eviction, for one.
+"""Moments of a block's life, at which what stands beside the core may act: the features of a pool.
 
 The core calls each moment by its function here, and knows nothing of what acts then. Which code that is, the class of
 the pool's arrays says (``moments``), so that it is settled when a loop is compiled: machine code holds that code alone,
-and is kept under its sources. A pool whose arrays have no moments does what is given here, which is LRU.
+and is kept under its sources. A pool whose arrays have no moments does what is given here: it is LRU, and has no
+feature. What acts where there are features, :mod:`~pagedkv.pool.features` says.
 
-The next block to be handed out is the first of the cold list, and only when that is empty the first of the protected
-list. Moments decide where in the two a cached block stands, or name the victim itself (``choose_victim``)::
+A free block has one of these ranks, and is handed out in their order::
 
-    cold:       without content, newest freed first | cached blocks, the next to be evicted first
-    protected:                                        cached blocks, the next to be evicted first
+    without content | spare (sparing.py) | cached, as the eviction policy says | kept by a feature, such as a lease
 
-The moments:
+Taking a block:
 
-note_name
-    The content of a block in use got a name: it was computed, and may be hit from now on. Its digest and what it
-    continues (``PARENT``, ``PARENT_LIFE``) are written.
-expect
-    Content is about to be named, ``FETCHED_AHEAD`` blocks of its sequence from now: given the first word of its digest.
-    A hint, so that the policy's memory is on its way by then: it may come more than once, and never.
-note_reuse
-    A named block was hit. It is in use now, and in no list.
-note_recomputed
-    Content was computed once more although this named block has it, since it could not be hit: something else was
-    missing that a hit takes, what it continues or another group's blocks. Whoever computed it uses this block now.
-enqueue
-    Nobody uses a named block any more, nor does a step in flight. The policy links it into one of the two lists, never
-    before a block without content, sets its ``QUEUE`` to ``FREE`` and adds one to ``NUM_FREE``: :func:`put_last` does
-    all that. It may move other free cached blocks as well.
-note_eviction
-    A cached block was taken out of its list to make room. Its name is still there; ``note_drop`` follows.
-note_drop
-    A block is about to lose its name, for whatever reason and wherever it is: what it holds next is other content. If
-    it is free, the pool takes it from among the cached blocks next, unless it has.
-note_claim
-    A cached block was taken out of its list because somebody uses it from now on. If it was spare, ``note_name`` came
-    before; if it is hit, ``note_reuse`` follows.
-note_request
-    A sequence ends: its blocks (ids, head first, null blocks among them) are about to be given back, which may leave
-    them in use by others. Told also how many tokens it had generated, -1 if nobody knows. What blocks are given back
-    for by themselves (behind a window, by a rollback or a swap) has no such moment.
+make_room
+    A free block is about to be taken, the first that :func:`~pagedkv.pool.free_queue.first` names: what features keep
+    or forbid gives way, as far as it must.
+counts_takes
+    Whether each block that is taken must have its ``make_room`` and ``note_take``, so that none are taken at once.
 choose_victim
-    A block is wanted, and all free blocks are cached. Given the first in the lists; returns which one is to go. It must
-    be a free cached block, and ``note_eviction`` of it follows.
+    All free blocks are cached, and none is spare. Given the first; returns which one is to go.
+note_eviction
+    A cached block was taken out of its list to make room. It is about to lose its name; no ``note_drop`` follows.
+note_take
+    A block was taken out of the free ones, for new content.
+note_begin
+    A block begins another life.
 
-So a block's name begins with ``note_name`` and ends with ``note_drop``. Between the two are hits and releases, in any
-order that makes sense: a hit on a block in use has no ``enqueue`` before it.
+Names:
+
+note_name, note_drop
+    A block's name begins, or ends, for what orders cached blocks: when it gets and loses its name, and when it ceases
+    to be spare, and becomes so.
+note_named
+    A block has got a name: it can be found from now on.
+note_unnamed
+    A block is about to be findable no longer, for a cause (:mod:`~pagedkv.pool.causes`).
+note_child
+    A block is being named as the child of a parent in that life, whose ``SUCCESSOR`` does not lead to it yet.
+next_child
+    Which child the walks of a block's parent go to once the block, where they go now, has no name; itself if no other.
+expect
+    Content is about to be named: given the first word of its digest. A hint.
+note_reuse, note_recomputed
+    A named block was hit, or its content was computed once more. It is in use now.
+
+Giving a block back:
+
+note_request
+    A sequence ends: its blocks are about to be given back. Told also how many tokens it had generated, -1 if nobody
+    knows.
+note_rest
+    Nobody uses a block any more, with or without a name, nor does a step in flight.
+enqueue
+    Such a block has a name, and is not spare unless it ``stays``: it is to be put among its like.
+note_cached
+    Such a block has a name, and was put among its like, spare ones too.
+put
+    A block that was spare is to be put among cached ones.
+note_rank
+    A free block went from spare to cached, or back.
+unlink
+    A free block with a name is to be taken out, wherever it stands.
+note_claim
+    That was done because somebody uses it from now on.
+note_vacant
+    A free block has lost its name.
+stays
+    Whether a feature keeps a block, so that nothing else makes it spare.
 """
 
 from collections.abc import Callable
@@ -52,38 +73,74 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.choice import chosen_by_moments
+from pagedkv.compilation.choice import MOMENTS, chosen_by
 from pagedkv.compilation.compiled import inlined
+from pagedkv.pool import free_queue
 from pagedkv.pool.blocks import PoolArrays
-from pagedkv.pool.free_queue import append
 
 __all__ = [
     "FETCHED_AHEAD",
+    "CauseHook",
+    "ChildHook",
     "Choice",
     "ExpectHook",
     "Hook",
     "Moments",
+    "PoolHook",
+    "PoolQuestion",
+    "Question",
     "RequestHook",
     "choose_first",
     "choose_victim",
+    "counts_takes",
     "do_nothing",
     "enqueue",
     "expect",
+    "expect_nothing",
     "ignore_request",
+    "make_room",
+    "next_child",
+    "note_begin",
+    "note_cached",
+    "note_child",
     "note_claim",
     "note_drop",
     "note_eviction",
     "note_name",
+    "note_named",
+    "note_rank",
     "note_recomputed",
     "note_request",
+    "note_rest",
     "note_reuse",
+    "note_take",
+    "note_unnamed",
+    "note_vacant",
+    "put",
     "put_last",
+    "stays",
+    "unlink",
 ]
 
 FETCHED_AHEAD: Final = 4  # blocks: enough for memory to come, few enough to be on its way at once
 
+PoolHook: TypeAlias = Callable[[PoolArrays], None]
+"""What is done with a pool."""
+
+PoolQuestion: TypeAlias = Callable[[PoolArrays], bool]
+"""What is asked of a pool."""
+
 Hook: TypeAlias = Callable[[PoolArrays, int], None]
 """What is done with a pool and one of its blocks."""
+
+Question: TypeAlias = Callable[[PoolArrays, int], bool]
+"""What is asked of a pool and one of its blocks."""
+
+CauseHook: TypeAlias = Callable[[PoolArrays, int, int], None]
+"""What is done with a pool and one of its blocks, for a cause."""
+
+ChildHook: TypeAlias = Callable[[PoolArrays, int, int, int], None]
+"""What is done with a pool, a block, its parent and the life of that."""
 
 ExpectHook: TypeAlias = Callable[[PoolArrays, int], None]
 """What is done with a pool and the first word of a digest."""
@@ -92,11 +149,43 @@ RequestHook: TypeAlias = Callable[[PoolArrays, Int32Array, int], None]
 """What is done with a pool, the blocks of one sequence (int32 ``[any]``, head first), and its number of outputs."""
 
 Choice: TypeAlias = Callable[[PoolArrays, int], int]
-"""Which block of a pool is evicted, given the first of the lists."""
+"""Which block of a pool is meant, given one."""
+
+
+@inlined
+def leave_as_it_is(_pool: PoolArrays) -> None:
+    """Do nothing."""
+
+
+@inlined
+def is_never_so(_pool: PoolArrays) -> bool:
+    """Say no."""
+    return False
 
 
 @inlined
 def do_nothing(_pool: PoolArrays, _block: int) -> None:
+    """Do nothing."""
+
+
+@inlined
+def is_not_so(_pool: PoolArrays, _block: int) -> bool:
+    """Say no."""
+    return False
+
+
+@inlined
+def ignore_cause(_pool: PoolArrays, _block: int, _cause: int) -> None:
+    """Do nothing."""
+
+
+@inlined
+def ignore_child(_pool: PoolArrays, _block: int, _parent: int, _parent_life: int) -> None:
+    """Do nothing."""
+
+
+@inlined
+def expect_nothing(_pool: PoolArrays, _word: int) -> None:
     """Do nothing."""
 
 
@@ -107,39 +196,75 @@ def ignore_request(_pool: PoolArrays, _blocks: Int32Array, _num_outputs: int) ->
 
 @inlined
 def choose_first(_pool: PoolArrays, first: int) -> int:
-    """Choose the first of the lists."""
+    """Choose what is given."""
     return first
 
 
 @inlined
 def put_last(pool: PoolArrays, block: int) -> None:
     """Put a block that nobody uses at the back of the cold list."""
-    append(pool.records, pool.counts, block)
+    free_queue.append(pool.records, pool.counts, block)
+
+
+@inlined
+def take_out(pool: PoolArrays, block: int) -> None:
+    """Take a block out of the list in which it stands."""
+    free_queue.remove(pool.records, pool.counts, block)
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What acts at the moments of a pool's blocks. What is not given is LRU's: nothing, and released blocks go last."""
+    """What acts at the moments of a pool's blocks. What is not given is LRU's, without any feature."""
 
+    make_room: PoolHook = field(default=leave_as_it_is, repr=False)
+    counts_takes: PoolQuestion = field(default=is_never_so, repr=False)
+    choose_victim: Choice = field(default=choose_first, repr=False)
+    note_eviction: Hook = field(default=do_nothing, repr=False)
+    note_take: Hook = field(default=do_nothing, repr=False)
+    note_begin: Hook = field(default=do_nothing, repr=False)
     note_name: Hook = field(default=do_nothing, repr=False)
-    expect: ExpectHook = field(default=do_nothing, repr=False)
+    note_drop: Hook = field(default=do_nothing, repr=False)
+    note_named: Hook = field(default=do_nothing, repr=False)
+    note_unnamed: CauseHook = field(default=ignore_cause, repr=False)
+    note_child: ChildHook = field(default=ignore_child, repr=False)
+    next_child: Choice = field(default=choose_first, repr=False)
+    expect: ExpectHook = field(default=expect_nothing, repr=False)
     note_reuse: Hook = field(default=do_nothing, repr=False)
     note_recomputed: Hook = field(default=do_nothing, repr=False)
-    enqueue: Hook = field(default=put_last, repr=False)
-    note_eviction: Hook = field(default=do_nothing, repr=False)
-    note_drop: Hook = field(default=do_nothing, repr=False)
-    note_claim: Hook = field(default=do_nothing, repr=False)
     note_request: RequestHook = field(default=ignore_request, repr=False)
-    choose_victim: Choice = field(default=choose_first, repr=False)
+    note_rest: Hook = field(default=do_nothing, repr=False)
+    enqueue: Hook = field(default=put_last, repr=False)
+    note_cached: Hook = field(default=do_nothing, repr=False)
+    put: Hook = field(default=put_last, repr=False)
+    note_rank: Hook = field(default=do_nothing, repr=False)
+    unlink: Hook = field(default=take_out, repr=False)
+    note_claim: Hook = field(default=do_nothing, repr=False)
+    note_vacant: Hook = field(default=do_nothing, repr=False)
+    stays: Question = field(default=is_not_so, repr=False)
 
 
-note_name: Final = chosen_by_moments("note_name", do_nothing)
-expect: Final = chosen_by_moments("expect", do_nothing)
-note_reuse: Final = chosen_by_moments("note_reuse", do_nothing)
-note_recomputed: Final = chosen_by_moments("note_recomputed", do_nothing)
-enqueue: Final = chosen_by_moments("enqueue", put_last)
-note_eviction: Final = chosen_by_moments("note_eviction", do_nothing)
-note_drop: Final = chosen_by_moments("note_drop", do_nothing)
-note_claim: Final = chosen_by_moments("note_claim", do_nothing)
-note_request: Final = chosen_by_moments("note_request", ignore_request)
-choose_victim: Final = chosen_by_moments("choose_victim", choose_first)
+make_room: Final = chosen_by(MOMENTS, "make_room", leave_as_it_is)
+counts_takes: Final = chosen_by(MOMENTS, "counts_takes", is_never_so)
+choose_victim: Final = chosen_by(MOMENTS, "choose_victim", choose_first)
+note_eviction: Final = chosen_by(MOMENTS, "note_eviction", do_nothing)
+note_take: Final = chosen_by(MOMENTS, "note_take", do_nothing)
+note_begin: Final = chosen_by(MOMENTS, "note_begin", do_nothing)
+note_name: Final = chosen_by(MOMENTS, "note_name", do_nothing)
+note_drop: Final = chosen_by(MOMENTS, "note_drop", do_nothing)
+note_named: Final = chosen_by(MOMENTS, "note_named", do_nothing)
+note_unnamed: Final = chosen_by(MOMENTS, "note_unnamed", ignore_cause)
+note_child: Final = chosen_by(MOMENTS, "note_child", ignore_child)
+next_child: Final = chosen_by(MOMENTS, "next_child", choose_first)
+expect: Final = chosen_by(MOMENTS, "expect", expect_nothing)
+note_reuse: Final = chosen_by(MOMENTS, "note_reuse", do_nothing)
+note_recomputed: Final = chosen_by(MOMENTS, "note_recomputed", do_nothing)
+note_request: Final = chosen_by(MOMENTS, "note_request", ignore_request)
+note_rest: Final = chosen_by(MOMENTS, "note_rest", do_nothing)
+enqueue: Final = chosen_by(MOMENTS, "enqueue", put_last)
+note_cached: Final = chosen_by(MOMENTS, "note_cached", do_nothing)
+put: Final = chosen_by(MOMENTS, "put", put_last)
+note_rank: Final = chosen_by(MOMENTS, "note_rank", do_nothing)
+unlink: Final = chosen_by(MOMENTS, "unlink", take_out)
+note_claim: Final = chosen_by(MOMENTS, "note_claim", do_nothing)
+note_vacant: Final = chosen_by(MOMENTS, "note_vacant", do_nothing)
+stays: Final = chosen_by(MOMENTS, "stays", is_not_so)

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from pagedkv.arrays import Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.errors import BlockError
-from pagedkv.events import REMOVED, STORED
 from pagedkv.pool.block_record import end_life
 from pagedkv.pool.blocks import (
     BUCKET_NEXT,
@@ -34,12 +33,9 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     PoolArrays,
 )
-from pagedkv.pool.event_log import log_event
-from pagedkv.pool.ghosts import OVERWRITTEN, recall, remember
+from pagedkv.pool.causes import OVERWRITTEN
 from pagedkv.pool.keeping import forget_reasons
-from pagedkv.pool.lease_order import end_lease
-from pagedkv.pool.moments import note_drop, note_name
-from pagedkv.pool.siblings import is_latest, link_child, next_successor, unlink_child
+from pagedkv.pool.moments import next_child, note_child, note_drop, note_name, note_named, note_unnamed
 
 __all__ = [
     "PrefixIndex",
@@ -115,20 +111,18 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
     records[block, BUCKET_NEXT] = pool.buckets[bucket]
     pool.buckets[bucket] = block
     if pool.records[parent, LIFE] == parent_life:
-        link_child(pool, block, parent, parent_life)
+        note_child(pool, block, parent, parent_life)
         pool.records[parent, SUCCESSOR] = block
     pool.counts[NUM_NAMED] += 1
     note_name(pool, block)
-    if len(pool.ghosts):
-        recall(pool, block)
-    log_event(pool, STORED, block)
+    note_named(pool, block)
 
 
 @compiled
 def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     """Take a block's name away, and tell the eviction policy; links to its content die.
 
-    ``cause``: why, one of those in :mod:`pagedkv.pool.ghosts`.
+    ``cause``: why, one of those in :mod:`pagedkv.pool.causes`.
     """
     note_drop(pool, block)
     unname(pool, block, cause)
@@ -138,12 +132,10 @@ def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
 def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     """Take the name of a block away that is none of the eviction policy's; links to its content die."""
     records = pool.records
-    if len(pool.ghosts):
-        remember(pool, block, cause)
-    log_event(pool, REMOVED, block)
-    if is_latest(pool, block) and records[records[block, PARENT], SUCCESSOR] == block:
-        records[records[block, PARENT], SUCCESSOR] = next_successor(pool, block)
-    unlink_child(pool, block)
+    parent = records[block, PARENT]
+    if records[parent, SUCCESSOR] == block:
+        records[parent, SUCCESSOR] = next_child(pool, block)
+    note_unnamed(pool, block, cause)
     bucket = bucket_of(pool, records[block, NAME], pool.digests[block])
     current = pool.buckets[bucket]
     if current == block:
@@ -158,7 +150,6 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
     forget_reasons(records, block)
     end_life(records, block)
     pool.counts[NUM_NAMED] -= 1
-    end_lease(pool, block)
 
 
 class PrefixIndex:

@@ -11,10 +11,10 @@ is gone leads nowhere. Children of a life that is over stay linked with each oth
 
 from typing import Final
 
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.blocks import NAME, NULL_BLOCK, NUM_SENTINELS, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays
 
-__all__ = ["OLDER", "YOUNGER", "first_unlinked", "link_child", "unlink_child"]
+__all__ = ["OLDER", "YOUNGER", "first_unlinked", "link_child", "next_child", "unlink_child"]
 
 OLDER: Final = 0
 YOUNGER: Final = 1
@@ -36,15 +36,14 @@ def link_child(pool: PoolArrays, block: int, parent: int, parent_life: int) -> N
 
 
 @inlined
-def next_successor(pool: PoolArrays, block: int) -> int:
-    """Name the child that its parent's walks go to once a block, the latest child, is gone: the one before it."""
-    return int(pool.siblings[block, OLDER])
+def next_child(pool: PoolArrays, block: int) -> int:
+    """Name the child that its parent's walks go to once a block, where they go now, is gone: the one before it.
 
-
-@inlined
-def is_latest(pool: PoolArrays, block: int) -> bool:
-    """Tell whether a block has siblings' links, and no younger sibling."""
-    return len(pool.siblings) > 0 and bool(pool.siblings[block, YOUNGER] == NULL_BLOCK)
+    The block itself where no links are kept: such a parent leads nowhere.
+    """
+    if len(pool.siblings) == 0 or pool.siblings[block, YOUNGER] != NULL_BLOCK:
+        return block
+    return unsigned(pool.siblings[block, OLDER])
 
 
 @inlined

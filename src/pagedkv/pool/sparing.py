@@ -14,9 +14,7 @@ from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool import free_queue, moments
 from pagedkv.pool.blocks import FREE, KEPT, NAME, QUEUE, REF_COUNT, SPARE, PoolArrays
-from pagedkv.pool.charging import IN_CACHED, IN_SPARE, join, leave
 from pagedkv.pool.keeping import forget_reasons, mark_spare
-from pagedkv.pool.leasing import is_leased
 
 __all__ = ["enqueue_spare", "is_spare", "make_cached", "make_spare", "make_unheld_spare", "renew"]
 
@@ -32,8 +30,6 @@ def enqueue_spare(pool: PoolArrays, block: int) -> None:
     """Put a named block that nobody uses behind the other spare ones."""
     moments.note_drop(pool, block)
     free_queue.insert_before(pool.records, pool.counts, free_queue.spare_sentinel(pool.records), block)
-    if len(pool.tenants):
-        join(pool, block, IN_SPARE)
 
 
 @compiled
@@ -44,16 +40,15 @@ def make_spare(pool: PoolArrays, block: int) -> None:
     mark_spare(pool.records, block)
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
-        if len(pool.tenants):
-            leave(pool, block)
         enqueue_spare(pool, block)
+        moments.note_rank(pool, block)
 
 
 @compiled
 def make_unheld_spare(pool: PoolArrays, blocks: Int32Array) -> None:
-    """Make those blocks spare that have a name and that nobody holds, whatever they were kept for but leases."""
+    """Make those blocks spare that have a name and that nobody holds, whatever they were kept for, unless they stay."""
     for block in blocks:
-        if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0 and not is_leased(pool, block):
+        if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0 and not moments.stays(pool, block):
             make_spare(pool, block)
 
 
@@ -63,10 +58,8 @@ def make_cached(pool: PoolArrays, block: int) -> None:
     renew(pool, block)
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
-        moments.enqueue(pool, block)
-        if len(pool.tenants):
-            leave(pool, block)
-            join(pool, block, IN_CACHED)
+        moments.put(pool, block)
+        moments.note_rank(pool, block)
 
 
 @compiled

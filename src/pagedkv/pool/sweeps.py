@@ -2,7 +2,7 @@
 
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NAME, NUM_SENTINELS, OLDEST, PENDING_STEP, PoolArrays
-from pagedkv.pool.ghosts import CALLED_OFF, EPOCH, RESET
+from pagedkv.pool.causes import CALLED_OFF, EPOCH, RESET
 from pagedkv.pool.life_cycle import drop_name, lose_name
 
 __all__ = ["drop_all_names", "drop_stale", "withdraw_since"]

@@ -17,7 +17,7 @@ from pagedkv.answers import AbortedSteps
 from pagedkv.plan import BlockMoves
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import NAME
-from pagedkv.pool.ghosts import CALLED_OFF
+from pagedkv.pool.causes import CALLED_OFF
 from pagedkv.pool.life_cycle import drop_name
 from pagedkv.pool.sweeps import withdraw_since
 from pagedkv.space.epochs import forget_dates

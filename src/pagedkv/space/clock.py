@@ -9,7 +9,7 @@ from typing import Final
 
 from pagedkv.arguments import NO_NUMBERS
 from pagedkv.errors import ConfigurationError
-from pagedkv.pool.leasing import end_overdue
+from pagedkv.pool.lease_victims import end_overdue
 from pagedkv.space.state import SpaceState
 
 __all__ = ["advance", "as_seconds", "as_time"]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import NULL_BLOCK
+from pagedkv.pool.causes import DISMISSED
 from pagedkv.pool.digests import DIGEST_NBYTES
-from pagedkv.pool.ghosts import DISMISSED
 from pagedkv.pool.life_cycle import drop_name
 from pagedkv.pool.prefix_index import find
 from pagedkv.space.hits import Prompt

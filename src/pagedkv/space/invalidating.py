@@ -7,7 +7,7 @@ import numpy as np
 
 from pagedkv.answers import InvalidatedMemory
 from pagedkv.errors import StepError
-from pagedkv.pool.ghosts import INVALIDATED
+from pagedkv.pool.causes import INVALIDATED
 from pagedkv.space.holding import tickets_out
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.state import SpaceState

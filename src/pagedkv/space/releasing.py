@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pagedkv.arrays import Int32Array
-from pagedkv.pool.ghosts import EPOCH, RESET
+from pagedkv.pool.causes import EPOCH, RESET
 from pagedkv.pool.sparing import make_unheld_spare
 from pagedkv.space.draft_states import give_states_back
 from pagedkv.space.leasing import lease_rows

@@ -9,23 +9,10 @@ from pagedkv.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.explanation import MissCause, number_of
 from pagedkv.pool.blocks import EXTRA, NULL_BLOCK, SUCCESSOR, PoolArrays
+from pagedkv.pool.causes import CALLED_OFF, DISMISSED, EPOCH, EVICTED, INVALIDATED, OVERWRITTEN, RESET, SHED, WITHDRAWN
 from pagedkv.pool.digests import ROOT_WORDS, digest_block
 from pagedkv.pool.extra_keys import ExtraKeyArrays
-from pagedkv.pool.ghosts import (
-    CALLED_OFF,
-    DISMISSED,
-    EPOCH,
-    EVICTED,
-    INVALIDATED,
-    OVERWRITTEN,
-    RESET,
-    SHED,
-    WITHDRAWN,
-    find_ghost,
-    ghost_age,
-    ghost_cause,
-    has_forgotten,
-)
+from pagedkv.pool.ghosts import find_ghost, ghost_age, ghost_cause, has_forgotten
 from pagedkv.pool.prefix_index import find, is_child_of
 from pagedkv.tables.rows import BLOCK_SIZE, HIT_ALIGNMENT, NAME_IN_POOL, GroupArrays
 

@@ -4,9 +4,9 @@ from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.block_record import note_content
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_EVENTS, PoolArrays
+from pagedkv.pool.causes import CALLED_OFF
 from pagedkv.pool.contents import set_digest, write_down
 from pagedkv.pool.event_log import tell_parent
-from pagedkv.pool.ghosts import CALLED_OFF
 from pagedkv.pool.keeping import add_reasons, forget_reasons
 from pagedkv.pool.life_cycle import acquire, drop_name
 from pagedkv.tables.publishing import publish_block

@@ -17,7 +17,7 @@ lost rows hold besides are nobody's to compute; their names are dropped.
 from pagedkv.arrays import Int32Array, Int64Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
-from pagedkv.pool.ghosts import CALLED_OFF
+from pagedkv.pool.causes import CALLED_OFF
 from pagedkv.pool.life_cycle import drop_name
 from pagedkv.tables.growing import writes_shared_block
 from pagedkv.tables.row_record import plan_to, touch

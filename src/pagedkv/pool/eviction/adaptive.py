@@ -38,10 +38,11 @@ from pagedkv.pool.blocks import (
     QUEUE,
     PoolArrays,
 )
+from pagedkv.pool.eviction.moments import PolicyMoments
 from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, no_state
+from pagedkv.pool.features import FeaturedArrays
 from pagedkv.pool.free_queue import append, protected_sentinel
 from pagedkv.pool.links import link_before, unlink
-from pagedkv.pool.moments import Moments
 
 __all__ = ["ADAPTIVE"]
 
@@ -187,11 +188,11 @@ def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) 
     assert not (is_protected & (pool.records[: len(ranks), NAME] == 0)).any(), f"{where}: nobody can find it"
 
 
-class AdaptiveArrays(PoolArrays):
+class AdaptiveArrays(FeaturedArrays):
     """The arrays of a pool that evicts so."""
 
     __slots__ = ()
-    moments: ClassVar = Moments(
+    policy: ClassVar = PolicyMoments(
         note_name=_recall,
         note_reuse=_protect,
         note_recomputed=_protect,

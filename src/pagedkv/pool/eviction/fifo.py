@@ -23,9 +23,11 @@ import numpy as np
 
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import FREE, NAME, NEXT, NULL_BLOCK, QUEUE, PoolArrays
+from pagedkv.pool.eviction.moments import PolicyMoments
 from pagedkv.pool.eviction.policy import TABLE_FIELDS, EvictionPolicy, PolicyState, check_cold, no_state
+from pagedkv.pool.features import FeaturedArrays
 from pagedkv.pool.free_queue import insert_before
-from pagedkv.pool.moments import Moments, put_last
+from pagedkv.pool.moments import put_last
 
 __all__ = ["FIFO"]
 
@@ -111,11 +113,11 @@ def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) 
     assert [block for block in cold if records[block, NAME]] == in_order, f"{where}: a cached block is out of its place"
 
 
-class FifoArrays(PoolArrays):
+class FifoArrays(FeaturedArrays):
     """The arrays of a pool that evicts so."""
 
     __slots__ = ()
-    moments: ClassVar = Moments(
+    policy: ClassVar = PolicyMoments(
         enqueue=_enqueue,
         note_drop=_note_drop,
     )

@@ -6,9 +6,9 @@ prefix-closed, as whoever holds a block holds all before it, and releases these 
 
 from typing import Final
 
-from pagedkv.pool.blocks import PoolArrays
 from pagedkv.pool.eviction.policy import EvictionPolicy
+from pagedkv.pool.features import FeaturedArrays
 
 __all__ = ["LRU"]
 
-LRU: Final = EvictionPolicy("lru", PoolArrays)
+LRU: Final = EvictionPolicy("lru", FeaturedArrays)

@@ -1,7 +1,7 @@
 """What an eviction policy is: what it does at the moments of a block's life, and the arrays that it does it with.
 
 Everything else (counts, names, references, when a block is free) is the pool's, and the same for all policies.
-:mod:`pagedkv.pool.moments` says what each moment may presume.
+:mod:`pagedkv.pool.eviction.moments` says what each moment may presume.
 
 A policy is *prefix-closed* if it evicts no block while one that continues it is cached: what continues a block that is
 gone cannot be hit. Of one sequence the tail is released before the head, so whoever keeps the order of release is.
@@ -76,8 +76,8 @@ class EvictionPolicy:
 
     Args:
         name: as in ``SpaceConfig.eviction``.
-        arrays: the class of the arrays of pools that evict so: a ``PoolArrays`` of its own, whose ``moments`` say what
-            the policy does when. ``PoolArrays`` itself does what LRU does.
+        arrays: the class of the arrays of pools that evict so: a ``FeaturedArrays`` of its own, whose ``policy`` says
+            what is done when. ``FeaturedArrays`` itself does what LRU does.
         new_state: makes the state of an empty pool of so many blocks, whose ids begin with 1.
         check: proves what it promises.
     """

@@ -4,7 +4,7 @@ from pagedkv.answers import Withdrawal
 from pagedkv.arrays import Int32Array
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, REF_COUNT
-from pagedkv.pool.ghosts import CALLED_OFF, WITHDRAWN
+from pagedkv.pool.causes import CALLED_OFF, WITHDRAWN
 from pagedkv.pool.life_cycle import drop_name
 from pagedkv.space.holding import tickets_out
 from pagedkv.space.pending import hand_over, stop_relying

@@ -50,8 +50,10 @@ from pagedkv.pool.eviction.hazard.leaves import join_cached, leave_cached, live_
 from pagedkv.pool.eviction.hazard.runs import begin_runs, forget_oldest
 from pagedkv.pool.eviction.hazard.serials import NO_RUN, leave_run, slot_of
 from pagedkv.pool.eviction.hazard.victims import OF_LRU, draw
+from pagedkv.pool.eviction.moments import PolicyMoments
 from pagedkv.pool.eviction.policy import EvictionPolicy, PolicyState, check_cold
-from pagedkv.pool.moments import Moments, put_last
+from pagedkv.pool.features import FeaturedArrays
+from pagedkv.pool.moments import put_last
 
 __all__ = ["HAZARD"]
 
@@ -217,11 +219,11 @@ def _check_runs(where: str, pool: PoolArrays) -> None:
     assert state[OLDEST_RUN] <= state[HORIZON] <= state[NEXT_RUN], f"{where}: the horizon lies outside the ring"
 
 
-class HazardArrays(PoolArrays):
+class HazardArrays(FeaturedArrays):
     """The arrays of a pool that evicts so."""
 
     __slots__ = ()
-    moments: ClassVar = Moments(
+    policy: ClassVar = PolicyMoments(
         note_name=_recall,
         expect=fetch_ghosts,
         note_reuse=_note_reuse,
