@@ -26,27 +26,30 @@ class Plan:
     """Which file belongs where.
 
     Args:
-        core: folders of the core; wings: folders that hold rooms; features: by name, files and folders.
+        core: folders of the core; wings: folders that hold rooms; features: by name, files and folders; meetings: files
+            in which features meet, which are of neither.
     """
 
     core: tuple[str, ...]
     wings: tuple[str, ...]
     features: dict[str, tuple[str, ...]]
+    meetings: tuple[str, ...]
 
     @classmethod
     def read(cls, table: Path = TABLE) -> "Plan":
         """Read the table."""
         told: dict[str, Any] = tomllib.loads(table.read_text())
         features = {name: tuple(paths) for name, paths in told["features"].items()}
-        return cls(tuple(told["core"]), tuple(told["wings"]), features)
+        return cls(tuple(told["core"]), tuple(told["wings"]), features, tuple(told["meetings"]))
 
     def feature_of(self, file: str) -> str | None:
         """Tell which feature a file belongs to."""
         return next((name for name, paths in self.features.items() if _is_among(file, paths)), None)
 
     def is_core(self, file: str) -> bool:
-        """Tell whether a file is of the core, and of no feature."""
-        return _is_among(file, self.core) and self.feature_of(file) is None
+        """Tell whether a file is of the core, and of no feature nor where some meet."""
+        is_other = self.feature_of(file) is not None or _is_among(file, self.meetings)
+        return _is_among(file, self.core) and not is_other
 
     def room_of(self, file: str) -> str:
         """Name the room that a file is in: a folder inside a wing, or one of the package."""
@@ -55,7 +58,7 @@ class Plan:
 
     def unknown_paths(self, sources: Sources) -> list[str]:
         """List what the table names and is not there."""
-        named = [*self.core, *(path for paths in self.features.values() for path in paths)]
+        named = [*self.core, *self.meetings, *(path for paths in self.features.values() for path in paths)]
         return [path for path in named if not any(_is_among(file, (path,)) for file in sources.trees)]
 
 

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numba
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from pagedkv.arrays import Int32Array
-from pagedkv.compilation.choice import chosen_by_moments
+from pagedkv.compilation.choice import MOMENTS, chosen_by, sources_of_bound
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.loop import Loop
 from pagedkv.pool.sha256 import Bytes, Words, sha256_message
@@ -105,14 +106,21 @@ def _of_bound(pair: Plain, value: int) -> int:
     return int(pair.numbers[0]) - value
 
 
+@dataclass
+class Moments:
+    """One moment."""
+
+    change: Callable[[Plain, int], int]
+
+
 class Bound(Plain):
     """What binds another."""
 
     __slots__ = ()
-    moments: ClassVar = SimpleNamespace(change=_of_bound)
+    moments: ClassVar = Moments(_of_bound)
 
 
-_chosen = chosen_by_moments("change", _of_plain)
+_chosen = chosen_by(MOMENTS, "change", _of_plain)
 
 
 @compiled
@@ -133,6 +141,52 @@ def test_a_loop_with_one_choice_holds_nothing_of_the_other() -> None:
     _ask(Plain(numbers), 3)
     held = {str(piece) for piece in loop(_of_bound)._pieces}
     assert not any("Plain(" in kind for kind in held)
+
+
+def test_what_is_bound_is_found_where_it_is_written() -> None:
+    assert list(sources_of_bound(Plain)) == []
+    assert list(sources_of_bound(Bound)) == [Path(__file__)]
+
+
+@inlined
+def _nothing(_pair: Plain, _value: int) -> None:
+    pass
+
+
+@inlined
+def _never(_pair: Plain) -> bool:
+    return False
+
+
+@inlined
+def _maybe(pair: Plain, value: int) -> None:
+    if _never(pair):
+        _nothing(pair, value)
+
+
+@compiled
+def _always(pair: Plain, value: int) -> None:
+    _nothing(pair, value)
+
+
+@compiled
+def _maybe_then_always(pair: Plain, value: int) -> int:
+    _maybe(pair, value)
+    _always(pair, value)
+    return value
+
+
+def test_what_an_entry_links_stands_behind_all_that_needs_it() -> None:
+    """LLVM leaves out what nothing needs that was linked before; who came later called no address."""
+    cast("Any", _maybe_then_always)._cache.disable()
+    assert _maybe_then_always(Plain(np.array([10], np.int32)), 3) == 3
+    (piece,) = loop(_maybe_then_always)._pieces.values()
+    order = [library for library in piece.library.reached() if library.name != "nrt"]  # Numba's own
+    names = [library.name for library in order]
+    assert names[0] == "_maybe_then_always"
+    assert sorted(names) == ["_always", "_maybe", "_maybe_then_always", "_never", "_nothing"]
+    for place, library in enumerate(order):
+        assert all(order.index(needed) > place for needed in library._linking_libraries if needed in order)
 
 
 FAILING = """

@@ -8,7 +8,6 @@ Numba itself makes every function a library that is optimized, emitted and wrapp
 again in each library that calls it. Of loops that other loops call, nothing but the front end's work is of use.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -36,11 +35,25 @@ class PieceLibrary(JITCodeLibrary):
         """Add no more: what Numba asks of a library before it links it."""
         self._finalized = True
 
-    def reached(self) -> Iterator[JITCodeLibrary]:
-        """Give all libraries that this one needs, itself first, those that are needed twice as often."""
-        yield self
-        for library in self._linking_libraries:
-            yield from library.reached() if isinstance(library, PieceLibrary) else (library,)
+    def reached(self) -> list[JITCodeLibrary]:
+        """List all libraries that this one needs, itself first, each behind all that need it.
+
+        LLVM links what is needed by then: a function whose only caller so far has lost its call is left out, and a
+        caller that came later would find no address.
+        """
+        behind: dict[JITCodeLibrary, None] = {}
+        self._note_behind(behind)
+        return list(behind)[::-1]
+
+    def _note_behind(self, behind: dict[JITCodeLibrary, None]) -> None:
+        """Add what this library needs, and then itself, to what was found before."""
+        for library in reversed(self._linking_libraries):
+            if library in behind:
+                continue
+            if isinstance(library, PieceLibrary):
+                library._note_behind(behind)
+            behind[library] = None
+        behind[self] = None
 
     def own_module(self) -> Opaque:
         """Give the code of this function alone."""
@@ -49,7 +62,7 @@ class PieceLibrary(JITCodeLibrary):
     def _get_module_for_linking(self) -> Opaque:
         """Give the code of this function and of all that it needs: to a library of plain Numba, which links no more."""
         if self._closed is None:
-            own, *others = dict.fromkeys(map(_Linked, self.reached()))
+            own, *others = map(_Linked, self.reached())
             self._closed = own._get_module_for_linking().clone()
             for library in others:
                 self._closed.link_in(library._get_module_for_linking(), preserve=True)
@@ -98,7 +111,7 @@ class EntryLibrary(JITCodeLibrary):
 
     def link(self, piece: PieceLibrary) -> None:
         """Have a piece, and all that it needs, linked into this library."""
-        self._linking_libraries += dict.fromkeys(map(_Linked, piece.reached()))
+        self._linking_libraries += map(_Linked, piece.reached())
 
     def environments(self) -> list[Opaque]:
         """Find the environments that the machine code names: the loop's own and those of its pieces."""

@@ -1,7 +1,7 @@
 """The audit of one pool: its lists partition the blocks, and its index finds exactly what has a name.
 
 Compiled loops look for the first contradiction and return its number in :data:`FAULTS`, 0 if there is none; what the
-eviction policy promises is the policy's to prove. O(blocks).
+eviction policy promises is the policy's to prove, and what features promise theirs (:data:`FEATURE_AUDITS`). O(blocks).
 """
 
 from typing import Final
@@ -27,7 +27,6 @@ from pagedkv.pool.blocks import (
     NUM_DEFERRED,
     NUM_DEFERRED_LISTS,
     NUM_FREE,
-    NUM_LEASED,
     NUM_NAMED,
     NUM_SENTINELS,
     OPEN_STEP,
@@ -42,9 +41,7 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     PoolArrays,
 )
-from pagedkv.pool.bounding import first_unbounded
-from pagedkv.pool.causes import NUM_CAUSES
-from pagedkv.pool.charge_audit import check_charges
+from pagedkv.pool.feature_audits import FEATURE_AUDITS
 from pagedkv.pool.free_queue import (
     blocks_of_list,
     deferred_sentinel,
@@ -52,11 +49,8 @@ from pagedkv.pool.free_queue import (
     protected_sentinel,
     spare_sentinel,
 )
-from pagedkv.pool.ghosts import GHOSTS_A_SET, are_same, find_ghost, ghost_cause, is_ghost
-from pagedkv.pool.lease_order import first_misplaced
-from pagedkv.pool.leasing import is_leased
+from pagedkv.pool.moments import stays
 from pagedkv.pool.prefix_index import bucket_of, has_digest
-from pagedkv.pool.siblings import first_unlinked
 
 __all__ = ["check_pool"]
 
@@ -67,8 +61,6 @@ FAULTS: Final = (
     "an empty block waits behind a cached one",
     "a spare block waits among cached ones",
     "a block that is not spare waits among spare ones",
-    "a block without a lease waits among leased ones",
-    "a leased block waits elsewhere, or has no name",
     "cached blocks miscounted",
     "nobody will compute a cached block",
     "a deferred block is due",
@@ -86,9 +78,6 @@ FAULTS: Final = (
     "a parent is foreign",
     "the root died",
     "a successor is foreign",
-    "a ghost of content that can be found",
-    "two ghosts of one content",
-    "a ghost gone for no reason",
 )
 (
     NONE,
@@ -97,8 +86,6 @@ FAULTS: Final = (
     EMPTY_BEHIND_CACHED,
     SPARE_ELSEWHERE,
     NOT_SPARE,
-    NOT_LEASED,
-    LEASED_ELSEWHERE,
     CACHED_COUNT,
     PROMISED_TO_NOBODY,
     DUE,
@@ -116,9 +103,6 @@ FAULTS: Final = (
     FOREIGN_PARENT,
     DEAD_ROOT,
     FOREIGN_SUCCESSOR,
-    GHOST_OF_NAMED,
-    SAME_GHOST,
-    NO_CAUSE,
 ) = range(len(FAULTS))
 
 
@@ -131,25 +115,18 @@ def check_pool(pool: BlockPool) -> None:
     protected = blocks_of_list(arrays.records, protected_sentinel(arrays.records), counted)
     spare = blocks_of_list(arrays.records, spare_sentinel(arrays.records), counted)
     leased = np.flatnonzero(free_leased(arrays)).tolist()
-    misplaced = first_misplaced(arrays)
-    assert misplaced == NULL_BLOCK, f"{pool.name}: leased block {misplaced} is not where the order of leases has it"
     num_linked = len(cold) + len(spare) + len(leased) + len(protected)
     assert num_linked == counted, f"{pool.name}: {counted} blocks counted free, {num_linked} linked"
     _require(pool, _free_fault(arrays, np.array(cold + protected, np.int32), len(spare) + len(leased)))
-    _require(pool, _leased_fault(arrays, np.array(leased, np.int32)))
     _require(pool, _spare_fault(arrays, np.array(spare, np.int32)))
     _require(pool, _deferred_fault(arrays))
     _require(pool, _places_fault(arrays))
     pool.policy.check(pool.name, arrays, cold, protected)
-    check_charges(pool, cold)
     _require(pool, _index_fault(arrays, np.zeros(pool.num_blocks, np.uint8)))
     _require(pool, *_identities_fault(arrays))
-    _require(pool, _ghosts_fault(arrays))
     _require(pool, _chains_fault(arrays))
-    unlinked = first_unlinked(arrays)
-    assert unlinked == NULL_BLOCK, f"{pool.name}: block {unlinked} is not linked with its siblings"
-    unbounded = first_unbounded(arrays, np.zeros(len(arrays.bounds), np.uint8))
-    assert unbounded == NULL_BLOCK, f"{pool.name}: place {unbounded} is not where a bound on cached blocks has it"
+    for check in FEATURE_AUDITS:
+        check(pool)
 
 
 def _require(pool: BlockPool, fault: int, block: int = NULL_BLOCK) -> None:
@@ -163,7 +140,7 @@ def _links_fault(pool: PoolArrays) -> int:
     num_blocks = len(records) - NUM_SENTINELS
     for place in range(len(records)):
         is_block = place != NULL_BLOCK and place < num_blocks
-        is_ordered = is_block and records[place, QUEUE] == FREE and is_leased(pool, place)
+        is_ordered = is_block and records[place, QUEUE] == FREE and stays(pool, place)
         if is_ordered or place == num_blocks + LEASED_ROOT or (is_block and records[place, QUEUE] <= IN_USE):
             continue
         following = records[place, NEXT]
@@ -182,25 +159,6 @@ def _spare_fault(pool: PoolArrays, spare: Int32Array) -> int:
         if record[PENDING_STEP] == pool.counts[OPEN_STEP]:
             return PROMISED_TO_NOBODY
     return NONE
-
-
-@compiled
-def _leased_fault(pool: PoolArrays, leased: Int32Array) -> int:
-    """Leased blocks that are free, and only these, stand in their list; whatever is leased has a name."""
-    records = pool.records
-    for block in leased:
-        if records[block, QUEUE] != FREE or not is_leased(pool, block) or records[block, KEPT] == SPARE:
-            return NOT_LEASED
-        if records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
-            return PROMISED_TO_NOBODY
-    num_leased = 0
-    for block in range(1, len(pool.leases)):
-        if is_leased(pool, block):
-            num_leased += records[block, QUEUE] == FREE
-            if not records[block, NAME]:
-                return LEASED_ELSEWHERE
-    is_counted = num_leased == len(leased) and num_leased == pool.counts[NUM_LEASED]
-    return NONE if is_counted else LEASED_ELSEWHERE
 
 
 @compiled
@@ -324,23 +282,4 @@ def _chains_fault(pool: PoolArrays) -> int:
                 return DEAD_ROOT
         if records[block, SUCCESSOR] < 0 or records[block, SUCCESSOR] >= num_blocks:
             return FOREIGN_SUCCESSOR
-    return NONE
-
-
-@compiled
-def _ghosts_fault(pool: PoolArrays) -> int:
-    """Ghosts are of content that nobody can find, each once, and know why it went."""
-    for block in range(len(pool.records) - NUM_SENTINELS):
-        if pool.records[block, NAME] and find_ghost(pool, pool.records[block, NAME], pool.digests[block]) >= 0:
-            return GHOST_OF_NAMED
-    for number in range(len(pool.ghosts)):
-        for way in range(GHOSTS_A_SET):
-            place = number * GHOSTS_A_SET + way
-            if not is_ghost(pool, place):
-                continue
-            if not 0 < ghost_cause(pool, place) < NUM_CAUSES:
-                return NO_CAUSE
-            for other in range(place + 1, (number + 1) * GHOSTS_A_SET):
-                if are_same(pool, place, other):
-                    return SAME_GHOST
     return NONE

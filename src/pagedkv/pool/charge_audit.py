@@ -4,7 +4,7 @@ import numpy as np
 
 from pagedkv.arrays import Int32Array
 from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import CHARGED, FREE, KEPT, NAME, NULL_BLOCK, NUM_CACHED, QUEUE, SPARE, PoolArrays
+from pagedkv.pool.blocks import CHARGED, FREE, KEPT, NAME, NULL_BLOCK, NUM_CACHED, NUM_FREE, QUEUE, SPARE, PoolArrays
 from pagedkv.pool.charging import (
     AFTER,
     BEFORE,
@@ -23,15 +23,13 @@ from pagedkv.pool.charging import (
     list_of,
 )
 from pagedkv.pool.eviction.lru import LRU
+from pagedkv.pool.free_queue import blocks_of_list
 
 __all__ = ["check_charges"]
 
 
-def check_charges(pool: BlockPool, cold: list[int]) -> None:
-    """Prove that the accounts are those of the blocks; nothing where there are no tenants.
-
-    ``cold``: the free queue's own list, which LRU evicts in its order. Raises AssertionError.
-    """
+def check_charges(pool: BlockPool) -> None:
+    """Prove that the accounts are those of the blocks; nothing where there are no tenants. Raises AssertionError."""
     arrays = pool.arrays
     if not len(arrays.tenants):
         return
@@ -49,6 +47,7 @@ def check_charges(pool: BlockPool, cold: list[int]) -> None:
     is_within = accounts[:, NUM_TAKEN] + accounts[:, NUM_RESTING] <= accounts[:, CAP]
     assert is_within.all(), f"{pool.name}: tenant {is_within.argmin()} is above its cap"
     assert accounts[:, NUM_RESTING].sum() == arrays.counts[NUM_CACHED], f"{pool.name}: cached blocks are miscounted"
+    cold = blocks_of_list(arrays.records, NULL_BLOCK, int(arrays.counts[NUM_FREE]))  # LRU evicts in its order
     for tenant in numbers:
         _check_lists(pool, tenant, int(accounts[tenant, NUM_RESTING]), cold)
 

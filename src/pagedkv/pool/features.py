@@ -22,7 +22,7 @@ from pagedkv.pool.blocks import FREE, NUM_FREE, NUM_LEASED, QUEUE, PoolArrays
 from pagedkv.pool.capping import make_room as make_room_under_caps
 from pagedkv.pool.causes import EVICTED, SHED
 from pagedkv.pool.charging import ANY, IN_CACHED, IN_LEASED, IN_SPARE
-from pagedkv.pool.epochs import undate
+from pagedkv.pool.epochs import copy_epochs, is_fresher, same_epochs, undate
 from pagedkv.pool.event_log import log_event
 from pagedkv.pool.eviction import moments as policy
 from pagedkv.pool.ghosts import recall, remember
@@ -208,6 +208,7 @@ def _note_vacant(pool: PoolArrays, block: int) -> None:
 ALL_FEATURES: Final = Moments(
     make_room=_make_room,
     counts_takes=_counts_takes,
+    note_payer=charging.let_pay,
     choose_victim=_choose_victim,
     note_eviction=_note_eviction,
     note_take=_note_take,
@@ -221,6 +222,9 @@ ALL_FEATURES: Final = Moments(
     expect=_expect,
     note_reuse=_note_reuse,
     note_recomputed=_note_recomputed,
+    note_copy=copy_epochs,
+    are_alike=same_epochs,
+    is_fresher=is_fresher,
     note_request=_note_request,
     note_rest=_note_rest,
     enqueue=_enqueue,

@@ -14,6 +14,8 @@ Taking a block:
 make_room
     A free block is about to be taken, the first that :func:`~pagedkv.pool.free_queue.first` names: what features keep
     or forbid gives way, as far as it must.
+note_payer
+    For whom blocks are taken from now on, by the number of a tenant. Only where ``counts_takes``.
 counts_takes
     Whether each block that is taken must have its ``make_room`` and ``note_take``, so that none are taken at once.
 choose_victim
@@ -42,6 +44,15 @@ expect
     Content is about to be named: given the first word of its digest. A hint.
 note_reuse, note_recomputed
     A named block was hit, or its content was computed once more. It is in use now.
+
+Content:
+
+note_copy
+    A block of a pool becomes a copy of one here or on the other side: source, block, destination, place.
+are_alike
+    Whether two blocks of equal tokens, each given behind its pool, hold equal content: the same weights computed them.
+is_fresher
+    Whether hits may rest on a block for longer than on another one, which holds equal tokens.
 
 Giving a block back:
 
@@ -83,13 +94,17 @@ __all__ = [
     "CauseHook",
     "ChildHook",
     "Choice",
+    "Comparison",
+    "CopyHook",
     "ExpectHook",
     "Hook",
     "Moments",
     "PoolHook",
     "PoolQuestion",
     "Question",
+    "Ranking",
     "RequestHook",
+    "are_alike",
     "choose_first",
     "choose_victim",
     "counts_takes",
@@ -98,16 +113,19 @@ __all__ = [
     "expect",
     "expect_nothing",
     "ignore_request",
+    "is_fresher",
     "make_room",
     "next_child",
     "note_begin",
     "note_cached",
     "note_child",
     "note_claim",
+    "note_copy",
     "note_drop",
     "note_eviction",
     "note_name",
     "note_named",
+    "note_payer",
     "note_rank",
     "note_recomputed",
     "note_request",
@@ -141,6 +159,15 @@ CauseHook: TypeAlias = Callable[[PoolArrays, int, int], None]
 
 ChildHook: TypeAlias = Callable[[PoolArrays, int, int, int], None]
 """What is done with a pool, a block, its parent and the life of that."""
+
+CopyHook: TypeAlias = Callable[[PoolArrays, int, PoolArrays, int], None]
+"""What is done with a pool and one of its blocks, and with a pool and a block that becomes a copy of that."""
+
+Comparison: TypeAlias = Callable[[PoolArrays, int, PoolArrays, int], bool]
+"""What is asked of two blocks, each behind its pool."""
+
+Ranking: TypeAlias = Callable[[PoolArrays, int, int], bool]
+"""What is asked of two blocks of a pool."""
 
 ExpectHook: TypeAlias = Callable[[PoolArrays, int], None]
 """What is done with a pool and the first word of a digest."""
@@ -185,6 +212,23 @@ def ignore_child(_pool: PoolArrays, _block: int, _parent: int, _parent_life: int
 
 
 @inlined
+def copy_nothing(_source: PoolArrays, _block: int, _destination: PoolArrays, _place: int) -> None:
+    """Do nothing."""
+
+
+@inlined
+def are_always_alike(_pool: PoolArrays, _block: int, _other_pool: PoolArrays, _other: int) -> bool:
+    """Say yes."""
+    return True
+
+
+@inlined
+def is_no_fresher(_pool: PoolArrays, _block: int, _other: int) -> bool:
+    """Say no."""
+    return False
+
+
+@inlined
 def expect_nothing(_pool: PoolArrays, _word: int) -> None:
     """Do nothing."""
 
@@ -218,6 +262,7 @@ class Moments:
 
     make_room: PoolHook = field(default=leave_as_it_is, repr=False)
     counts_takes: PoolQuestion = field(default=is_never_so, repr=False)
+    note_payer: Hook = field(default=do_nothing, repr=False)
     choose_victim: Choice = field(default=choose_first, repr=False)
     note_eviction: Hook = field(default=do_nothing, repr=False)
     note_take: Hook = field(default=do_nothing, repr=False)
@@ -231,6 +276,9 @@ class Moments:
     expect: ExpectHook = field(default=expect_nothing, repr=False)
     note_reuse: Hook = field(default=do_nothing, repr=False)
     note_recomputed: Hook = field(default=do_nothing, repr=False)
+    note_copy: CopyHook = field(default=copy_nothing, repr=False)
+    are_alike: Comparison = field(default=are_always_alike, repr=False)
+    is_fresher: Ranking = field(default=is_no_fresher, repr=False)
     note_request: RequestHook = field(default=ignore_request, repr=False)
     note_rest: Hook = field(default=do_nothing, repr=False)
     enqueue: Hook = field(default=put_last, repr=False)
@@ -245,6 +293,7 @@ class Moments:
 
 make_room: Final = chosen_by(MOMENTS, "make_room", leave_as_it_is)
 counts_takes: Final = chosen_by(MOMENTS, "counts_takes", is_never_so)
+note_payer: Final = chosen_by(MOMENTS, "note_payer", do_nothing)
 choose_victim: Final = chosen_by(MOMENTS, "choose_victim", choose_first)
 note_eviction: Final = chosen_by(MOMENTS, "note_eviction", do_nothing)
 note_take: Final = chosen_by(MOMENTS, "note_take", do_nothing)
@@ -258,6 +307,9 @@ next_child: Final = chosen_by(MOMENTS, "next_child", choose_first)
 expect: Final = chosen_by(MOMENTS, "expect", expect_nothing)
 note_reuse: Final = chosen_by(MOMENTS, "note_reuse", do_nothing)
 note_recomputed: Final = chosen_by(MOMENTS, "note_recomputed", do_nothing)
+note_copy: Final = chosen_by(MOMENTS, "note_copy", copy_nothing)
+are_alike: Final = chosen_by(MOMENTS, "are_alike", are_always_alike)
+is_fresher: Final = chosen_by(MOMENTS, "is_fresher", is_no_fresher)
 note_request: Final = chosen_by(MOMENTS, "note_request", ignore_request)
 note_rest: Final = chosen_by(MOMENTS, "note_rest", do_nothing)
 enqueue: Final = chosen_by(MOMENTS, "enqueue", put_last)

@@ -3,7 +3,7 @@
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.blocks import PoolArrays
-from pagedkv.pool.charging import let_pay
+from pagedkv.pool.moments import counts_takes, note_payer
 from pagedkv.tables.row_record import mark_row
 from pagedkv.tables.rows import MARK, OCCUPIED, STATUS, TENANT, VACANT
 
@@ -13,8 +13,8 @@ __all__ = ["first_unfit_row", "let_row_pay"]
 @inlined
 def let_row_pay(pool: PoolArrays, rows: Int32Array, row: int) -> None:
     """Charge what is taken from now on to a row's tenant, where there are tenants."""
-    if len(pool.tenants):
-        let_pay(pool, rows[row, TENANT])
+    if counts_takes(pool):
+        note_payer(pool, rows[row, TENANT])
 
 
 @compiled

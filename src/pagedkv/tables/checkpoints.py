@@ -23,9 +23,9 @@ from pagedkv.pool.blocks import (
 )
 from pagedkv.pool.contents import set_digest, set_extra
 from pagedkv.pool.digests import digest_block
-from pagedkv.pool.epochs import copy_epochs
 from pagedkv.pool.extra_keys import ExtraKeyArrays
 from pagedkv.pool.life_cycle import drop_name, release
+from pagedkv.pool.moments import note_copy
 from pagedkv.pool.prefix_index import find, name_block
 from pagedkv.tables.matching import holds_tokens
 from pagedkv.tables.rows import AT, BLOCK_SIZE, LAST_STEP, NAME_IN_POOL, NUM_TOKENS, TAIL, TAIL_LIFE, GroupArrays
@@ -114,7 +114,7 @@ def resume(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, ind
     note_content(pool.records, own)
     if own == source:
         return False
-    copy_epochs(pool, source, pool, own)
+    note_copy(pool, source, pool, own)
     hold_until(pool.records, own, pool.counts[OPEN_STEP])
     hold_until(pool.records, source, pool.counts[OPEN_STEP])
     release(pool, source, rows[row, LAST_STEP])

@@ -27,8 +27,8 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.block_record import note_content, set_pending
 from pagedkv.pool.blocks import NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.pool.contents import copy_content
-from pagedkv.pool.epochs import copy_epochs
 from pagedkv.pool.life_cycle import acquire, release
+from pagedkv.pool.moments import note_copy
 from pagedkv.tables.batches import let_row_pay
 from pagedkv.tables.row_record import add_blocks, clear_changes, note_change, put_entry
 from pagedkv.tables.rows import (
@@ -219,7 +219,7 @@ def note_as(
 ) -> None:
     """Note of a block what is noted of the one in whose place it comes."""
     set_pending(pool.records, state, pool.records[current, PENDING_STEP])
-    copy_epochs(pool, current, pool, state)
+    note_copy(pool, current, pool, state)
     num_tokens = 0
     if group.parameters[CACHING]:
         block_size = group.parameters[BLOCK_SIZE]

@@ -18,8 +18,8 @@ from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.pool.block_record import become_copy, set_pending
 from pagedkv.pool.blocks import NAME, OPEN_STEP, REF_COUNT, PoolArrays
 from pagedkv.pool.contents import copy_content, set_token, write_down
-from pagedkv.pool.epochs import copy_epochs
 from pagedkv.pool.life_cycle import acquire, acquire_all, acquire_often, release
+from pagedkv.pool.moments import note_copy
 from pagedkv.tables.batches import let_row_pay
 from pagedkv.tables.row_record import mark_row, note_change, put_entry, set_num_blocks, set_tokens, touch
 from pagedkv.tables.rows import (
@@ -227,7 +227,7 @@ def copy_block(pool: PoolArrays, shared: int) -> int:
     own = acquire(pool)
     become_copy(pool.records, shared, pool.records, own, pool.counts[OPEN_STEP])
     copy_content(pool, shared, pool, own, pool.tokens.shape[1])
-    copy_epochs(pool, shared, pool, own)
+    note_copy(pool, shared, pool, own)
     return own
 
 

@@ -3,8 +3,8 @@
 from pagedkv.arrays import Int32Array
 from pagedkv.compilation.compiled import compiled
 from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
-from pagedkv.pool.epochs import same_epochs
 from pagedkv.pool.life_cycle import adopt, release
+from pagedkv.pool.moments import are_alike
 from pagedkv.tables.publishing import BLOCK, BLOCK_LIFE, CARRIER, CARRIER_LIFE, INDEX, NUM_DUPLICATE_FIELDS, rewind_tail
 from pagedkv.tables.row_record import note_change, publish_to, put_entry
 from pagedkv.tables.rows import AT, LAST_STEP, NUM_BLOCKS, NUM_PUBLISHED, RUNNING, STATUS, GroupArrays
@@ -44,7 +44,7 @@ def merge_duplicates(
             for field in range(NUM_DUPLICATE_FIELDS):
                 duplicates[num_waiting, field] = entry[field]
             num_waiting += 1
-        elif same_epochs(pool, block, pool, carrier):
+        elif are_alike(pool, block, pool, carrier):
             replace_everywhere(pool, group, rows, index, block, carrier)
     return num_waiting
 

@@ -47,7 +47,7 @@ OWNERS: Final = {
     "counts.NUM_CACHED": "pool.block_record",
     "counts.NUM_DEFERRED": "pool.block_record",
     "counts.NUM_NAMED": "pool.prefix_index",
-    "counts.NUM_EVICTED": "pool.capping",
+    "counts.NUM_EVICTED": "pool.life_cycle",
     "counts.NUM_HIT_BLOCKS": "pool.life_cycle",
     "counts.NUM_ACQUIRED": "pool.life_cycle",
     "counts.NUM_EVENTS": "pool.event_log",

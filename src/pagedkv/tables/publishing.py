@@ -10,11 +10,10 @@ from typing import Final
 from pagedkv.arrays import Int32Array, Uint32Array
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.pool.blocks import EXTRA, LIFE, LOOKAHEAD, NAME, NULL_BLOCK, NUM_EVENTS, PARENT, PARENT_LIFE, PoolArrays
-from pagedkv.pool.epochs import is_fresher, same_epochs
 from pagedkv.pool.event_log import tell_parent
 from pagedkv.pool.keeping import note_ahead
 from pagedkv.pool.life_cycle import drop_name
-from pagedkv.pool.moments import FETCHED_AHEAD, expect
+from pagedkv.pool.moments import FETCHED_AHEAD, are_alike, expect, is_fresher
 from pagedkv.pool.prefix_index import find, is_child_of, name_block
 from pagedkv.tables.row_record import publish_to, set_tail
 from pagedkv.tables.rows import (
@@ -71,7 +70,7 @@ def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int,
         return block  # a forged digest: the newcomer stays unnamed, and nobody is handed the other's content
     record = pool.records[other]
     if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
-        if same_epochs(pool, other, pool, block):
+        if are_alike(pool, other, pool, block):
             return other
         if not is_fresher(pool, block, other):
             return block

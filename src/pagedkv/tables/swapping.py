@@ -26,8 +26,8 @@ from pagedkv.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.pool.contents import copy_content, copy_digest
-from pagedkv.pool.epochs import copy_epochs, same_epochs
 from pagedkv.pool.life_cycle import acquire, release, reuse
+from pagedkv.pool.moments import are_alike, note_copy
 from pagedkv.pool.prefix_index import find, is_child_of
 from pagedkv.tables.batches import let_row_pay
 from pagedkv.tables.publishing import publish_block
@@ -124,7 +124,7 @@ def find_twin(
     difference = destination.records[twin, EXTRA] ^ source.records[block, EXTRA]
     for slot in range(group.parameters[BLOCK_SIZE]):
         difference |= destination.tokens[twin, slot] ^ source.tokens[block, slot]
-    if not same_epochs(source, block, destination, twin):
+    if not are_alike(source, block, destination, twin):
         return NULL_BLOCK
     return twin if difference == 0 else NULL_BLOCK
 
@@ -200,7 +200,7 @@ def move_block(source: PoolArrays, destination: PoolArrays, block: int) -> int:
     copy_content(source, block, destination, place, source.tokens.shape[1])
     if len(source.digests):
         copy_digest(source, block, destination, place)
-    copy_epochs(source, block, destination, place)
+    note_copy(source, block, destination, place)
     return place
 
 

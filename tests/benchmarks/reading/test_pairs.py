@@ -10,6 +10,7 @@ PLAN = Plan(
     core=("pool/", "wing/space/"),
     wings=("wing",),
     features={"tenants": ("pool/charging.py",), "leases": ("pool/leases/",)},
+    meetings=("pool/meeting.py",),
 )
 
 
@@ -26,6 +27,7 @@ SMALL = {
     "pool/charging.py": "from pagedkv.pool.blocks import NEXT\ntake = 1\n",
     "pool/leases/__init__.py": "from pagedkv.pool.leases.order import first\n",
     "pool/leases/order.py": "from pagedkv.pool.charging import take\nfirst = 2\n",
+    "pool/meeting.py": "from pagedkv.pool.charging import take\nfrom pagedkv.pool.leases import first\n",
     "wing/space/growing.py": "from pagedkv.pool import pay, NEXT\nfrom pagedkv.pool import charging\n",
     "wing/space/audit.py": "def f():\n    from pagedkv.pool.leases import first\n",
     "planner.py": "from pagedkv.pool.charging import take\n",
@@ -52,7 +54,7 @@ def test_pairs_are_those_of_core_files_and_of_features_with_other_features(tmp_p
 
 def test_rooms_lie_inside_wings_and_circles_go_through_others(tmp_path: Path) -> None:
     small = sources(tmp_path, SMALL)
-    assert room_sizes(small, PLAN) == {"pool": 8, "wing/space": 4, "(root)": 1}
+    assert room_sizes(small, PLAN) == {"pool": 10, "wing/space": 4, "(root)": 1}
     assert circles(small, PLAN) == []
     around = {
         "pool/blocks.py": "from pagedkv.a.one import x\n",
@@ -70,4 +72,8 @@ def test_the_table_names_files_that_are_there_each_once() -> None:
 
 
 def test_what_the_table_names_and_is_not_there_is_told(tmp_path: Path) -> None:
-    assert PLAN.unknown_paths(sources(tmp_path, {"pool/charging.py": ""})) == ["wing/space/", "pool/leases/"]
+    assert PLAN.unknown_paths(sources(tmp_path, {"pool/charging.py": ""})) == [
+        "wing/space/",
+        "pool/meeting.py",
+        "pool/leases/",
+    ]
