@@ -20,7 +20,6 @@ from pagedkv.pool.blocks import NAME
 from pagedkv.pool.causes import CALLED_OFF
 from pagedkv.pool.life_cycle import drop_name
 from pagedkv.pool.sweeps import withdraw_since
-from pagedkv.space.epochs import forget_dates
 from pagedkv.space.filling import drop_unsampled
 from pagedkv.space.holding import undefined_tickets
 from pagedkv.space.planning import renew_new_blocks
@@ -71,8 +70,8 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
     rewound = _rewind_rows(state, aborted, lost)
     if state.is_overlapped:
         drop_unsampled(state, rewound)
-    if state.config.counts_epochs:
-        forget_dates(state, rewound)
+    for feature in state.features:
+        feature.rewound(rewound)
     stranded = _stranded(state, rewound)
     lost |= stranded
     _declare_lost(state, lost)

@@ -14,7 +14,6 @@ from pagedkv.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.pool.contents import set_digests
 from pagedkv.pool.digests import ROOT_WORDS
 from pagedkv.space.checkpoints import Tail
-from pagedkv.space.epochs import note_hit
 from pagedkv.space.forking import require_vacant_rows, take_rows
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching import match_again, match_prompt
@@ -22,14 +21,12 @@ from pagedkv.space.pending import note_reliance
 from pagedkv.space.prompts import digests_of_prefix, prepare_prompt, require_beginning
 from pagedkv.space.publishing import limit_publishing, publish, tag_blocks
 from pagedkv.space.replaying import begin_replay
-from pagedkv.space.retaining import note_prompt
 from pagedkv.space.scarcity import find_shortage, fits_beside, fits_empty_pools, fits_now, spare_room
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.space.steps import StepLedger
-from pagedkv.space.tenants import charge_prefix, keep_cap, let_pay
 from pagedkv.spec import AllocStatus, Row, TokenIds
-from pagedkv.tables.row_record import freeze, set_column, set_tenant
+from pagedkv.tables.row_record import freeze, set_column
 from pagedkv.tables.rows import AT, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS
 
 __all__ = [
@@ -236,8 +233,10 @@ def seat_prompt(
             if tail.group == group.index:
                 take_over(state, tail)
         state.loops.seat(*group.view, row, blocks, prompt.tokens, num_lookahead)
-    resume_states(state, ledger, row, hit.tails)
-    keep_cap(state, admission.tenant)
+    if hit.tails:
+        resume_states(state, ledger, row, hit.tails)
+    for feature in state.features:
+        feature.taken(admission.tenant)
     set_column(state.rows, row, NUM_PLANNED, hit.num_tokens)
     _note_policy(state, row, admission)
     if state.config.prefix_caching:
@@ -246,10 +245,7 @@ def seat_prompt(
             _tag(state, row, prompt)
         _take_digests(state, row, prompt, hit)
         publish(state, ledger, batch)
-    if admission.publishes:  # else its end would not stand for those of others
-        note_prompt(state, row, admission.prompt_length, hit)
-    if state.checkpoints is not None:
-        state.checkpoints.wanted[row] = checkpoint_of(state, admission.prompt_length, hit.num_tokens)
+    _note_prompt(state, row, admission, hit)
     for observer in state.observers:
         observer.admitted(row, hit, admission.num_reached)
     return Row(row)
@@ -257,13 +253,26 @@ def seat_prompt(
 
 def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
     """Refer to all of a hit for the one row of a batch, before any new block is taken, which might evict some of it."""
-    charge_prefix(state, hit.block_ids)
+    for feature in state.features:
+        for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+            feature.reviving(group.pool, blocks)
     for group, blocks in zip(state.groups, hit.block_ids, strict=True):
         if len(blocks):
             state.loops.reuse_all(group.pool.arrays, blocks)
             note_reliance(state, ledger, group, batch, blocks)
-    claim_tails(state, ledger, batch, hit.tails)
-    note_hit(state, int(batch[0]), hit)
+    if hit.tails:
+        claim_tails(state, ledger, batch, hit.tails)
+    for feature in state.features:
+        feature.hit_taken(int(batch[0]), hit)
+
+
+def _note_prompt(state: SpaceState, row: int, admission: Admission, hit: PrefixHit) -> None:
+    """Note where the whole prompt ends, and what is to be kept there."""
+    if admission.publishes:  # else its end would not stand for those of others
+        for feature in state.features:
+            feature.prompt_known(row, admission.prompt_length, hit)
+    if state.checkpoints is not None:
+        state.checkpoints.wanted[row] = checkpoint_of(state, admission.prompt_length, hit.num_tokens)
 
 
 def _note_policy(state: SpaceState, row: int, admission: Admission) -> None:
@@ -276,9 +285,9 @@ def _note_policy(state: SpaceState, row: int, admission: Admission) -> None:
 def _take_row(state: SpaceState, tenant: int) -> Int32Array:
     """Take a vacant row for a tenant, who pays for what it takes from now on: int32 ``[1]``."""
     batch = take_rows(state, 1)
-    if state.tenant_names:
-        set_tenant(state.rows, batch, tenant)
-        let_pay(state, tenant)
+    for feature in state.features:
+        feature.row_taken(batch, tenant)
+        feature.taking(tenant)
     return batch
 
 

@@ -16,7 +16,7 @@ from pagedkv.space.pending import note_reliance
 from pagedkv.space.scarcity import find_shortage
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.space.tenants import let_pay, tenant_of
+from pagedkv.space.tenants import tenant_of
 from pagedkv.space.truncating import rewind_chains_of
 from pagedkv.tables.branching import branch_row, longest_prefix
 from pagedkv.tables.pending import dependency_start, lower_start
@@ -56,7 +56,8 @@ def branch(
     if shortage is not None:
         return shortage
     state.is_changing = True
-    let_pay(state, tenant)
+    for feature in state.features:
+        feature.taking(tenant)
     children = take_rows(state, 1)
     _branch_off(state, ledger, parent, children, length)
     if num_children > 1:

@@ -14,7 +14,6 @@ from pagedkv.arrays import Int32Array
 from pagedkv.errors import StepError
 from pagedkv.pool.blocks import NULL_BLOCK
 from pagedkv.space.draft_states import require_computed_states
-from pagedkv.space.epochs import date_declared
 from pagedkv.space.publishing import publish
 from pagedkv.space.retaining import slide_group
 from pagedkv.space.state import Group, SpaceState
@@ -50,8 +49,8 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         settle_blocks(*group.view, batch, state.relies_on)
     for observer in state.observers:
         observer.declaring(batch)
-    if state.config.counts_epochs:
-        date_declared(state, batch)
+    for feature in state.features:
+        feature.declared(batch)
     for column in state.planned_columns:
         declare_planned(state.rows, batch, column)
     state.relies_on[batch] = 0

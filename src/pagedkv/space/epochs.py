@@ -27,11 +27,12 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
 from pagedkv.pool.epochs import set_epoch_in_force, set_ranges
 from pagedkv.pool.sweeps import drop_stale
+from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import InFlightStep
 from pagedkv.spec import keeps_state
-from pagedkv.tables.epochs import date_computed
+from pagedkv.tables.epochs import date_computed, date_open
 from pagedkv.tables.row_record import freeze
 from pagedkv.tables.rows import (
     LOST_ON_HOST,
@@ -44,19 +45,7 @@ from pagedkv.tables.rows import (
     blocks_for,
 )
 
-__all__ = [
-    "as_epochs",
-    "as_next_epoch",
-    "begin_epoch",
-    "date_declared",
-    "date_load",
-    "date_moved",
-    "date_step",
-    "epochs_of_block",
-    "epochs_of_row",
-    "forget_dates",
-    "note_hit",
-]
+__all__ = ["EpochFeature", "as_epochs", "as_next_epoch", "begin_epoch", "epochs_of_block", "epochs_of_row"]
 
 NOT_TOLD: Final = -1
 
@@ -101,23 +90,60 @@ def _current(state: SpaceState) -> int:
 # Dating
 
 
-def note_hit(state: SpaceState, row: int, hit: PrefixHit) -> None:
-    """A new row goes on from what it hits, as old as the oldest of it. Nothing where epochs are not counted."""
-    if not state.config.counts_epochs:
-        return
+class EpochFeature(SpaceFeature):
+    """What is done of epochs beside the operations, where they are counted."""
+
+    def __init__(self, state: SpaceState) -> None:
+        """Follow a space. O(1)."""
+        self._state = state
+
+    def hit_taken(self, row: int, hit: PrefixHit) -> None:
+        """A row is as old as the oldest of what it hits."""
+        _note_hit(self._state, row, hit)
+
+    def forked(self, parent: int, children: Int32Array) -> None:
+        """Children are as old as their parent."""
+        self._state.oldest_epochs[children] = self._state.oldest_epochs[parent]
+
+    def cleared(self, batch: Int32Array) -> None:
+        """New rows have nothing of any epoch."""
+        self._state.oldest_epochs[batch] = UNDATED
+
+    def publishing(self, group: Group, batch: Int32Array) -> None:
+        """What the open step computes is as old as its row."""
+        date_open(*group.view, batch, self._state.oldest_epochs)
+
+    def planned(self, step: InFlightStep) -> None:
+        """What a plan computes, it computes with the weights in force."""
+        _date_step(self._state, step)
+
+    def rewound(self, rows: list[int]) -> None:
+        """Rows that are to compute all again have nothing of any epoch."""
+        _forget_dates(self._state, rows)
+
+    def declared(self, batch: Int32Array) -> None:
+        """What no plan computes counts as computed with the weights in force."""
+        _date_declared(self._state, batch)
+
+    def moved(self, step: InFlightStep, refused: Int32Array) -> None:
+        """What a step computes behind refused tokens is in other blocks now."""
+        _date_moved(self._state, step, refused)
+
+    def load_begun(self, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
+        """What is brought is of the epochs that its caller names."""
+        _date_load(self._state, answer, hit, epochs)
+
+
+def _note_hit(state: SpaceState, row: int, hit: PrefixHit) -> None:
+    """A new row goes on from what it hits, as old as the oldest of it."""
     blocks = [(group.pool.arrays, hit.block_ids[group.index]) for group in state.cached_groups]
     blocks += [(state.groups[tail.group].pool.arrays, np.array([tail.block], np.int32)) for tail in hit.tails]
     oldest = [pool.epochs[held[held != NULL_BLOCK], OLDEST].min(initial=UNDATED) for pool, held in blocks]
     state.oldest_epochs[row] = min(oldest)
 
 
-def date_step(state: SpaceState, step: InFlightStep) -> None:
-    """A plan is made: what it computes, it computes with the weights in force. O(rows + blocks that it writes).
-
-    Nothing where epochs are not counted.
-    """
-    if not state.config.counts_epochs:
-        return
+def _date_step(state: SpaceState, step: InFlightStep) -> None:
+    """A plan is made: what it computes, it computes with the weights in force. O(rows + blocks that it writes)."""
     step.epoch = _current(state)
     is_new = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
     state.oldest_epochs[is_new] = step.epoch  # all that they wait for, this plan computes, for them or for another row
@@ -125,7 +151,7 @@ def date_step(state: SpaceState, step: InFlightStep) -> None:
         _date(state, group, step.rows, step.starts_in(group.index), step.ends, step.epoch)
 
 
-def date_declared(state: SpaceState, batch: Int32Array) -> None:
+def _date_declared(state: SpaceState, batch: Int32Array) -> None:
     """Rows are declared computed: what no plan computes counts as computed with the weights in force."""
     epoch = _current(state)
     state.oldest_epochs[batch] = np.minimum(state.oldest_epochs[batch], epoch)
@@ -143,7 +169,7 @@ def _oldest_held(state: SpaceState, group: Group, row: int) -> int:
     return int(group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK], OLDEST].min(initial=UNDATED))
 
 
-def date_moved(state: SpaceState, step: InFlightStep, refused: Int32Array) -> None:
+def _date_moved(state: SpaceState, step: InFlightStep, refused: Int32Array) -> None:
     """Tokens were refused: what a step in flight computes behind them is in other blocks now."""
     is_moved = (state.serials[step.rows] == step.serials) & (refused[step.rows] > 0)
     for group in state.cached_groups:
@@ -157,7 +183,7 @@ def _date(  # noqa: PLR0913, PLR0917 - ranges of one group
     date_computed(group.pool.arrays, group.arrays, batch, starts, ends, state.oldest_epochs, epoch)
 
 
-def forget_dates(state: SpaceState, rewound: list[int]) -> None:
+def _forget_dates(state: SpaceState, rewound: list[int]) -> None:
     """Steps failed: rows that are to compute all again have nothing of any epoch."""
     rows = np.array(rewound, np.int32)
     state.oldest_epochs[rows[state.rows[rows, NUM_PLANNED] == 0]] = UNDATED
@@ -187,7 +213,7 @@ def as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, i
     return oldest, newest
 
 
-def date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
+def _date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
     """Blocks are to be filled from elsewhere, behind a hit."""
     oldest, newest = epochs
     for group in state.cached_groups:

@@ -18,7 +18,6 @@ from pagedkv.pool.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.space import growing
 from pagedkv.space.batches import require_status
 from pagedkv.space.draft_states import accept_states, require_slots
-from pagedkv.space.epochs import date_moved
 from pagedkv.space.growing import Growth
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import SpaceState
@@ -240,8 +239,8 @@ def _move_down(state: SpaceState, ledger: StepLedger, refused: Int32Array, limit
             repeat_pending(
                 pool, group.arrays, state.serials, refused, step.rows, step.serials, starts, step.ends, number
             )
-        if state.config.counts_epochs:
-            date_moved(state, step, refused)
+        for feature in state.features:
+            feature.moved(step, refused)
     rows = np.flatnonzero(refused).astype(np.int32)
     for group in state.groups:
         starts, ends = (np.ascontiguousarray(state.rows[rows, column]) for column in (group.planned, NUM_TOKENS))

@@ -8,8 +8,8 @@ from pagedkv.space.draft_states import require_accepted
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.tables.row_record import set_column, set_lengths, set_tenant
-from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, SURE, TENANT, blocks_for
+from pagedkv.tables.row_record import set_column, set_lengths
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, SURE, blocks_for
 
 __all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
 
@@ -37,15 +37,11 @@ def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
     for group in state.replaying_groups:
         sure = group.arrays.parameters[SURE]
         set_column(rows, children, sure, rows[parent, sure])
-    if state.tenant_names:
-        set_tenant(rows, children, rows[parent, TENANT])
-    if state.config.counts_epochs:
-        state.oldest_epochs[children] = state.oldest_epochs[parent]
     if parent in state.media_keys:
         state.media_keys |= dict.fromkeys(children.tolist(), state.media_keys[parent])
         state.media_reach[children] = state.media_reach[parent]
-    for group in state.shedding_groups:
-        group.ends[children] = group.ends[parent]
+    for feature in state.features:
+        feature.forked(parent, children)
 
 
 def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) -> Int32Array:

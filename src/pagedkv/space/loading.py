@@ -23,7 +23,6 @@ from pagedkv.pool.blocks import NULL_BLOCK, PENDING_STEP
 from pagedkv.pool.holding import claim_all
 from pagedkv.space.admission import Admission, allocate, free_blocks_needed, seat_prompt
 from pagedkv.space.declaring import declare
-from pagedkv.space.epochs import date_load
 from pagedkv.space.forking import require_vacant_rows
 from pagedkv.space.growing import as_growth, extend, require_growth
 from pagedkv.space.hits import PrefixHit, Prompt
@@ -35,7 +34,6 @@ from pagedkv.space.scarcity import find_shortage
 from pagedkv.space.state import Loading, SpaceState
 from pagedkv.space.states import checkpoint_of
 from pagedkv.space.steps import StepLedger, read_only
-from pagedkv.space.tenants import charge_prefix, keep_cap, let_pay
 from pagedkv.tables.loading import count_to_load, publish_loaded, take_to_load, unname_unfilled
 from pagedkv.tables.rows import HIT_ALIGNMENT
 
@@ -68,14 +66,16 @@ def load(  # noqa: PLR0913, PLR0917 - what is loaded, as the front door has chec
     if shortage is not None:
         return shortage
     state.is_changing = True
-    let_pay(state, tenant)
-    charge_prefix(state, hit.block_ids)
+    for feature in state.features:
+        feature.taking(tenant)
+        for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+            feature.reviving(group.pool, blocks)
     for group, blocks in zip(state.groups, hit.block_ids, strict=True):
         claim_all(group.pool.arrays, blocks[blocks != NULL_BLOCK])
     answer = _take(state, ledger, prompt._replace(tokens=prompt.tokens[:num_whole].copy()), hit)
-    keep_cap(state, tenant)
-    if state.config.counts_epochs:
-        date_load(state, answer, hit, epochs)
+    for feature in state.features:
+        feature.taken(tenant)
+        feature.load_begun(answer, hit, epochs)
     state.is_changing = False
     return answer
 

@@ -23,7 +23,6 @@ from pagedkv.plan_buffer import (
     padded,
 )
 from pagedkv.pool.life_cycle import lower_hold
-from pagedkv.space.epochs import date_step
 from pagedkv.space.filling import oldest_samplers
 from pagedkv.space.state import DraftTable, Group, SpaceState
 from pagedkv.space.states import keep_states
@@ -74,7 +73,8 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     computing = words[offset : offset + num_ranges]
     starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
     step = InFlightStep(plan, computing, state.serials[computing], starts, ends)
-    date_step(state, step)
+    for feature in state.features:
+        feature.planned(step)
     keep_states(state, computing, ends)
     _close(state, ledger, step)
     if moves and state.config.in_order:

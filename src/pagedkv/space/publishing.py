@@ -14,7 +14,6 @@ from pagedkv.pool.event_log import complete_event
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.digesting import copy_new_digests
-from pagedkv.tables.epochs import date_open
 from pagedkv.tables.publishing import NUM_DUPLICATE_FIELDS
 from pagedkv.tables.row_record import set_accepted_of
 from pagedkv.tables.rows import AT, NUM_ACCEPTED, NUM_BLOCKS, NUM_DIGESTED
@@ -52,8 +51,8 @@ def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         for group in lane[1:]:
             copy_new_digests(first.pool.arrays, first.arrays, *group.view, batch)
     for group in state.cached_groups:
-        if state.config.counts_epochs:
-            date_open(*group.view, batch, state.oldest_epochs)
+        for feature in state.features:
+            feature.publishing(group, batch)
         num_blocks = state.loops.count_unpublished(group.arrays, state.rows, batch)
         found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
         num_events = int(group.pool.arrays.counts[NUM_EVENTS])

@@ -11,7 +11,6 @@ from pagedkv.space.draft_states import give_states_back
 from pagedkv.space.leasing import lease_rows
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
-from pagedkv.space.retaining import note_ends
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.releasing import NO_OUTPUTS
@@ -49,7 +48,8 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
         is_there = (rows[batch, STATUS] == SWAPPED) | (rows[batch, STATUS] == LOST_ON_HOST)
         on_device, on_host = batch[~is_there], batch[is_there]
         outputs = outputs[~is_there] if len(outputs) else NO_OUTPUTS
-    note_ends(state, on_device)
+    for feature in state.features:
+        feature.leaving(on_device)
     if leaving.keep_until_s is not None:
         lease_rows(state, batch, leaving.keep_until_s)
     left = [(group, np.unique(group.arrays.table[on_device])) for group in state.groups if leaving.goes_first]
@@ -60,13 +60,18 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
             state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
     for group, blocks in left:
         make_unheld_spare(group.pool.arrays, blocks)
+    _vacate(state, batch)
+    for observer in state.observers:
+        observer.freed(batch)
+    state.is_changing = False
+
+
+def _vacate(state: SpaceState, batch: Int32Array) -> None:
+    """Make rows that hold no block vacant."""
     state.clear_rows(batch, VACANT)
     for row in batch.tolist() if state.media_keys else ():
         state.media_keys.pop(row, None)
     state.vacant_rows.extend(reversed(batch.tolist()))
-    for observer in state.observers:
-        observer.freed(batch)
-    state.is_changing = False
 
 
 def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str | None = None) -> None:

@@ -1,6 +1,7 @@
 """What windows release and what they leave cached, across groups: where prompts end and branch, and sequences end."""
 
 from pagedkv.arrays import Int32Array
+from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.tables.retaining import (
@@ -14,16 +15,37 @@ from pagedkv.tables.retaining import (
 from pagedkv.tables.rows import HIT_ALIGNMENT
 from pagedkv.tables.sliding import slide
 
-__all__ = ["note_ends", "note_prompt", "slide_group"]
+__all__ = ["RetentionFeature", "note_ends", "slide_group"]
 
 
-def note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) -> None:
-    """Note where the prompt of a new row, of so many tokens, ends and leaves a known chain, and what it goes on from.
+class RetentionFeature(SpaceFeature):
+    """What is noted of rows so that windows leave cached what later prompts can hit, where a group sheds."""
 
-    Nothing where no group sheds.
-    """
-    if not state.shedding_groups:
-        return
+    def __init__(self, state: SpaceState) -> None:
+        """Follow a space. O(1)."""
+        self._state = state
+
+    def prompt_known(self, row: int, num_tokens: int, hit: PrefixHit) -> None:
+        """Where a prompt ends and leaves a known chain is kept."""
+        _note_prompt(self._state, row, num_tokens, hit)
+
+    def forked(self, parent: int, children: Int32Array) -> None:
+        """What is kept of the parent is kept of its children."""
+        for group in self._state.shedding_groups:
+            group.ends[children] = group.ends[parent]
+
+    def leaving(self, batch: Int32Array) -> None:
+        """What is to be kept of rows is noted while they have it."""
+        note_ends(self._state, batch)
+
+    def cleared(self, batch: Int32Array) -> None:
+        """New rows keep nothing."""
+        for group in self._state.shedding_groups:
+            group.ends[batch] = 0
+
+
+def _note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) -> None:
+    """Note where a prompt of so many tokens ends and leaves a known chain, and what its row goes on from."""
     alignment = int(state.shedding_groups[0].arrays.parameters[HIT_ALIGNMENT])
     for group in state.shedding_groups:
         group.ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment

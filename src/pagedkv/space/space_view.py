@@ -26,6 +26,7 @@ from pagedkv.space.audit import check_space
 from pagedkv.space.batches import require_status
 from pagedkv.space.epochs import epochs_of_row
 from pagedkv.space.explanations import ExplanationBook
+from pagedkv.space.features import features_of
 from pagedkv.space.receipts import Receipt, ReceiptBook
 from pagedkv.space.replaying import without_inexact
 from pagedkv.space.state import Group, SpaceState
@@ -55,6 +56,7 @@ class SpaceView:
         """Build empty pools and tables. O(blocks)."""
         self.config = config
         self._own_state = SpaceState(config)
+        self._own_state.features = features_of(self._own_state)
         self._receipts = ReceiptBook(self._own_state) if config.receipts else None
         self._explanations = ExplanationBook(self._own_state) if config.explain else None
         books = (self._receipts, self._explanations)

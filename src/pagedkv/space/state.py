@@ -28,6 +28,7 @@ from pagedkv.pool.extra_keys import ExtraKeyTable
 from pagedkv.pool.free_queue import free_leased
 from pagedkv.pool.step_numbers import open_next, renumber
 from pagedkv.space.checkpoints import Checkpoints
+from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.loops import DraftLoops, SpaceLoops
 from pagedkv.space.observer import SpaceObserver
 from pagedkv.spec import GroupSpec, SpaceConfig, StepId, keeps_state, most_checkpoints, num_draft_states
@@ -205,6 +206,7 @@ class SpaceState:
         tenant_names: names of the tenants by their numbers, the first one of nobody: None; empty where there are none.
         limits: cap and floor of each of them, by pool.
         observers: what follows the operations of the space, in the order in which it is called.
+        features: what takes part in them beside the core, likewise (:mod:`pagedkv.space.features`).
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -212,6 +214,7 @@ class SpaceState:
         self.config = config
         self.is_changing = False
         self.observers: tuple[SpaceObserver, ...] = ()
+        self.features: tuple[SpaceFeature, ...] = ()
         self.version, self.now_s = 0, 0.0
         self.tenant_names, self.limits = _tenants_of(config), config.limits_by_pool()
         self.pools = self._new_pools(config.blocks_by_pool())
@@ -404,12 +407,10 @@ class SpaceState:
         self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
         if self.limits_publishing:
             self.publish_limits[batch] = LARGEST_SIZE
-        for group in self.shedding_groups:
-            group.ends[batch] = 0
         if self.checkpoints is not None:
             self.checkpoints.wanted[batch] = 0
-        if self.config.counts_epochs:
-            self.oldest_epochs[batch] = UNDATED
+        for feature in self.features:
+            feature.cleared(batch)
 
     def begin_epoch(self, weights_epoch: str) -> None:
         """Note that the model has other weights."""

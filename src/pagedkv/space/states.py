@@ -15,7 +15,6 @@ from pagedkv.space.checkpoints import Tail, TailNote, keys_of_tail
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.space.tenants import charge_hits
 from pagedkv.tables.checkpoints import give_names_up, name_tail, resume, surrender
 from pagedkv.tables.retaining import AT_END, AT_JUNCTION, PROMPT_END
 from pagedkv.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, SHEDS
@@ -102,7 +101,8 @@ def claim_tails(state: SpaceState, ledger: StepLedger, batch: Int32Array, tails:
     """Take a reference to each tail of a hit, for the one new row of a batch, until it is seated."""
     for tail in tails:
         group, blocks = state.groups[tail.group], np.array([tail.block], np.int32)
-        charge_hits(state, group.pool, blocks)
+        for feature in state.features:
+            feature.reviving(group.pool, blocks)
         state.loops.reuse_all(group.pool.arrays, blocks)
         _keep(group, tail.block, AT_END if group in state.state_groups else AT_JUNCTION)
         note_reliance(state, ledger, group, batch, blocks)

@@ -23,11 +23,10 @@ from pagedkv.space.draft_states import give_states_back, has_open_states
 from pagedkv.space.pending import hand_over, stop_relying
 from pagedkv.space.publishing import publish
 from pagedkv.space.replaying import is_replaying
-from pagedkv.space.retaining import note_ends
 from pagedkv.space.scarcity import find_shortage, fits_beside, fits_empty_pools, fits_now
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
-from pagedkv.space.tenants import batches_by_tenant, charge_hits, keep_cap, let_pay, tenant_of
+from pagedkv.space.tenants import batches_by_tenant, tenant_of
 from pagedkv.spec import AllocStatus, keeps_state
 from pagedkv.tables.retaining import shed_unkept
 from pagedkv.tables.row_record import set_status
@@ -178,7 +177,8 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
 def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[str, Int32Array]:
     """Move all groups' blocks to the host as surveyed; of windows, what stays cached is what later prompts can hit."""
     left = [(group, np.unique(group.arrays.table[batch])) for group in state.shedding_groups]
-    note_ends(state, batch)
+    for feature in state.features:
+        feature.leaving(batch)
     give_states_back(state, batch, is_leaving=True)
     moves = _move(state, batch, found, _device_pool, _host_pool)
     for group, blocks in left:
@@ -307,12 +307,14 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
         return shortage
     state.is_changing = True
     for tenant, twins in arrival.twins.items():
-        let_pay(state, tenant)
-        for name, blocks in twins.items():
-            charge_hits(state, state.pools[name], blocks)
+        for feature in state.features:
+            feature.taking(tenant)
+            for name, blocks in twins.items():
+                feature.reviving(state.pools[name], blocks)
     moves = _move(state, batch, arrival.found, _host_pool, _device_pool)
     for tenant in arrival.twins:
-        keep_cap(state, tenant)
+        for feature in state.features:
+            feature.taken(tenant)
     set_status(state.rows, batch, RUNNING)
     for group in state.groups:
         arrive(*group.view, batch)

@@ -15,16 +15,15 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.pool import capping, charging
 from pagedkv.pool.block_pool import BlockPool
 from pagedkv.pool.charging import CAP, FLOOR, NOBODY, NUM_RESTING, NUM_TAKEN
+from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.state import SpaceState
+from pagedkv.tables.row_record import set_tenant
 from pagedkv.tables.rows import TENANT
 
 __all__ = [
+    "TenantFeature",
     "as_tenant",
     "batches_by_tenant",
-    "charge_hits",
-    "charge_prefix",
-    "keep_cap",
-    "let_pay",
     "list_shares",
     "share_of",
     "tenant_of",
@@ -53,31 +52,34 @@ def batches_by_tenant(state: SpaceState, batch: Int32Array) -> Iterator[tuple[in
         yield tenant, np.flatnonzero(tenants == tenant).astype(np.int32)
 
 
-def let_pay(state: SpaceState, tenant: int) -> None:
-    """Charge what is taken of the device pools from now on to a tenant."""
-    if state.tenant_names:
-        for pool in state.pools.values():
+class TenantFeature(SpaceFeature):
+    """What is charged beside the operations, where there are tenants."""
+
+    def __init__(self, state: SpaceState) -> None:
+        """Follow a space. O(1)."""
+        self._state = state
+
+    def row_taken(self, batch: Int32Array, tenant: int) -> None:
+        """A row is its tenant's."""
+        set_tenant(self._state.rows, batch, tenant)
+
+    def forked(self, parent: int, children: Int32Array) -> None:
+        """Forks are their parent's tenant's."""
+        set_tenant(self._state.rows, children, self._state.rows[parent, TENANT])
+
+    def taking(self, tenant: int) -> None:
+        """What is taken of the device pools from now on is charged to a tenant."""
+        for pool in self._state.pools.values():
             pool.let_pay(tenant)
 
+    def reviving(self, pool: BlockPool, blocks: Int32Array) -> None:
+        """What nobody uses of some blocks, which are about to be taken, is charged to the payer."""
+        charging.charge_hits(pool.arrays, blocks)
 
-def charge_hits(state: SpaceState, pool: BlockPool, block_ids: Int32Array) -> None:
-    """Charge what nobody uses of some blocks, which are about to be taken, to the payer."""
-    if state.tenant_names:
-        charging.charge_hits(pool.arrays, block_ids)
-
-
-def charge_prefix(state: SpaceState, block_ids: tuple[Int32Array, ...]) -> None:
-    """Charge what nobody uses of a hit's blocks, group by group, to the payer, before any of them is taken."""
-    if state.tenant_names:
-        for group, blocks in zip(state.groups, block_ids, strict=True):
-            charging.charge_hits(group.pool.arrays, blocks)
-
-
-def keep_cap(state: SpaceState, tenant: int) -> None:
-    """Let a tenant that has taken hits give up what its caps have no room for any more."""
-    if state.tenant_names:
-        let_pay(state, tenant)
-        for pool in state.pools.values():
+    def taken(self, tenant: int) -> None:
+        """A tenant that has taken hits gives up what its caps have no room for any more."""
+        self.taking(tenant)
+        for pool in self._state.pools.values():
             capping.keep_cap(pool.arrays, tenant, 0)
 
 
