@@ -10,7 +10,8 @@ blocks are short. What a step needs done in memory comes out of :meth:`BlockSpac
 
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an
 ``append`` of each further one. Several steps may be in flight. What is done with content, whoever's it is, stands in
-:mod:`~pagedkv.space.content_space`. These classes check and document; the modules beside them carry out:
+:mod:`~pagedkv.space.content_space`, rows that leave for the host and come back in
+:mod:`~pagedkv.space.swap_space`. These classes check and document; the modules beside them carry out:
 ``admission``, ``growing``, ``filling``, ``truncating``, ``forking``, ``branching``, ``swapping``, ``holding``,
 ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
@@ -23,9 +24,9 @@ import numpy.typing as npt
 from pagedkv.answers import AbortedSteps, Allocation, PrefixGone, Shortage
 from pagedkv.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.arrays import Int32Array
-from pagedkv.errors import ConfigurationError, NoHostPoolError, SequenceError, StepError
+from pagedkv.errors import ConfigurationError, SequenceError, StepError
 from pagedkv.keys import NO_KEYS, RequestKeys
-from pagedkv.plan import BlockMoves, StepPlan
+from pagedkv.plan import StepPlan
 from pagedkv.space import (
     aborting,
     admission,
@@ -39,7 +40,6 @@ from pagedkv.space import (
     planning,
     releasing,
     stepping,
-    swapping,
     truncating,
 )
 from pagedkv.space.batches import (
@@ -50,19 +50,19 @@ from pagedkv.space.batches import (
     require_known_prefix,
     require_status,
 )
-from pagedkv.space.content_space import ContentSpace
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.leasing import as_intent
 from pagedkv.space.prompts import prepare_prompt
 from pagedkv.space.receipts import Receipt
+from pagedkv.space.swap_space import SwapSpace
 from pagedkv.space.tenants import as_tenant
 from pagedkv.spec import AllocStatus, StepId, TokenIds
-from pagedkv.tables.rows import OCCUPIED, RUNNING, SWAPPED
+from pagedkv.tables.rows import OCCUPIED, RUNNING
 
 __all__ = ["BlockSpace"]
 
 
-class BlockSpace(ContentSpace):
+class BlockSpace(SwapSpace):
     """The KV-cache bookkeeping of one engine, by rows.
 
     Raises (all methods that take rows): :class:`~pagedkv.errors.SequenceError` for rows that are unknown,
@@ -400,66 +400,6 @@ class BlockSpace(ContentSpace):
         require_status(self._state, as_batch(row), OCCUPIED)
         if (batch == row).any():
             raise SequenceError(f"row {row} cannot be superseded by itself: name the row that replaces it")
-
-    # Swapping
-
-    def can_swap_out(self, rows: Rows) -> AllocStatus:
-        """Tell whether the host pools can take these rows. Changes nothing.
-
-        OK if :meth:`swap_out` would succeed. NEVER without a host pool, or if not even an empty one could hold them,
-        nor one that holds nothing but what they share there; LATER too while the open plan copies or swaps into their
-        blocks, and until the step is over that computes a window of theirs again.
-        """
-        batch = as_batch(rows)
-        require_status(self._state, batch, RUNNING)
-        return swapping.swap_out_status(self._state, self._ledger, batch)
-
-    def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
-        """Move rows to the host pools: device block -> host block, a block that rows of this call share once.
-
-        The moves are in the open step's plan as well; device blocks go back when it is acknowledged.
-
-        Raises:
-            NoHostPoolError: a group's pool has no host pool.
-            SequenceError: the open plan writes their blocks, or a window is computed again (``can_swap_out`` says
-                LATER).
-        """
-        batch = as_batch(rows)
-        mark = require_status(self._state, batch, RUNNING)
-        require_known(self._state, batch, "swapped out")
-        self._state.version += 1
-        return swapping.swap_out(self._state, self._ledger, batch, mark)
-
-    def can_swap_in(self, rows: Rows, counts: npt.ArrayLike | None = None, *, num_lookahead: int = 0) -> AllocStatus:
-        """Tell whether the device pools can take swapped-out rows back and let them go on. Changes nothing.
-
-        Args:
-            rows: the rows.
-            counts: int32 ``[len(rows)]``, tokens that each is to take next; one each when None (none where
-                ``max_tokens`` is reached). With the blocks for these come the copies on write that they cause.
-            num_lookahead: slots a row beyond these tokens.
-
-        OK if that fits beside the watermark; NEVER if not even empty pools could hold it, nor pools that hold nothing
-        but what the rows share there.
-        """
-        self._require_host_pools()
-        batch = as_batch(rows)
-        require_status(self._state, batch, SWAPPED)
-        reserve = as_count(num_lookahead, "num_lookahead")
-        growth = swapping.as_next_counts(self._state, batch, counts, reserve)
-        return swapping.swap_in_status(self._state, batch, growth, reserve)
-
-    def swap_in(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
-        """Move swapped-out rows back: host block -> device block. The open step may compute them at once."""
-        self._require_host_pools()
-        batch = as_batch(rows)
-        require_status(self._state, batch, SWAPPED)
-        self._state.version += 1
-        return swapping.swap_in(self._state, self._ledger, batch)
-
-    def _require_host_pools(self) -> None:
-        if not self._state.host_pools:
-            raise NoHostPoolError("no host pool is configured: set num_host_blocks")
 
     # Steps
 

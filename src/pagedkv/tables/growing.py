@@ -136,10 +136,7 @@ def grow(
     """
     reserve = slots_to_reserve(group, num_lookahead)
     block_size = group.parameters[BLOCK_SIZE]
-    caching = group.parameters[CACHING]
-    is_written = caching and len(tokens) > 0
     is_state = group.parameters[KIND] == RECURRENT
-    open_step = pool.counts[OPEN_STEP]
     # Unsigned indices: signed ones are guarded against being negative, 9.1 us instead of 6.7 for 1,024 rows.
     num_blocks_column = unsigned(group.parameters[AT] + NUM_BLOCKS)
     num_digested_column = unsigned(group.parameters[AT] + NUM_DIGESTED)
@@ -161,10 +158,8 @@ def grow(
         if end + reserve > rows[row, num_blocks_column] * block_size:
             extend_row(pool, group, rows, row, end + reserve)
             block = unsigned(group.table[row, entry])
-        if count == 1:  # the general loop takes 2 us more for 1,024 rows
-            set_pending(pool.records, block, open_step)
-            if is_written:
-                set_token(pool, block, offset, tokens[next_token])
+        if count == 1:
+            _write_token(pool, group, block, offset, tokens, next_token)
         else:
             write_tokens(pool, group, row, start // block_size, offset, tokens, next_token, count)
         next_token += count
@@ -173,7 +168,17 @@ def grow(
                 any_full = 1
             set_tokens(rows, row, end, end - num_draft)
             touch(rows, row)
-    return num_copies, any_full & caching
+    return num_copies, any_full & group.parameters[CACHING]
+
+
+@inlined
+def _write_token(
+    pool: PoolArrays, group: GroupArrays, block: int, offset: int, tokens: Int32Array, next_token: int
+) -> None:
+    """Do what :func:`write_tokens` does for one token, whose block is known: 2 us less for 1,024 rows."""
+    set_pending(pool.records, block, pool.counts[OPEN_STEP])
+    if group.parameters[CACHING] and len(tokens) > 0:
+        set_token(pool, block, offset, tokens[next_token])
 
 
 @compiled
