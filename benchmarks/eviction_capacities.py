@@ -23,14 +23,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.markdown import table
 from benchmarks.repository import ROOT
-from pagedkv.capacity.optimum import optimal_hits
-from pagedkv.capacity.pool_hits import pool_hits
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.capacity.stack_distances import lru_hits_by_capacity
-from pagedkv.pool.eviction.lru import LRU
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.request import Request
+from pagedkv.memory.pool.eviction.lru import LRU
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.planner.capacity.optimum import optimal_hits
+from pagedkv.planner.capacity.pool_hits import pool_hits
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.request import Request
 
 __all__ = ["SOURCES", "TOLD", "against_lru", "as_told", "capacities_of", "main", "points_against_lru", "turning"]
 

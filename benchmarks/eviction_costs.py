@@ -17,14 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.markdown import table
-from pagedkv.arrays import Int32Array
-from pagedkv.capacity.optimum import optimal_hits
-from pagedkv.capacity.pool_hits import serve_trace
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.compilation.compiled import compiled
-from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import CLOCK_US, PoolArrays
-from pagedkv.pool.eviction.hazard.layout import (
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import CLOCK_US, PoolArrays
+from pagedkv.memory.pool.eviction.hazard.layout import (
     CURVES,
     LEAF,
     LEAF_CLASSES,
@@ -38,11 +35,14 @@ from pagedkv.pool.eviction.hazard.layout import (
     SWEEP,
     VALUE,
 )
-from pagedkv.pool.eviction.hazard.policy import HAZARD
-from pagedkv.pool.eviction.hazard.victims import draw
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.pool.moments import note_request
-from pagedkv.traces.request import Request
+from pagedkv.memory.pool.eviction.hazard.policy import HAZARD
+from pagedkv.memory.pool.eviction.hazard.victims import draw
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.memory.pool.moments import note_request
+from pagedkv.planner.capacity.optimum import optimal_hits
+from pagedkv.planner.capacity.pool_hits import serve_trace
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.traces.request import Request
 
 ROUNDS: Final = 7
 NUM_TRACE_REFS: Final = 400_000

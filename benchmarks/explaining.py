@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.measure import Row, Timing, timed
 from benchmarks.operations import BLOCK_SIZE, FULL, HYBRID, NUM_BLOCKS, admit, allocated, prompt
 from pagedkv import BlockSpace, GroupSpec, MissCause, PrefixHit, RequestKeys, SpaceConfig
-from pagedkv.space import explaining
+from pagedkv.memory.space import explaining
 
 __all__ = ["OPERATIONS"]
 

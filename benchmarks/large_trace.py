@@ -2,7 +2,7 @@
 
     python -m benchmarks.large_trace trace.jsonl --gib 1
 
-Conversations are those of :class:`pagedkv.traces.ConversationWorkload`, of 8 turns in the mean, ten new ones
+Conversations are those of :class:`pagedkv.planner.traces.ConversationWorkload`, of 8 turns in the mean, ten new ones
 each second. Ids are of full blocks of 64 tokens: those of the system prompt are shared, the others the session's own.
 1 GiB is about 1.5 million requests, and takes some minutes.
 """
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from pagedkv.traces import ConversationWorkload, TokenizedRequest
+from pagedkv.planner.traces import ConversationWorkload, TokenizedRequest
 
 BLOCK_SIZE: Final = 64
 MOST_SESSIONS: Final = 10**8

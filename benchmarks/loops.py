@@ -28,8 +28,8 @@ from pagedkv import (
     Shortage,
     SpaceConfig,
 )
-from pagedkv.keys import NO_KEYS
-from pagedkv.spec import StepId
+from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.memory.contract.spec import StepId
 
 __all__ = ["OPERATIONS"]
 

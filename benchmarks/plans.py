@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.measure import Row, timed
 from benchmarks.operations import BLOCK_SIZE, NUM_BLOCKS, admit, batch_of, new_space, prompt, run_step
 from pagedkv import BlockSpace, FullAttention, Shortage, SpaceConfig, StepPlan
-from pagedkv.arrays import Int32Array, Int64Array
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 
 __all__ = ["OPERATIONS"]
 

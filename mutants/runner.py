@@ -71,7 +71,7 @@ STAGES: Final = (
 )
 
 # Faults of the body are judged by its own tests.
-DEVICE: Final = "src/pagedkv/device/"
+DEVICE: Final = "src/pagedkv/memory/device/"
 DEVICE_STAGES: Final = (
     Stage(
         "tests of the body",

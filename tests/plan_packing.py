@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.plan import BlockMoves, DraftStates, NewBlocks, StepPlan, TableWrites, TokenRanges, UnknownTokens
+from pagedkv.memory.contract.plan import (
+    BlockMoves,
+    DraftStates,
+    NewBlocks,
+    StepPlan,
+    TableWrites,
+    TokenRanges,
+    UnknownTokens,
+)
 
 __all__ = ["Parts", "as_plain", "pack", "pack_like", "parts_of", "repacked"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pagedkv.arguments import as_counts, as_token_array
-from pagedkv.errors import TokenError
-from pagedkv.spec import TokenIds
+from pagedkv.memory.contract.arguments import as_counts, as_token_array
+from pagedkv.memory.contract.errors import TokenError
+from pagedkv.memory.contract.spec import TokenIds
 from tests.space.spaces import allocate, hit, new_space
 
 NUMBERS = list(range(13))

@@ -20,4 +20,9 @@ def test_docstrings_show_something() -> None:
     """Or the test above would pass on nothing."""
     finder = doctest.DocTestFinder()
     shown = {name for name in MODULES if any(test.examples for test in finder.find(importlib.import_module(name)))}
-    assert shown >= {"pagedkv", "pagedkv.pool.free_queue", "pagedkv.classic.manager", "pagedkv.classic.block_table"}
+    assert shown >= {
+        "pagedkv",
+        "pagedkv.memory.pool.free_queue",
+        "pagedkv.memory.classic.manager",
+        "pagedkv.memory.classic.block_table",
+    }

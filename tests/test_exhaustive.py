@@ -15,8 +15,8 @@ from typing import get_args
 import pytest
 
 from pagedkv import GroupSpec
-from pagedkv.engine.layer_specs import RuleKind
-from pagedkv.models.layer_rules import KINDS
+from pagedkv.planner.models.layer_rules import KINDS
+from pagedkv.serving.engine.layer_specs import RuleKind
 
 REPOSITORY = Path(__file__).parents[1]
 RULES = {rule.__name__ for rule in get_args(GroupSpec)}
@@ -58,7 +58,7 @@ def test_no_source_asks_whether_a_group_is_of_one_rule() -> None:
         and node.func.id == "isinstance"
         and classes_in(node.args[1]) & RULES
     ]
-    assert asked == [], "ask by a function of pagedkv.spec that answers for every rule"
+    assert asked == [], "ask by a function of pagedkv.memory.contract.spec that answers for every rule"
 
 
 def test_every_match_over_rules_names_all_of_them_and_answers_for_no_other() -> None:
@@ -86,7 +86,7 @@ def test_mypy_names_every_place_that_does_not_know_a_new_rule(tmp_path: Path) ->
     """A rule joins ``GroupSpec`` in a copy of the sources: mypy has an error inside every match over rules."""
     shutil.copytree(REPOSITORY / "src", tmp_path / "src")
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
-    spec = tmp_path / "src/pagedkv/spec.py"
+    spec = tmp_path / "src/pagedkv/memory/contract/spec.py"
     text = spec.read_text()
     assert text.count(UNION) == 1
     spec.write_text(text.replace(UNION, f"{NEW_RULE.lstrip()}{UNION} | Strided"))

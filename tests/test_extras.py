@@ -10,8 +10,8 @@ import pytest
 
 import pagedkv
 from pagedkv.cli.app import SUMMARIES
-from pagedkv.errors import MissingExtraError
-from pagedkv.extras import needing
+from pagedkv.memory.contract.errors import MissingExtraError
+from pagedkv.memory.contract.extras import needing
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCES: Final = str(Path(pagedkv.__file__).parents[1])
@@ -46,7 +46,7 @@ for typed in sys.argv[1:]:
 IMPORTS: Final = """
 import importlib, pkgutil
 from pathlib import Path
-from pagedkv.errors import MissingExtraError
+from pagedkv.memory.contract.errors import MissingExtraError
 def names(folder, prefix):
     for module in pkgutil.iter_modules([str(folder)], prefix):
         yield module.name
@@ -54,7 +54,7 @@ def names(folder, prefix):
             yield from names(folder / module.name.rpartition(".")[2], module.name + ".")
 import pagedkv
 for name in names(Path(pagedkv.__file__).parent, "pagedkv."):
-    if not name.startswith(("pagedkv.cli.", "pagedkv.device.kernels.triton", "pagedkv.__main__")):
+    if not name.startswith(("pagedkv.cli.", "pagedkv.memory.device.kernels.triton", "pagedkv.__main__")):
         try:
             importlib.import_module(name)
         except MissingExtraError as error:
@@ -151,7 +151,7 @@ def test_help_does_without_the_extras_that_running_a_command_needs() -> None:
 
 
 def test_the_library_needs_no_extra() -> None:
-    program = "from pagedkv import *; import pagedkv.simulation, pagedkv.capacity, pagedkv.traces, pagedkv.models"
+    program = "from pagedkv import *; from pagedkv.planner import capacity, models, simulation, traces"
     missing = "msgspec rich typer click torch transformers tokenizers safetensors zmq jinja2 markupsafe matplotlib"
     assert without(missing, program).stderr == ""
 
@@ -159,13 +159,24 @@ def test_the_library_needs_no_extra() -> None:
 @pytest.mark.parametrize(
     ("missing", "packages"),
     [
-        ("msgspec", {"pagedkv.traces.reader", "pagedkv.traces.writer", "pagedkv.recording.wire"}),
-        ("torch", {"pagedkv.device", "pagedkv.attention", "pagedkv.engine", "pagedkv.engine.demo.serving"}),
-        ("transformers", {"pagedkv.engine", "pagedkv.engine.sampling"}),
-        ("tokenizers", {"pagedkv.engine"}),
-        ("zmq", {"pagedkv.recording.subscription"}),
-        ("jinja2", {"pagedkv.report.page"}),
-        ("matplotlib", {"pagedkv.report.page", "pagedkv.report.drawing"}),
+        (
+            "msgspec",
+            {"pagedkv.planner.traces.reader", "pagedkv.planner.traces.writer", "pagedkv.planner.recording.wire"},
+        ),
+        (
+            "torch",
+            {
+                "pagedkv.memory.device",
+                "pagedkv.memory.attention",
+                "pagedkv.serving.engine",
+                "pagedkv.serving.engine.demo.serving",
+            },
+        ),
+        ("transformers", {"pagedkv.serving.engine", "pagedkv.serving.engine.sampling"}),
+        ("tokenizers", {"pagedkv.serving.engine"}),
+        ("zmq", {"pagedkv.planner.recording.subscription"}),
+        ("jinja2", {"pagedkv.planner.report.page"}),
+        ("matplotlib", {"pagedkv.planner.report.page", "pagedkv.planner.report.drawing"}),
     ],
 )
 def test_every_module_imports_or_says_what_to_install(missing: str, packages: set[str]) -> None:

@@ -18,12 +18,12 @@ from pagedkv import (
     hash_block_tokens,
     hash_request_tokens,
 )
-from pagedkv.engine import EngineConfig, PromptLookup, SamplingParams
-from pagedkv.errors import ConfigurationError
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.scheduling import SchedulingConfig
-from pagedkv.simulation import ServingConfig
-from pagedkv.spec import EVICTION_POLICIES
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.spec import EVICTION_POLICIES
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.memory.scheduling import SchedulingConfig
+from pagedkv.planner.simulation import ServingConfig
+from pagedkv.serving.engine import EngineConfig, PromptLookup, SamplingParams
 from tests.odd_arguments import calls_of, outcome, parameters_of
 
 SPACE: Final[dict[str, object]] = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import pagedkv
-from pagedkv.tables.owners import OWNERS
+from pagedkv.memory.tables.owners import OWNERS
 from tests.writes import ALL_COLUMNS, Write, writes_in
 
 ROOT = Path(pagedkv.__file__).parent

@@ -6,14 +6,14 @@ from typing import Final
 
 import pytest
 
-from pagedkv.pool import blocks
-from pagedkv.pool.eviction.hazard import layout
-from pagedkv.space.explanations import ExplanationBook
-from pagedkv.space.receipts import ReceiptBook
-from pagedkv.space.state import SpaceState
-from pagedkv.space.steps import StepLedger
-from pagedkv.spec import FullAttention, SpaceConfig
-from pagedkv.tables import publishing, rows
+from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.pool import blocks
+from pagedkv.memory.pool.eviction.hazard import layout
+from pagedkv.memory.space.explanations import ExplanationBook
+from pagedkv.memory.space.receipts import ReceiptBook
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.tables import publishing, rows
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")

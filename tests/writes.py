@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from pagedkv.pool.blocks import PoolArrays
-from pagedkv.tables.owners import OWNERS
+from pagedkv.memory.pool.blocks import PoolArrays
+from pagedkv.memory.tables.owners import OWNERS
 
 __all__ = ["ALL_COLUMNS", "Write", "writes_in"]
 

@@ -12,10 +12,10 @@ from typing import Final, final
 import torch
 
 from benchmarks.device.timing import Figure, by_graph, figure
-from pagedkv.device import KeyValueShape, KVStorage, LatentShape
-from pagedkv.device.kernels.selection import kernels_for
-from pagedkv.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList, tiling_for
-from pagedkv.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape
+from pagedkv.memory.device.kernels.selection import kernels_for
+from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList, tiling_for
 
 __all__ = ["WORKLOADS", "Setup", "Workload", "attention_figures"]
 

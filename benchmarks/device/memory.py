@@ -7,8 +7,8 @@ from typing import Final
 import torch
 
 from benchmarks.device.timing import Figure, figure
-from pagedkv.device import KeyValueShape, KVStorage
-from pagedkv.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.device import KeyValueShape, KVStorage
 
 __all__ = ["memory_figures"]
 

@@ -4,10 +4,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagedkv.arrays import Int32Array
-from pagedkv.plan import StepPlan
-from pagedkv.plan_buffer import COMPUTE, ENTRIES, HEADER_WORDS, LENGTH, LINE_WORDS, OFFSET, RUNS, PlanLayout, padded
-from pagedkv.spec import SpaceConfig
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.contract.plan_buffer import (
+    COMPUTE,
+    ENTRIES,
+    HEADER_WORDS,
+    LENGTH,
+    LINE_WORDS,
+    OFFSET,
+    RUNS,
+    PlanLayout,
+    padded,
+)
+from pagedkv.memory.contract.spec import SpaceConfig
 
 __all__ = ["decode_plan", "make_plan", "prefill_plan"]
 

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.device.plans import decode_plan, prefill_plan
 from benchmarks.device.timing import Figure, elapsed_us, figure, on_host
-from pagedkv.device import BlockTables
-from pagedkv.plan import StepPlan
-from pagedkv.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.device import BlockTables
 
 __all__ = ["cpu_figures", "step_figures"]
 

@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
 
 Tokens: TypeAlias = list[list[int]]
 

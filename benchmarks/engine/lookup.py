@@ -15,8 +15,8 @@ from typing import Final
 import torch
 import transformers
 
-from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams, compat
-from pagedkv.engine.demo.trained import load_trained
+from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams, compat
+from pagedkv.serving.engine.demo.trained import load_trained
 
 Tokens = list[list[int]]
 LOOKUPS: Final = (0, 2, 4, 8)

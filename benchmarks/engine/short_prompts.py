@@ -15,7 +15,7 @@ import transformers
 from transformers import LlamaForCausalLM
 
 from benchmarks.engine.__main__ import VOCABULARY, Tokens, make_model
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
+from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, compat
 
 NUM_PROMPTS: Final = 48
 NUM_NEW: Final = 8

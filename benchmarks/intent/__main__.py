@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.intent.serving import INTENTS, Session, serve
-from pagedkv.capacity.curve import default_capacities
-from pagedkv.capacity.optimum import optimal_hits
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.errors import PagedKVError
-from pagedkv.traces.reader import TraceReader
+from pagedkv.memory.contract.errors import PagedKVError
+from pagedkv.planner.capacity.curve import default_capacities
+from pagedkv.planner.capacity.optimum import optimal_hits
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.traces.reader import TraceReader
 
 INTERRUPTED: Final = 130
 NEAR_IDEAL: Final = 0.001

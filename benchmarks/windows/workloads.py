@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.arrays import Int32Array
+from pagedkv.memory.contract.arrays import Int32Array
 
 __all__ = ["WORKLOADS", "Request", "conversations", "questions"]
 

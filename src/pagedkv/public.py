@@ -4,7 +4,8 @@ The root imports this module when it is first asked for a name, not before: what
 help, waits for neither Numba nor NumPy.
 """
 
-from pagedkv.answers import (
+from pagedkv.memory.classic import BlockSpaceManager, BlockTable
+from pagedkv.memory.contract.answers import (
     AbortedSteps,
     Allocation,
     EpochSpan,
@@ -16,12 +17,11 @@ from pagedkv.answers import (
     Ticket,
     Withdrawal,
 )
-from pagedkv.classic import BlockSpaceManager, BlockTable
-from pagedkv.errors import PagedKVError
-from pagedkv.events import CacheEventKind, CacheEvents
-from pagedkv.explanation import Explanation, Miss, MissCause
-from pagedkv.keys import MediaSpan, RequestKeys
-from pagedkv.plan import (
+from pagedkv.memory.contract.errors import PagedKVError
+from pagedkv.memory.contract.events import CacheEventKind, CacheEvents
+from pagedkv.memory.contract.explanation import Explanation, Miss, MissCause
+from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
+from pagedkv.memory.contract.plan import (
     BlockMoves,
     DraftStates,
     NewBlocks,
@@ -31,11 +31,7 @@ from pagedkv.plan import (
     TokenRanges,
     UnknownTokens,
 )
-from pagedkv.pool.block_pool import BlockPool, KVCacheBlock
-from pagedkv.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
-from pagedkv.pool.free_queue import FreeBlockQueue
-from pagedkv.space import BlockSpace, PoolStatistics, PrefixHit, Receipt, SpaceStatistics, StoredBlock, StoredBlocks
-from pagedkv.spec import (
+from pagedkv.memory.contract.spec import (
     AllocStatus,
     ChunkedLocal,
     FullAttention,
@@ -49,6 +45,18 @@ from pagedkv.spec import (
     SpaceConfig,
     StepId,
     TenantLimits,
+)
+from pagedkv.memory.pool.block_pool import BlockPool, KVCacheBlock
+from pagedkv.memory.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
+from pagedkv.memory.pool.free_queue import FreeBlockQueue
+from pagedkv.memory.space import (
+    BlockSpace,
+    PoolStatistics,
+    PrefixHit,
+    Receipt,
+    SpaceStatistics,
+    StoredBlock,
+    StoredBlocks,
 )
 
 __all__ = [

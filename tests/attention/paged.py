@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pagedkv.attention import GroupMetadata, StepMetadata
-from pagedkv.device import KeyValueShape, KVStorage
-from pagedkv.spec import FullAttention, SpaceConfig
+from pagedkv.memory.attention import GroupMetadata, StepMetadata
+from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.device import KeyValueShape, KVStorage
 
 __all__ = ["Case", "paged_case"]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagedkv.attention import (
+from pagedkv.memory.attention import (
     AttentionLayer,
     CPUBackend,
     GroupMetadata,
@@ -14,10 +14,10 @@ from pagedkv.attention import (
     TritonBackend,
     backend_for,
 )
-from pagedkv.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor
-from pagedkv.device.paged_attention import Tiling
-from pagedkv.errors import ConfigurationError
-from pagedkv.spec import FullAttention, RecurrentState, SpaceConfig
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.spec import FullAttention, RecurrentState, SpaceConfig
+from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor
+from pagedkv.memory.device.paged_attention import Tiling
 from tests.attention.paged import Case, paged_case
 
 pytestmark = pytest.mark.interpreted

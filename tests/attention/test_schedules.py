@@ -11,10 +11,17 @@ from random import Random
 import pytest
 import torch
 
-from pagedkv.attention import AttentionBackend, AttentionLayer, CPUBackend, GroupMetadata, StepMetadata, TritonBackend
-from pagedkv.device import GroupShape, KeyValueShape, KVStorage, LatentShape
-from pagedkv.device.paged_attention import Tiling
-from pagedkv.spec import FullAttention, SlidingWindow, SpaceConfig
+from pagedkv.memory.attention import (
+    AttentionBackend,
+    AttentionLayer,
+    CPUBackend,
+    GroupMetadata,
+    StepMetadata,
+    TritonBackend,
+)
+from pagedkv.memory.contract.spec import FullAttention, SlidingWindow, SpaceConfig
+from pagedkv.memory.device import GroupShape, KeyValueShape, KVStorage, LatentShape
+from pagedkv.memory.device.paged_attention import Tiling
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE
 
 pytestmark = pytest.mark.interpreted

@@ -1,6 +1,6 @@
 """Independent computations of what a cache hits: lists and sets of block ids, none of pagedkv's code.
 
-They follow the words of the model (:mod:`pagedkv.capacity`), slowly.
+They follow the words of the model (:mod:`pagedkv.planner.capacity`), slowly.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 from hypothesis import strategies as st
 
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.traces.request import Request
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.traces.request import Request
 
 __all__ = ["Prompt", "prompts", "references_of", "request_of"]
 

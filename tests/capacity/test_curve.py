@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.arrays import Int64Array
-from pagedkv.capacity import curve
-from pagedkv.capacity.curve import OPTIMAL, POLICIES, default_capacities, measure_curve
-from pagedkv.capacity.references import BlockReferences
-from pagedkv.capacity.side_by_side import Pause
-from pagedkv.errors import ConfigurationError
+from pagedkv.memory.contract.arrays import Int64Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.capacity import curve
+from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, default_capacities, measure_curve
+from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.capacity.side_by_side import Pause
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.capacity.curve import OPTIMAL, POLICIES, measure_curve
-from pagedkv.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
-from pagedkv.capacity.partition import Partition
-from pagedkv.capacity.pool_hits import pool_hits
-from pagedkv.capacity.references import ReferenceCollector
-from pagedkv.pool.eviction.registry import policy_named
-from pagedkv.spec import FullAttention
+from pagedkv.memory.contract.spec import FullAttention
+from pagedkv.memory.pool.eviction.registry import policy_named
+from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, measure_curve
+from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
+from pagedkv.planner.capacity.partition import Partition
+from pagedkv.planner.capacity.pool_hits import pool_hits
+from pagedkv.planner.capacity.references import ReferenceCollector
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of, request_of
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pagedkv.capacity.optimum import optimal_hits
-from pagedkv.capacity.pool_hits import pool_hits
-from pagedkv.capacity.references import ReferenceCollector
-from pagedkv.capacity.stack_distances import lru_hits_by_capacity
-from pagedkv.pool.blocks import NULL_BLOCK
-from pagedkv.pool.eviction.adaptive import ADAPTIVE
-from pagedkv.pool.eviction.lru import LRU
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.traces.reader import TraceReader
+from pagedkv.memory.pool.blocks import NULL_BLOCK
+from pagedkv.memory.pool.eviction.adaptive import ADAPTIVE
+from pagedkv.memory.pool.eviction.lru import LRU
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.planner.capacity.optimum import optimal_hits
+from pagedkv.planner.capacity.pool_hits import pool_hits
+from pagedkv.planner.capacity.references import ReferenceCollector
+from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.planner.traces.reader import TraceReader
 from tests.capacity.naive_cache import ideal_hits
 from tests.capacity.prompts import Prompt, prompts, references_of
 from tests.pool.eviction_model import Model

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.capacity.references import ReferenceCollector
-from pagedkv.errors import TraceError
-from pagedkv.traces.request import Request
+from pagedkv.memory.contract.errors import TraceError
+from pagedkv.planner.capacity.references import ReferenceCollector
+from pagedkv.planner.traces.request import Request
 from tests.capacity.naive_cache import ideal_hits
 from tests.capacity.prompts import Prompt, prompts, references_of, request_of
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.capacity.curve import default_capacities, measure_curve
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.capacity.stack_distances import lru_hits_by_capacity
-from pagedkv.traces.reader import TraceReader
+from pagedkv.planner.capacity.curve import default_capacities, measure_curve
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
+from pagedkv.planner.traces.reader import TraceReader
 from tests.capacity import naive_cache
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from benchmarks.windows.ours import our_hits
 from benchmarks.windows.setting import BLOCK_SIZE, MAX_CHUNK, NUM_WINDOWS, WINDOW, two_pools
 from benchmarks.windows.workloads import WORKLOADS
-from pagedkv.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.capacity.space_hits import SpaceHits, space_hits
-from pagedkv.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
+from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.capacity.space_hits import SpaceHits, space_hits
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of, request_of
 

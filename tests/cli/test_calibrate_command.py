@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.simulation.cost import CostModel, read_cost_model
+from pagedkv.planner.simulation.cost import CostModel, read_cost_model
 from tests.cli.command import run
 from tests.simulation.calibration.measured import drawn_steps, write_csv
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagedkv.traces.reader import TraceReader
+from pagedkv.planner.traces.reader import TraceReader
 from tests.cli.command import run
 
 

@@ -15,9 +15,9 @@ from typing import Final
 import pytest
 
 from pagedkv.cli.commands import convert
-from pagedkv.traces import Request
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces import Request
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.sorting import sorted_by_arrival
 from tests.cli.command import run, start
 from tests.traces.random_requests import as_values
 from tests.traces.trace_files import (

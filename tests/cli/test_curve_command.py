@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.capacity import curve as measuring
-from pagedkv.capacity.curve import with_multiples
 from pagedkv.cli import curve_tables as tables
 from pagedkv.cli.commands import curve as driver
-from pagedkv.pool.eviction.registry import POLICIES
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.planner.capacity import curve as measuring
+from pagedkv.planner.capacity.curve import with_multiples
 from tests.cli.command import run, start
 from tests.traces.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace, as_text
 

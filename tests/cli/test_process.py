@@ -127,9 +127,9 @@ def test_without_msgspec_the_floors_below_are_still_there() -> None:
     program = """
 import sys
 sys.modules["msgspec"] = None
-import pagedkv.simulation, pagedkv.traces
+import pagedkv.planner.simulation, pagedkv.planner.traces
 try:
-    import pagedkv.traces.reader
+    import pagedkv.planner.traces.reader
 except ModuleNotFoundError as error:
     print(error)
 """

@@ -9,14 +9,14 @@ import pytest
 from pagedkv.cli import serving
 from pagedkv.cli.commands import curve as curve_command, replay as replay_command
 from pagedkv.cli.options import DEFAULT_COST_MODEL
-from pagedkv.engine.config import EngineConfig
-from pagedkv.simulation import ServingConfig, VirtualServer
-from pagedkv.simulation.cost import CostModel, read_cost_model
-from pagedkv.simulation.one_at_a_time import ReplayConfig, Replayer
-from pagedkv.spec import SpaceConfig
-from pagedkv.traces import tokenized
-from pagedkv.traces.interleaving import interleave_sessions
-from pagedkv.traces.reader import TraceReader
+from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.planner.simulation import ServingConfig, VirtualServer
+from pagedkv.planner.simulation.cost import CostModel, read_cost_model
+from pagedkv.planner.simulation.one_at_a_time import ReplayConfig, Replayer
+from pagedkv.planner.traces import tokenized
+from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.serving.engine.config import EngineConfig
 from tests.cli.command import run
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace

@@ -11,11 +11,11 @@ import numba
 import numpy as np
 import pytest
 
-from pagedkv.arrays import Int32Array
-from pagedkv.compilation.choice import MOMENTS, chosen_by, sources_of_bound
-from pagedkv.compilation.compiled import compiled, inlined
-from pagedkv.compilation.loop import Loop
-from pagedkv.pool.sha256 import Bytes, Words, sha256_message
+from pagedkv.memory.compilation.choice import MOMENTS, chosen_by, sources_of_bound
+from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.compilation.loop import Loop
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.sha256 import Bytes, Words, sha256_message
 
 pytestmark = pytest.mark.skipif(bool(cast("Any", numba).config.DISABLE_JIT), reason="loops are interpreted")
 
@@ -191,7 +191,7 @@ def test_what_an_entry_links_stands_behind_all_that_needs_it() -> None:
 
 FAILING = """
 import numpy as np
-from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.memory.compilation.compiled import compiled, inlined
 
 @inlined
 def inner(x):

@@ -4,8 +4,17 @@ import re
 
 import pytest
 
-from pagedkv.compilation.targets import EXACTLY, TARGETS, V3, Processor, Target, own_processor, runnable, target_named
-from pagedkv.errors import ConfigurationError
+from pagedkv.memory.compilation.targets import (
+    EXACTLY,
+    TARGETS,
+    V3,
+    Processor,
+    Target,
+    own_processor,
+    runnable,
+    target_named,
+)
+from pagedkv.memory.contract.errors import ConfigurationError
 
 pytestmark = pytest.mark.interpreted
 

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from pagedkv import SpaceConfig
-from pagedkv.answers import AbortedSteps
-from pagedkv.device import (
+from pagedkv.memory.contract.answers import AbortedSteps
+from pagedkv.memory.contract.spec import StepId
+from pagedkv.memory.device import (
     BlockTables,
     GroupShape,
     KeyValueShape,
@@ -25,8 +26,7 @@ from pagedkv.device import (
     StepInputs,
     Transfers,
 )
-from pagedkv.device.kernels.selection import KernelChoice
-from pagedkv.spec import StepId
+from pagedkv.memory.device.kernels.selection import KernelChoice
 from tests.space.memory_model import Device, Place, Step, host
 from tests.space.sequence_model import GroupRule
 

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402 - Triton has no public name for it
 
-from pagedkv.device.kernels.triton import (  # noqa: E402
+from pagedkv.memory.device.kernels.triton import (  # noqa: E402
     blocks,
     calls,
     decoding,

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pagedkv import FullAttention, RecurrentState, SlidingWindow, SpaceConfig
-from pagedkv.device import (
+from pagedkv.memory.contract.errors import ConfigurationError, DeviceUnavailableError
+from pagedkv.memory.device import (
     GroupShape,
     KeyValueShape,
     KVStorage,
@@ -16,9 +17,8 @@ from pagedkv.device import (
     free_nbytes,
     num_blocks_that_fit,
 )
-from pagedkv.errors import ConfigurationError, DeviceUnavailableError
-from pagedkv.models import read_model
-from pagedkv.models.sizing import block_nbytes_of as nbytes_of_model, groups_of
+from pagedkv.planner.models import read_model
+from pagedkv.planner.models.sizing import block_nbytes_of as nbytes_of_model, groups_of
 
 LAYOUTS = ("BLKNHC", "BLHNC", "BLNHC", "LBKNHC", "LKBNHC", "KLBHNC", "HBLKNC")
 GIB = 2**30

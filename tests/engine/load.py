@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
-from pagedkv.errors import EngineError, RequestError
+from pagedkv.memory.contract.errors import EngineError, RequestError
+from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, Reference, reference
 

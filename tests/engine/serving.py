@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, StepRecord
-from pagedkv.plan import StepPlan
+from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, SamplingParams, StepRecord
 
 __all__ = ["CONFIG", "PROMPTS", "REPETITIVE", "Reference", "compare", "poison", "reference", "serve"]
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams
-from pagedkv.errors import RequestError
+from pagedkv.memory.contract.errors import RequestError
+from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, SamplingParams
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, poison, reference

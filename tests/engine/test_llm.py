@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
-from pagedkv.errors import ConfigurationError, EngineError, RequestError
+from pagedkv.memory.contract.errors import ConfigurationError, EngineError, RequestError
+from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, compare, reference, serve

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.attention import TritonBackend
-from pagedkv.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
+from pagedkv.memory.attention import TritonBackend
+from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve

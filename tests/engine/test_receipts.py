@@ -6,9 +6,9 @@ from itertools import count
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.engine import LLM, SamplingParams, TokensPrompt
-from pagedkv.explanation import MissCause
-from pagedkv.space import Receipt
+from pagedkv.memory.contract.explanation import MissCause
+from pagedkv.memory.space import Receipt
+from pagedkv.serving.engine import LLM, SamplingParams, TokensPrompt
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, serve
 

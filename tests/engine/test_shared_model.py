@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pagedkv.engine import LLM, AsyncLLM, SamplingParams
-from pagedkv.engine.ambient import IMPLEMENTATION
-from pagedkv.engine.borrowing import BorrowedModel
-from pagedkv.engine.dense import ask_dense
-from pagedkv.errors import EngineError
+from pagedkv.memory.contract.errors import EngineError
+from pagedkv.serving.engine import LLM, AsyncLLM, SamplingParams
+from pagedkv.serving.engine.ambient import IMPLEMENTATION
+from pagedkv.serving.engine.borrowing import BorrowedModel
+from pagedkv.serving.engine.dense import ask_dense
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, reference
 

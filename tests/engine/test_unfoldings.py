@@ -7,16 +7,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
-from pagedkv.device import KVStorage, Transfers
-from pagedkv.engine import compat
-from pagedkv.engine.ambient import IMPLEMENTATION, listening
-from pagedkv.engine.borrowing import BorrowedModel
-from pagedkv.engine.forward_pass import ForwardPass
-from pagedkv.engine.grouping import EngineGroups, group_layers
-from pagedkv.engine.probe import probe
-from pagedkv.engine.unfoldings import Unfoldings, read_unfoldings
-from pagedkv.spec import SpaceConfig
+from pagedkv.memory.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
+from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.device import KVStorage, Transfers
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.ambient import IMPLEMENTATION, listening
+from pagedkv.serving.engine.borrowing import BorrowedModel
+from pagedkv.serving.engine.forward_pass import ForwardPass
+from pagedkv.serving.engine.grouping import EngineGroups, group_layers
+from pagedkv.serving.engine.probe import probe
+from pagedkv.serving.engine.unfoldings import Unfoldings, read_unfoldings
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
 

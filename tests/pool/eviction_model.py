@@ -1,4 +1,4 @@
-"""Eviction played with lists and dicts: what ``pagedkv.pool.eviction`` says in words, none of its code.
+"""Eviction played with lists and dicts: what ``pagedkv.memory.pool.eviction`` says in words, none of its code.
 
 A ``Model`` is a pool of blocks whose contents are numbers. It follows every reference, so that a test can ask it which
 block goes next. ``NamedPool`` is the production pool behind the same operations.
@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import (
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import (
     LIFE,
     NAME,
     NULL_BLOCK,
@@ -22,7 +22,7 @@ from pagedkv.pool.blocks import (
     PARENT_LIFE,
     REF_COUNT,
 )
-from pagedkv.pool.eviction.adaptive import (
+from pagedkv.memory.pool.eviction.adaptive import (
     ADAPTIVE,
     EVICTION_COUNTDOWN,
     FLOW_COLD,
@@ -30,11 +30,11 @@ from pagedkv.pool.eviction.adaptive import (
     NUM_PROTECTED,
     TARGET,
 )
-from pagedkv.pool.eviction.policy import EvictionPolicy
-from pagedkv.pool.free_queue import blocks_of_list, protected_sentinel
-from pagedkv.pool.life_cycle import acquire, drop_name, release, reuse, settle
-from pagedkv.pool.prefix_index import is_child_of, name_block
-from pagedkv.pool.sweeps import drop_all_names
+from pagedkv.memory.pool.eviction.policy import EvictionPolicy
+from pagedkv.memory.pool.free_queue import blocks_of_list, protected_sentinel
+from pagedkv.memory.pool.life_cycle import acquire, drop_name, release, reuse, settle
+from pagedkv.memory.pool.prefix_index import is_child_of, name_block
+from pagedkv.memory.pool.sweeps import drop_all_names
 
 __all__ = ["Ghost", "Model", "NamedPool", "digest_words"]
 

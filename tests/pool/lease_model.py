@@ -1,4 +1,4 @@
-"""Leases played with lists: what ``pagedkv.pool.leasing`` says in words, by passes over all leased blocks.
+"""Leases played with lists: what ``pagedkv.memory.pool.leasing`` says in words, by passes over all leased blocks.
 
 The order in which a pool gives leases up is written down here as it is meant, without a thought of what it costs.
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pagedkv.pool.leasing import HIGH
+from pagedkv.memory.pool.leasing import HIGH
 
 __all__ = ["Leased", "end_largest"]
 

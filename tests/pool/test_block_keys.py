@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import MediaSpan, RequestKeys
-from pagedkv.keys import NO_KEYS
-from pagedkv.pool.block_keys import keys_of_blocks
+from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.memory.pool.block_keys import keys_of_blocks
 
 # In any order, overlapping or apart, with digests of any length.
 spans = st.builds(

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockPool, KVCacheBlock
-from pagedkv.errors import BlockError, ConfigurationError
-from pagedkv.events import CacheEventKind
-from pagedkv.pool.blocks import HOLD_STEP, LIFE, NULL_BLOCK, NUM_EVICTED, OPEN_STEP, PENDING_STEP, QUEUE
-from pagedkv.pool.life_cycle import drop_name, reuse_all, settle
-from pagedkv.pool.prefix_index import name_block
-from pagedkv.pool.sweeps import drop_all_names, withdraw_since
+from pagedkv.memory.contract.errors import BlockError, ConfigurationError
+from pagedkv.memory.contract.events import CacheEventKind
+from pagedkv.memory.pool.blocks import HOLD_STEP, LIFE, NULL_BLOCK, NUM_EVICTED, OPEN_STEP, PENDING_STEP, QUEUE
+from pagedkv.memory.pool.life_cycle import drop_name, reuse_all, settle
+from pagedkv.memory.pool.prefix_index import name_block
+from pagedkv.memory.pool.sweeps import drop_all_names, withdraw_since
 
 
 def new_pool(num_blocks: int = 6) -> BlockPool:

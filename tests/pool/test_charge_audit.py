@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockPool
-from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import CHARGED, NULL_BLOCK, PoolFeatures
-from pagedkv.pool.charging import (
+from pagedkv.memory.pool.auditing import check_pool
+from pagedkv.memory.pool.blocks import CHARGED, NULL_BLOCK, PoolFeatures
+from pagedkv.memory.pool.charging import (
     AFTER,
     CAP,
     CLOCK,
@@ -25,8 +25,8 @@ from pagedkv.pool.charging import (
     leave,
     list_of,
 )
-from pagedkv.pool.life_cycle import acquire, release
-from pagedkv.pool.prefix_index import name_block
+from pagedkv.memory.pool.life_cycle import acquire, release
+from pagedkv.memory.pool.prefix_index import name_block
 
 pytestmark = pytest.mark.interpreted
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import ROOT_DIGEST, MediaSpan, RequestKeys, hash_block_tokens, hash_request_tokens
-from pagedkv.errors import PagedKVError
-from pagedkv.keys import NO_KEYS
-from pagedkv.pool.digests import digest_prompt, words_of_digests
-from pagedkv.pool.extra_keys import ExtraKeyTable
-from pagedkv.spec import TokenIds
+from pagedkv.memory.contract.errors import PagedKVError
+from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.memory.contract.spec import TokenIds
+from pagedkv.memory.pool.digests import digest_prompt, words_of_digests
+from pagedkv.memory.pool.extra_keys import ExtraKeyTable
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import pytest
 
 from pagedkv import BlockPool
-from pagedkv.pool.eviction.adaptive import ADAPTIVE, PROTECTED, REUSED
-from pagedkv.pool.eviction.lru import LRU
-from pagedkv.pool.eviction.registry import DEFAULT
+from pagedkv.memory.pool.eviction.adaptive import ADAPTIVE, PROTECTED, REUSED
+from pagedkv.memory.pool.eviction.lru import LRU
+from pagedkv.memory.pool.eviction.registry import DEFAULT
 from tests.pool.eviction_model import Flows, NamedPool, digest_words
 
 NUM_BLOCKS = 16  # of the pools below: the target begins at 2 blocks, 32 sixteenths

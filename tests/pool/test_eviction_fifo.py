@@ -7,8 +7,8 @@ import pytest
 from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pagedkv.pool.blocks import NULL_BLOCK
-from pagedkv.pool.eviction.fifo import FIFO, OLDER
+from pagedkv.memory.pool.blocks import NULL_BLOCK
+from pagedkv.memory.pool.eviction.fifo import FIFO, OLDER
 from tests.pool.eviction_model import Model, NamedPool
 
 NUM_CONTENTS = 12

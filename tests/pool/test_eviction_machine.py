@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pagedkv.pool.blocks import NULL_BLOCK
-from pagedkv.pool.eviction.adaptive import ADAPTIVE
-from pagedkv.pool.eviction.lru import LRU
+from pagedkv.memory.pool.blocks import NULL_BLOCK
+from pagedkv.memory.pool.eviction.adaptive import ADAPTIVE
+from pagedkv.memory.pool.eviction.lru import LRU
 from tests.pool.eviction_model import Block, Ghost, Model, NamedPool
 
 FIRST = 2  # the first content

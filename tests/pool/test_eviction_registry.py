@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from pagedkv import BlockPool, BlockSpace, FullAttention, SpaceConfig
-from pagedkv.capacity import curve
-from pagedkv.errors import ConfigurationError
-from pagedkv.pool import eviction
-from pagedkv.pool.blocks import PLAIN, PoolArrays, PoolFeatures
-from pagedkv.pool.eviction.fifo import FIFO
-from pagedkv.pool.eviction.policy import EvictionPolicy
-from pagedkv.pool.eviction.registry import DEFAULT, POLICIES, policy_named
-from pagedkv.simulation import ServingConfig
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.pool import eviction
+from pagedkv.memory.pool.blocks import PLAIN, PoolArrays, PoolFeatures
+from pagedkv.memory.pool.eviction.fifo import FIFO
+from pagedkv.memory.pool.eviction.policy import EvictionPolicy
+from pagedkv.memory.pool.eviction.registry import DEFAULT, POLICIES, policy_named
+from pagedkv.planner.capacity import curve
+from pagedkv.planner.simulation import ServingConfig
 from tests.cli.command import run
 from tests.space.spaces import prefill
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pagedkv.errors import BlockError
-from pagedkv.pool.blocks import NEXT, PREVIOUS
-from pagedkv.pool.empty_pool import new_pool_arrays
-from pagedkv.pool.free_queue import FreeBlockQueue
+from pagedkv.memory.contract.errors import BlockError
+from pagedkv.memory.pool.blocks import NEXT, PREVIOUS
+from pagedkv.memory.pool.empty_pool import new_pool_arrays
+from pagedkv.memory.pool.free_queue import FreeBlockQueue
 
 NUM_BLOCKS = 8  # the null block and seven to be queued
 ANY_ID = st.integers(-1, NUM_BLOCKS + 1)

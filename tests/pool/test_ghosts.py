@@ -7,11 +7,11 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pagedkv.arrays import Uint32Array
-from pagedkv.pool.blocks import NAME, NUM_ACQUIRED, PoolArrays
-from pagedkv.pool.causes import EVICTED, NUM_CAUSES
-from pagedkv.pool.empty_pool import new_pool_arrays
-from pagedkv.pool.ghosts import (
+from pagedkv.memory.contract.arrays import Uint32Array
+from pagedkv.memory.pool.blocks import NAME, NUM_ACQUIRED, PoolArrays
+from pagedkv.memory.pool.causes import EVICTED, NUM_CAUSES
+from pagedkv.memory.pool.empty_pool import new_pool_arrays
+from pagedkv.memory.pool.ghosts import (
     GHOSTS_A_SET,
     find_ghost,
     ghost_age,

@@ -11,13 +11,11 @@ from hypothesis import given, settings, strategies as st
 
 from benchmarks.eviction_capacities import turning
 from pagedkv import BlockPool
-from pagedkv.capacity.pool_hits import pool_hits
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import LIFE, NULL_BLOCK, NUM_EVICTED, PoolArrays
-from pagedkv.pool.eviction.adaptive import ADAPTIVE
-from pagedkv.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f, pack
-from pagedkv.pool.eviction.hazard.layout import (
+from pagedkv.memory.pool.auditing import check_pool
+from pagedkv.memory.pool.blocks import LIFE, NULL_BLOCK, NUM_EVICTED, PoolArrays
+from pagedkv.memory.pool.eviction.adaptive import ADAPTIVE
+from pagedkv.memory.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f, pack
+from pagedkv.memory.pool.eviction.hazard.layout import (
     HITS,
     IS_ON_CLOCK,
     NEXT_RUN,
@@ -40,13 +38,15 @@ from pagedkv.pool.eviction.hazard.layout import (
     WIDTH,
     WORK,
 )
-from pagedkv.pool.eviction.hazard.learning import EXPONENT_A, EXPONENT_B, EXPONENT_F
-from pagedkv.pool.eviction.hazard.policy import HAZARD
-from pagedkv.pool.eviction.lru import LRU
-from pagedkv.pool.life_cycle import acquire, release, reuse
-from pagedkv.pool.moments import note_request
-from pagedkv.pool.prefix_index import find, name_block
-from pagedkv.traces.request import Request
+from pagedkv.memory.pool.eviction.hazard.learning import EXPONENT_A, EXPONENT_B, EXPONENT_F
+from pagedkv.memory.pool.eviction.hazard.policy import HAZARD
+from pagedkv.memory.pool.eviction.lru import LRU
+from pagedkv.memory.pool.life_cycle import acquire, release, reuse
+from pagedkv.memory.pool.moments import note_request
+from pagedkv.memory.pool.prefix_index import find, name_block
+from pagedkv.planner.capacity.pool_hits import pool_hits
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.traces.request import Request
 from tests.pool.hazard_reference import HazardCache, index_of
 
 STEP_S = 100 * 2**14 / 1e6  # a hundred ticks, so that ages are the same in ticks and in seconds

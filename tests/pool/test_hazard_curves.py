@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from pagedkv.pool.eviction.hazard import learning
-from pagedkv.pool.eviction.hazard.layout import (
+from pagedkv.memory.pool.eviction.hazard import learning
+from pagedkv.memory.pool.eviction.hazard.layout import (
     HAS_DATA,
     HITS,
     LEAVES_A,
@@ -16,8 +16,8 @@ from pagedkv.pool.eviction.hazard.layout import (
     ROOT_A,
     VALUE,
 )
-from pagedkv.pool.eviction.hazard.learning import make_curves
-from pagedkv.pool.eviction.hazard.policy import HAZARD
+from pagedkv.memory.pool.eviction.hazard.learning import make_curves
+from pagedkv.memory.pool.eviction.hazard.policy import HAZARD
 
 
 @pytest.mark.interpreted

@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import (
+from pagedkv.memory.pool.auditing import check_pool
+from pagedkv.memory.pool.blocks import (
     FREE,
     KEPT,
     LIFE,
@@ -32,8 +32,8 @@ from pagedkv.pool.blocks import (
     SETTLED_STEP,
     SPARE,
 )
-from pagedkv.pool.eviction.hazard.ages import ticks_now
-from pagedkv.pool.eviction.hazard.layout import (
+from pagedkv.memory.pool.eviction.hazard.ages import ticks_now
+from pagedkv.memory.pool.eviction.hazard.layout import (
     COUNTED_LIFE,
     GHOST_ROW_WORDS,
     GHOST_RUN,
@@ -55,11 +55,11 @@ from pagedkv.pool.eviction.hazard.layout import (
     VICTIM_LEFT,
     VICTIM_RUN,
 )
-from pagedkv.pool.eviction.hazard.policy import HAZARD
-from pagedkv.pool.eviction.hazard.victims import OF_LRU, value_of
-from pagedkv.pool.moments import note_request
-from pagedkv.pool.prefix_index import find
-from pagedkv.pool.sparing import make_spare
+from pagedkv.memory.pool.eviction.hazard.policy import HAZARD
+from pagedkv.memory.pool.eviction.hazard.victims import OF_LRU, value_of
+from pagedkv.memory.pool.moments import note_request
+from pagedkv.memory.pool.prefix_index import find
+from pagedkv.memory.pool.sparing import make_spare
 from tests.pool.eviction_model import GROUP_NAME, NamedPool, digest_words
 
 FIRST = 2  # the first content

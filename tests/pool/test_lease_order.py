@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv import BlockPool
-from pagedkv.pool import treap
-from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import LIFE, NEXT, NULL_BLOCK, NUM_RELEASED, RELEASED, PoolFeatures
-from pagedkv.pool.lease_order import LAST_RELEASE, in_order_of_release
-from pagedkv.pool.leasing import lease
-from pagedkv.pool.life_cycle import acquire, release
-from pagedkv.pool.prefix_index import name_block
+from pagedkv.memory.pool import treap
+from pagedkv.memory.pool.auditing import check_pool
+from pagedkv.memory.pool.blocks import LIFE, NEXT, NULL_BLOCK, NUM_RELEASED, RELEASED, PoolFeatures
+from pagedkv.memory.pool.lease_order import LAST_RELEASE, in_order_of_release
+from pagedkv.memory.pool.leasing import lease
+from pagedkv.memory.pool.life_cycle import acquire, release
+from pagedkv.memory.pool.prefix_index import name_block
 
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 

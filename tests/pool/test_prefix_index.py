@@ -5,10 +5,10 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pagedkv.arrays import Uint32Array
-from pagedkv.pool.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays
-from pagedkv.pool.empty_pool import new_pool_arrays
-from pagedkv.pool.prefix_index import KEYS, PrefixIndex, bucket_of, find, forget, is_child_of, name_block
+from pagedkv.memory.contract.arrays import Uint32Array
+from pagedkv.memory.pool.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays
+from pagedkv.memory.pool.empty_pool import new_pool_arrays
+from pagedkv.memory.pool.prefix_index import KEYS, PrefixIndex, bucket_of, find, forget, is_child_of, name_block
 
 NUM_BLOCKS = 16
 NUM_CROWDED_BUCKETS = 2

@@ -14,7 +14,7 @@ import pytest
 from numba.core.errors import TypingError
 from numba.extending import is_jitted
 
-from pagedkv.pool.sha256 import (
+from pagedkv.memory.pool.sha256 import (
     STATE_WORDS,
     compress,
     compress_hardware,
@@ -24,7 +24,7 @@ from pagedkv.pool.sha256 import (
     padded_nbytes,
     sha256_message,
 )
-from pagedkv.pool.sha_instructions import SHA, Known
+from pagedkv.memory.pool.sha_instructions import SHA, Known
 
 Words = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
@@ -304,8 +304,8 @@ def test_hardware_reads_a_read_only_message(variant: Compress) -> None:
 
 DIGEST_ABC = """
 import numpy as np
-from pagedkv.pool import sha256
-from pagedkv.pool.sha_instructions import SHA
+from pagedkv.memory.pool import sha256
+from pagedkv.memory.pool.sha_instructions import SHA
 message, out = np.zeros(64, np.uint8), np.zeros(8, np.uint32)
 message[:3] = list(b"abc")
 sha256.sha256_message(message, 3, out)

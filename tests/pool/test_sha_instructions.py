@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from pagedkv.compilation.targets import TARGETS, own_processor
-from pagedkv.pool.sha_instructions import PRESENCE, SHA, Known
+from pagedkv.memory.compilation.targets import TARGETS, own_processor
+from pagedkv.memory.pool.sha_instructions import PRESENCE, SHA, Known
 
 ASKING = """
 import hashlib
 import sys
 import numpy as np
-from pagedkv.compilation.compiled import compiled
-from pagedkv.pool import sha256
-from pagedkv.pool.sha_instructions import PRESENCE, SHA, has_sha_instructions
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.pool import sha256
+from pagedkv.memory.pool.sha_instructions import PRESENCE, SHA, has_sha_instructions
 
 @compiled
 def asked(number):

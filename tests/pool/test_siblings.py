@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv import BlockSpace, SpaceConfig
-from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolFeatures
-from pagedkv.pool.prefix_index import name_block, unname
-from pagedkv.pool.siblings import OLDER, YOUNGER, first_unlinked
-from pagedkv.spec import FullAttention
+from pagedkv.memory.contract.spec import FullAttention
+from pagedkv.memory.pool.auditing import check_pool
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolFeatures
+from pagedkv.memory.pool.prefix_index import name_block, unname
+from pagedkv.memory.pool.siblings import OLDER, YOUNGER, first_unlinked
 
 NUM_BLOCKS = 12
 ORPHANS = -1  # stand for a parent whose life is over

@@ -10,17 +10,17 @@ from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from pagedkv import BlockPool
-from pagedkv.pool import capping, lease_victims, leasing
-from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
-from pagedkv.pool.charging import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.pool.free_queue import free_leased
-from pagedkv.pool.lease_order import LAST_RELEASE
-from pagedkv.pool.leasing import HIGH
-from pagedkv.pool.life_cycle import acquire, drop_name, release, reuse_all
-from pagedkv.pool.prefix_index import name_block
-from pagedkv.pool.sparing import make_spare
+from pagedkv.memory.pool import capping, lease_victims, leasing
+from pagedkv.memory.pool.auditing import check_pool
+from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
+from pagedkv.memory.pool.charging import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.memory.pool.free_queue import free_leased
+from pagedkv.memory.pool.lease_order import LAST_RELEASE
+from pagedkv.memory.pool.leasing import HIGH
+from pagedkv.memory.pool.life_cycle import acquire, drop_name, release, reuse_all
+from pagedkv.memory.pool.prefix_index import name_block
+from pagedkv.memory.pool.sparing import make_spare
 from tests.pool.lease_model import Leased, end_largest
 
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pagedkv.errors import RecordingError
-from pagedkv.recording.frames import answered, published, question
-from pagedkv.recording.numbering import Message
+from pagedkv.memory.contract.errors import RecordingError
+from pagedkv.planner.recording.frames import answered, published, question
+from pagedkv.planner.recording.numbering import Message
 from tests.recording.golden_frames import NUMBERS, SGLANG, TOPIC, VLLM, answer
 
 

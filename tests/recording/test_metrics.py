@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from pagedkv.errors import ConfigurationError, RecordingError
-from pagedkv.recording.exposition import Sample, parse_exposition
-from pagedkv.recording.metrics import MetricsFollower, fetch_page
+from pagedkv.memory.contract.errors import ConfigurationError, RecordingError
+from pagedkv.planner.recording.exposition import Sample, parse_exposition
+from pagedkv.planner.recording.metrics import MetricsFollower, fetch_page
 
 VLLM: Final = """\
 # HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from pagedkv.errors import RecordingError
-from pagedkv.recording.wire import BlocksRemoved, BlocksStored, Cleared, Event, decode_batch
+from pagedkv.memory.contract.errors import RecordingError
+from pagedkv.planner.recording.wire import BlocksRemoved, BlocksStored, Cleared, Event, decode_batch
 from tests.recording.events import as_arrays, as_maps, removed, stored
 from tests.recording.golden_frames import SGLANG, VLLM
 

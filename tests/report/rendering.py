@@ -1,7 +1,7 @@
 """Renders runs for tests, and reads the page."""
 
-from pagedkv.report import ReportRun
-from pagedkv.report.page import render_report
+from pagedkv.planner.report import ReportRun
+from pagedkv.planner.report.page import render_report
 from tests.report.page_reader import Page, read_page
 
 __all__ = ["COMMAND", "render", "rendered"]

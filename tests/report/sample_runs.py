@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.report.documents import (
+from pagedkv.planner.report.documents import (
     AgeHistogram,
     Curve,
     Level,

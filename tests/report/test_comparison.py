@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from pagedkv.report import ReportRun
-from pagedkv.report.comparison import figures_section, overlaid_section
-from pagedkv.report.elements import Cell
+from pagedkv.planner.report import ReportRun
+from pagedkv.planner.report.comparison import figures_section, overlaid_section
+from pagedkv.planner.report.elements import Cell
 from tests.report.page_reader import Page
 from tests.report.rendering import rendered
 from tests.report.sample_runs import empty_run, sample_run

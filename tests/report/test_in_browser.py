@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from pagedkv.report import ReportRun
-from pagedkv.report.plan_documents import Plan
-from pagedkv.report.plan_page import render_plan
+from pagedkv.planner.report import ReportRun
+from pagedkv.planner.report.plan_documents import Plan
+from pagedkv.planner.report.plan_page import render_plan
 from tests.browser.chromium import BROWSER, Scheme, Tab, browser_tab
 from tests.report.rendering import render
 from tests.report.sample_plans import sample_plan, small_plan, unknown_plan

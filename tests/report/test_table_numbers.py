@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
-from pagedkv.report import ReportRun
-from pagedkv.report.capacity import capacity_section
+from pagedkv.planner.report import ReportRun
+from pagedkv.planner.report.capacity import capacity_section
 from tests.report.page_reader import Page, read_page
 from tests.report.rendering import rendered
 from tests.report.sample_runs import sample_run

@@ -12,9 +12,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.scheduling import Batch, Progress, Request, Scheduler, SchedulingConfig
-from pagedkv.space import BlockSpace
-from pagedkv.spec import SpaceConfig
+from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.scheduling import Batch, Progress, Request, Scheduler, SchedulingConfig
+from pagedkv.memory.space import BlockSpace
 
 __all__ = ["Engine", "Served"]
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pagedkv.traces.request import TokenizedRequest
+from pagedkv.planner.traces.request import TokenizedRequest
 from tests.simulation.naive_measures import NaiveInterval, NaiveMeasures
 from tests.simulation.naive_space import NaiveSpace, NaiveTable
 

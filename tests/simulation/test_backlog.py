@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.simulation import ServingConfig, VirtualServer, virtual_clock
-from pagedkv.simulation.backlog import Backlog
-from pagedkv.simulation.cost import CostModel
-from pagedkv.traces.request import Request, TokenizedRequest
+from pagedkv.planner.simulation import ServingConfig, VirtualServer, virtual_clock
+from pagedkv.planner.simulation.backlog import Backlog
+from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.traces.request import Request, TokenizedRequest
 from tests.simulation.naive_server import run
 from tests.simulation.traffic import assert_same, costs, request_of, scenes, serve
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.simulation import ServingConfig, VirtualServer
-from pagedkv.simulation.cost import CostModel
-from pagedkv.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.traces.request import TokenizedRequest
+from pagedkv.memory.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.planner.simulation import ServingConfig, VirtualServer
+from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.traces.request import TokenizedRequest
 from tests.simulation.traffic import request_of, traces
 
 MIXES: dict[str, tuple[GroupSpec, ...]] = {

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.simulation import ServingConfig, VirtualServer
-from pagedkv.simulation.cost import read_cost_model
-from pagedkv.traces.reader import TraceReader
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.planner.simulation import ServingConfig, VirtualServer
+from pagedkv.planner.simulation.cost import read_cost_model
+from pagedkv.planner.traces.reader import TraceReader
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"
 

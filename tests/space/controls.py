@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from pagedkv import BlockSpace
-from pagedkv.errors import PagedKVError
+from pagedkv.memory.contract.errors import PagedKVError
 from tests.space.mixes import MIXES
 from tests.space.operations import Sabotage
 from tests.space.space_machine import machine_of

@@ -18,8 +18,14 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, RequestKeys, Shortage
-from pagedkv.errors import ConfigurationError, SequenceError, StepError, TooManySequencesError, TruncationError
-from pagedkv.keys import NO_KEYS
+from pagedkv.memory.contract.errors import (
+    ConfigurationError,
+    SequenceError,
+    StepError,
+    TooManySequencesError,
+    TruncationError,
+)
+from pagedkv.memory.contract.keys import NO_KEYS
 from tests.space.description import describe
 from tests.space.explaining_model import ExplainingModel
 from tests.space.live_model import ModelLoad

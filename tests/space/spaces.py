@@ -18,11 +18,11 @@ from pagedkv import (
     TenantLimits,
     hash_request_tokens,
 )
-from pagedkv.keys import NO_KEYS
-from pagedkv.pool.block_pool import BlockPool
-from pagedkv.pool.blocks import KEPT, NUM_EVENTS, SPARE
-from pagedkv.spec import TokenIds
-from pagedkv.tables.rows import MARK
+from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.memory.contract.spec import TokenIds
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import KEPT, NUM_EVENTS, SPARE
+from pagedkv.memory.tables.rows import MARK
 
 __all__ = [
     "acknowledge",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow
-from pagedkv.pool.blocks import (
+from pagedkv.memory.pool.blocks import (
     AHEAD,
     BUCKET_NEXT,
     HOLD_STEP,
@@ -28,11 +28,20 @@ from pagedkv.pool.blocks import (
     SUCCESSOR,
     UNDATED,
 )
-from pagedkv.pool.causes import EVICTED
-from pagedkv.pool.ghosts import remember
-from pagedkv.pool.prefix_index import forget, name_block
-from pagedkv.space import audit
-from pagedkv.tables.rows import AT, DIRTY_TO, FIRST_BLOCK, NUM_ACCEPTED, NUM_BLOCKS, NUM_PLANNED, NUM_PUBLISHED, TOUCHED
+from pagedkv.memory.pool.causes import EVICTED
+from pagedkv.memory.pool.ghosts import remember
+from pagedkv.memory.pool.prefix_index import forget, name_block
+from pagedkv.memory.space import audit
+from pagedkv.memory.tables.rows import (
+    AT,
+    DIRTY_TO,
+    FIRST_BLOCK,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_PLANNED,
+    NUM_PUBLISHED,
+    TOUCHED,
+)
 from tests.space.spaces import acknowledge, allocate, cache, new_space, only_pool, prefill, run_step, tokens
 
 WINDOW_NAME = 2  # of the second group's blocks

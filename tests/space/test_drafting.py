@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, Shortage, SlidingWindow, hash_request_tokens
-from pagedkv.errors import ConfigurationError, PagedKVError, TokenError
+from pagedkv.memory.contract.errors import ConfigurationError, PagedKVError, TokenError
 from tests.space.spaces import cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 

@@ -16,8 +16,8 @@ from pagedkv import (
     SlidingWindow,
     hash_request_tokens,
 )
-from pagedkv.errors import FreedSequenceError
-from pagedkv.pool.blocks import NEXT, PREVIOUS
+from pagedkv.memory.contract.errors import FreedSequenceError
+from pagedkv.memory.pool.blocks import NEXT, PREVIOUS
 from tests.space.spaces import (
     acknowledge,
     allocate,

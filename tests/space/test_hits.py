@@ -18,7 +18,7 @@ from pagedkv import (
     Shortage,
     SlidingWindow,
 )
-from pagedkv.errors import ConfigurationError, TokenError
+from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from tests.space.spaces import acknowledge, allocate, cache, held, new_space, prefill, run_step, tokens, unchanged
 
 OURS = RequestKeys(salt=b"ours")

@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, RequestKeys
-from pagedkv.arrays import Int32Array, Uint32Array
-from pagedkv.plan import StepPlan
-from pagedkv.pool.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
-from pagedkv.pool.extra_keys import ExtraKeyArrays
-from pagedkv.pool.prefix_index import find
-from pagedkv.space import aborting, admission, branching, epochs, growing, loading, states, swapping, tenants
-from pagedkv.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.pool.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
+from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
+from pagedkv.memory.pool.prefix_index import find
+from pagedkv.memory.space import aborting, admission, branching, epochs, growing, loading, states, swapping, tenants
+from pagedkv.memory.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
 from tests.plan_packing import Parts, parts_of, repacked
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
 from tests.space.operations import Sabotage

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace
-from pagedkv.arrays import Int32Array
-from pagedkv.errors import ConfigurationError
-from pagedkv.space import ObservedSpace, PrefixHit, SpaceObserver
-from pagedkv.space.steps import InFlightStep
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.space import ObservedSpace, PrefixHit, SpaceObserver
+from pagedkv.memory.space.steps import InFlightStep
 from tests.space.spaces import new_space, tokens
 
 pytestmark = pytest.mark.interpreted

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from pagedkv.errors import PagedKVError
-from pagedkv.space import aborting, draft_states, filling
-from pagedkv.space.receipts import ReceiptBook
-from pagedkv.space.state import SpaceState
-from pagedkv.space.steps import InFlightStep, StepLedger
-from pagedkv.tables.rows import NUM_ACCEPTED, NUM_TOKENS
+from pagedkv.memory.contract.errors import PagedKVError
+from pagedkv.memory.space import aborting, draft_states, filling
+from pagedkv.memory.space.receipts import ReceiptBook
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.steps import InFlightStep, StepLedger
+from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_TOKENS
 from tests.space.mixes import MIXES, Mix
 from tests.space.overlap_machine import overlap_machine_of
 

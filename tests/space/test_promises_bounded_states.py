@@ -3,8 +3,8 @@
 import pytest
 
 from pagedkv import Allocation, BlockSpace, CacheEventKind, FullAttention, RecurrentState
-from pagedkv.pool.blocks import NAME
-from pagedkv.pool.bounding import AFTER, MOST, NUM_BOUNDED
+from pagedkv.memory.pool.blocks import NAME
+from pagedkv.memory.pool.bounding import AFTER, MOST, NUM_BOUNDED
 from tests.space.spaces import acknowledge, hit, new_space, run_step, tokens, unchanged
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, Shortage, StepPlan
-from pagedkv.answers import PrefixGone
-from pagedkv.errors import SequenceError, StepError, TokenError, TruncationError
-from pagedkv.spec import AllocStatus
+from pagedkv.memory.contract.answers import PrefixGone
+from pagedkv.memory.contract.errors import SequenceError, StepError, TokenError, TruncationError
+from pagedkv.memory.contract.spec import AllocStatus
 from tests.space.spaces import acknowledge, hit, new_space, prefill, run_step, tokens, unchanged
 
 

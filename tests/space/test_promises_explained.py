@@ -17,9 +17,15 @@ from pagedkv import (
     RequestKeys,
     SlidingWindow,
 )
-from pagedkv.errors import ConfigurationError, FreedSequenceError, SequenceError, TokenError, UnknownSequenceError
-from pagedkv.keys import NO_KEYS
-from pagedkv.space import explanations
+from pagedkv.memory.contract.errors import (
+    ConfigurationError,
+    FreedSequenceError,
+    SequenceError,
+    TokenError,
+    UnknownSequenceError,
+)
+from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.memory.space import explanations
 from tests.space.explaining import HYBRID, OURS, PROMPT, changed, explained, new
 from tests.space.spaces import (
     acknowledge,

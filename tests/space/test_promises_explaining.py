@@ -21,9 +21,9 @@ from pagedkv import (
     SlidingWindow,
     hash_request_tokens,
 )
-from pagedkv.errors import ConfigurationError
-from pagedkv.pool.causes import EVICTED
-from pagedkv.pool.life_cycle import drop_name
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.pool.causes import EVICTED
+from pagedkv.memory.pool.life_cycle import drop_name
 from tests.space.explaining import HYBRID, OURS, PROMPT, THEIRS, causes, changed, explained, new
 from tests.space.spaces import (
     allocate,

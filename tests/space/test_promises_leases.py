@@ -19,9 +19,9 @@ from pagedkv import (
     SlidingWindow,
     SpaceConfig,
 )
-from pagedkv.errors import ConfigurationError
-from pagedkv.pool.auditing import check_pool
-from pagedkv.pool.eviction.registry import POLICIES
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.pool.auditing import check_pool
+from pagedkv.memory.pool.eviction.registry import POLICIES
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

@@ -18,8 +18,8 @@ from pagedkv import (
     Shortage,
     SlidingWindow,
 )
-from pagedkv.errors import ConfigurationError, TokenError
-from pagedkv.keys import NO_KEYS
+from pagedkv.memory.contract.errors import ConfigurationError, TokenError
+from pagedkv.memory.contract.keys import NO_KEYS
 from tests.space.partial_prompts import OTHERS, copies_of, leaving, space_of
 from tests.space.spaces import (
     acknowledge,

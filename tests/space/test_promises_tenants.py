@@ -14,8 +14,8 @@ from pagedkv import (
     RecurrentState,
     TenantLimits,
 )
-from pagedkv.errors import ConfigurationError
-from pagedkv.pool.eviction.registry import POLICIES
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.pool.eviction.registry import POLICIES
 from tests.space.spaces import allocate, hit, new_space, only_pool, run_step, tokens, unchanged
 from tests.space.tenancy import MIXES, cache_for, has, run_for, share, shared_by, short
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
-from pagedkv.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
-from pagedkv.tables.rows import NUM_ACCEPTED
+from pagedkv.memory.contract.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
+from pagedkv.memory.tables.rows import NUM_ACCEPTED
 from tests.space.spaces import acknowledge, allocate, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

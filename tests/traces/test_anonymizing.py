@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pagedkv.errors import ConfigurationError
-from pagedkv.traces.anonymizing import anonymized
-from pagedkv.traces.request import Request
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces.anonymizing import anonymized
+from pagedkv.planner.traces.request import Request
 
 SALT = b"salt"
 

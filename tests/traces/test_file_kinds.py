@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.traces import parquet_rows, zstd_stream
-from pagedkv.traces.formats.csv_rows import parse_columns
-from pagedkv.traces.reader import TraceReader
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces import parquet_rows, zstd_stream
+from pagedkv.planner.traces.formats.csv_rows import parse_columns
+from pagedkv.planner.traces.reader import TraceReader
 from tests.traces.trace_files import HASH_IDS, LENGTHS
 
 ROWS: list[dict[str, Any]] = [

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.errors import ConfigurationError
-from pagedkv.traces import Request
-from pagedkv.traces.interleaving import interleave_sessions
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces import Request
+from pagedkv.planner.traces.interleaving import interleave_sessions
 
 TIMES = st.lists(st.integers(0, 40_000), max_size=6).map(sorted)  # milliseconds
 

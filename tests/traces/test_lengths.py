@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.traces.formats.lengths import KnownLengths
-from pagedkv.traces.formats.messages import PICTURE_TOKENS, ids_part, text_part
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.request import Request
-from pagedkv.traces.stamps import spread_stamps
-from pagedkv.traces.texts import CharacterTokens
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces.formats.lengths import KnownLengths
+from pagedkv.planner.traces.formats.messages import PICTURE_TOKENS, ids_part, text_part
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.stamps import spread_stamps
+from pagedkv.planner.traces.texts import CharacterTokens
 
 TEXTS = CharacterTokens()
 CHINESE = "从前有一座山山上有一座庙庙里有一个老和尚在讲故事。"

@@ -21,8 +21,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from pagedkv.cli.commands.convert import Conversion, convert_trace
-from pagedkv.traces.sorting import sorted_by_arrival
-from pagedkv.traces.reader import TraceReader
+from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.reader import TraceReader
 
 def peak_kib():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])

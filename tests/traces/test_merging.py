@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.errors import TraceError
-from pagedkv.traces.merging import LogFile, MergedLogs
-from pagedkv.traces.request import Request
-from pagedkv.traces.token_blocks import ContentBlocks, with_ids_apart
+from pagedkv.memory.contract.errors import TraceError
+from pagedkv.planner.traces.merging import LogFile, MergedLogs
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.token_blocks import ContentBlocks, with_ids_apart
 
 EPOCH_S = 1_764_000_000.0
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.traces import Request, lines
-from pagedkv.traces.reader import TraceReader
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces import Request, lines
+from pagedkv.planner.traces.reader import TraceReader
 from tests.traces.trace_files import (
     BROKEN,
     HASH_IDS,

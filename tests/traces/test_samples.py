@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.traces.formats.csv_rows import parse_columns
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.request import Request
-from pagedkv.traces.stamps import MadeUpArrivals
-from pagedkv.traces.texts import CharacterTokens, FileTokens
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces.formats.csv_rows import parse_columns
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.stamps import MadeUpArrivals
+from pagedkv.planner.traces.texts import CharacterTokens, FileTokens
 
 SAMPLES = Path(__file__).with_name("samples")
 COLUMNS = "arrival=when_ms,input=tokens in,output=out,user=who"

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagedkv.traces import Request
-from pagedkv.traces.interleaving import interleave_sessions
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.writer import TraceWriter
+from pagedkv.planner.traces import Request
+from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.writer import TraceWriter
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.errors import TraceError
-from pagedkv.traces.anonymizing import anonymized
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.sorting import sorted_by_arrival
-from pagedkv.traces.writer import TraceWriter
+from pagedkv.memory.contract.errors import TraceError
+from pagedkv.planner.traces.anonymizing import anonymized
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.writer import TraceWriter
 
 SAMPLES = Path(__file__).with_name("samples")
 HEADER = '{"format": "pagedkv-trace", "version": 1}\n'

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.traces import Request
-from pagedkv.traces.token_blocks import TokenBlocks, with_block_ids
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces import Request
+from pagedkv.planner.traces.token_blocks import TokenBlocks, with_block_ids
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1) | st.just(2**31 - 1), min_size=1, max_size=12), max_size=12)
 

@@ -6,11 +6,11 @@ from typing import Final
 
 import pytest
 
-from pagedkv.errors import TraceError
-from pagedkv.traces.formats import parsing
-from pagedkv.traces.formats.pagedkv_trace import MAX_NUM_SAMPLES
-from pagedkv.traces.formats.trace_row import TraceRow
-from pagedkv.traces.reader import TraceReader
+from pagedkv.memory.contract.errors import TraceError
+from pagedkv.planner.traces.formats import parsing
+from pagedkv.planner.traces.formats.pagedkv_trace import MAX_NUM_SAMPLES
+from pagedkv.planner.traces.formats.trace_row import TraceRow
+from pagedkv.planner.traces.reader import TraceReader
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")
 EXAMPLE: Final = re.compile(r"(?:^> line (\d+: [^\n]*)\n\n)?^```(?:jsonl|csv)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

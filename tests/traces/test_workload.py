@@ -5,9 +5,9 @@ from itertools import islice, pairwise, zip_longest
 import numpy as np
 import pytest
 
-from pagedkv.errors import ConfigurationError
-from pagedkv.traces import ConversationWorkload, TokenizedRequest
-from pagedkv.traces.workload import LogNormal
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces import ConversationWorkload, TokenizedRequest
+from pagedkv.planner.traces.workload import LogNormal
 
 
 def by_session(requests: list[TokenizedRequest]) -> dict[str | None, list[TokenizedRequest]]:

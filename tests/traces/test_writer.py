@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pagedkv.errors import ConfigurationError
-from pagedkv.traces import Request, writer as trace_writer
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.writer import TraceWriter
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces import Request, writer as trace_writer
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.writer import TraceWriter
 from tests.traces.random_requests import as_values, traces
 from tests.traces.trace_files import HASH_IDS, HASH_RUNS, LENGTHS, PAGEDKV, TOKENS
 

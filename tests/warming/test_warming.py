@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.compilation.targets import TARGETS, own_processor
-from pagedkv.errors import ConfigurationError
-from pagedkv.pool.eviction.registry import POLICIES
-from pagedkv.warming import ATTENTION, of_curves, of_model_curves, of_spaces, warm_up
-from pagedkv.warming.recording import recorded
-from pagedkv.warming.rehearsal import rehearse
-from pagedkv.warming.rehearsals import all_of
+from pagedkv.memory.compilation.targets import TARGETS, own_processor
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.memory.warming import ATTENTION, of_curves, of_model_curves, of_spaces, warm_up
+from pagedkv.memory.warming.recording import recorded
+from pagedkv.memory.warming.rehearsal import rehearse
+from pagedkv.memory.warming.rehearsals import all_of
 from tests.compiling import needs_compiled_loops
 
 
@@ -31,7 +31,7 @@ def test_what_is_recorded_names_each_loop_once_and_depends_on_the_policy() -> No
     lru, hazard = recorded([of_spaces("lru")]), recorded([of_spaces("hazard")])
     assert len(lru) == len(set(lru)) > 100
     own = {(each.module, each.name) for each in hazard} - {(each.module, each.name) for each in lru}
-    assert all(module.startswith("pagedkv.pool.eviction.hazard.") for module, _ in own)
+    assert all(module.startswith("pagedkv.memory.pool.eviction.hazard.") for module, _ in own)
     assert {(each.module, each.name) for each in lru} <= {(each.module, each.name) for each in hazard}
     assert any("HazardArrays" in str(each.kinds) for each in hazard)
     assert not any("HazardArrays" in str(each.kinds) for each in lru)
@@ -88,7 +88,7 @@ def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package()
 COUNTING = """
 import json
 import sys
-from pagedkv.compilation import loop
+from pagedkv.memory.compilation import loop
 
 compiled = []
 entry_of = loop.entry_of
@@ -125,7 +125,7 @@ with TemporaryDirectory() as folder:
 """
 ANSWER = """
 from transformers import LlamaConfig, LlamaForCausalLM
-from pagedkv.engine import EngineConfig, LLM, SamplingParams
+from pagedkv.serving.engine import EngineConfig, LLM, SamplingParams
 
 config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
                      num_key_value_heads=1, max_position_embeddings=64)
@@ -175,14 +175,14 @@ def test_an_engine_on_a_cpu_compiles_nothing_after_a_warm_up() -> None:
 
 
 COMPILE_ATTENTION = """
-from pagedkv.compilation.targets import target_named
-from pagedkv.warming import ATTENTION
-from pagedkv.warming.warm_up import compile_all
+from pagedkv.memory.compilation.targets import target_named
+from pagedkv.memory.warming import ATTENTION
+from pagedkv.memory.warming.warm_up import compile_all
 compile_all([ATTENTION], {target})
 """
 ATTEND = """
-from pagedkv.warming import ATTENTION, make_ready
-from pagedkv.warming import ready
+from pagedkv.memory.warming import ATTENTION, make_ready
+from pagedkv.memory.warming import ready
 ready.compile_all = lambda _: compiled.append("all anew")
 make_ready(ATTENTION)
 ATTENTION.run()

@@ -32,8 +32,8 @@ import sys
 
 from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
 from pagedkv.cli.interrupting import exit_code_of, terminate
-from pagedkv.errors import MissingExtraError
-from pagedkv.extras import needing
+from pagedkv.memory.contract.errors import MissingExtraError
+from pagedkv.memory.contract.extras import needing
 
 __all__ = ["main"]
 

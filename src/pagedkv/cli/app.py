@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from pagedkv import __version__
 from pagedkv.cli.user_errors import reported
-from pagedkv.extras import needing
+from pagedkv.memory.contract.extras import needing
 
 __all__ = ["SUMMARIES", "app"]
 

@@ -7,7 +7,7 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from pagedkv.traces.writer import ByteSink
+from pagedkv.planner.traces.writer import ByteSink
 
 __all__ = ["maybe_compressed"]
 

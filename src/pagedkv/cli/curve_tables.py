@@ -5,9 +5,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from pagedkv.capacity.curve import MOST_FOR_ALL, OPTIMAL, POLICIES, CapacityCurve
-from pagedkv.capacity.model_curve import ModelCurve
 from pagedkv.cli.tables import print_numbers, print_table, share, shown_parts
+from pagedkv.planner.capacity.curve import MOST_FOR_ALL, OPTIMAL, POLICIES, CapacityCurve
+from pagedkv.planner.capacity.model_curve import ModelCurve
 
 __all__ = ["print_curve", "print_model_curve"]
 

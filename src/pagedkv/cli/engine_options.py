@@ -7,12 +7,12 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_blocks
-from pagedkv.errors import ConfigurationError
-from pagedkv.models.memory import GIB
-from pagedkv.spec import DEFAULT_EVICTION
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.planner.models.memory import GIB
 
 if TYPE_CHECKING:
-    from pagedkv.engine import EngineConfig
+    from pagedkv.serving.engine import EngineConfig
 
 __all__ = ["EngineOptions"]
 
@@ -61,7 +61,7 @@ class EngineOptions:
             ConfigurationError: an option is out of range.
             MissingExtraError: torch or transformers are not installed.
         """
-        from pagedkv.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands do without torch
+        from pagedkv.serving.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands do without torch
 
         if not 0 < self.memory_gib <= opt.MOST_GIB:
             raise ConfigurationError(f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}")

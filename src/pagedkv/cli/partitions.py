@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from pagedkv.arrays import Float64Array
-from pagedkv.capacity.partition import Partition
-from pagedkv.capacity.references import BlockReferences
 from pagedkv.cli.trace_options import TraceOptions
-from pagedkv.traces.windows import Window
+from pagedkv.memory.contract.arrays import Float64Array
+from pagedkv.planner.capacity.partition import Partition
+from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.traces.windows import Window
 
 __all__ = ["partitions_of", "windows_of"]
 

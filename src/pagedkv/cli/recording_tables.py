@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
-from pagedkv.recording.joining import JoinCounts
-from pagedkv.recording.metrics import EngineMetrics
-from pagedkv.recording.recorder import Ending, Recorder
-from pagedkv.recording.residency import LIFETIME_EDGES_S, MediumRecord
+from pagedkv.planner.recording.joining import JoinCounts
+from pagedkv.planner.recording.metrics import EngineMetrics
+from pagedkv.planner.recording.recorder import Ending, Recorder
+from pagedkv.planner.recording.residency import LIFETIME_EDGES_S, MediumRecord
 
 __all__ = ["print_recording", "recording_document", "recording_warnings"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from pagedkv.cli.whose_seconds import WhoseSeconds
-from pagedkv.report.pool_balance import pool_balance
-from pagedkv.simulation import ServingResult
+from pagedkv.planner.report.pool_balance import pool_balance
+from pagedkv.planner.simulation import ServingResult
 
 __all__ = ["warnings_of"]
 

@@ -12,7 +12,6 @@ from itertools import chain, islice
 from pathlib import PurePath
 from typing import Final, cast
 
-from pagedkv.budget import blocks_that_fit
 from pagedkv.cli import options as opt
 from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.progress import prepare, progress_bars
@@ -22,16 +21,17 @@ from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.cli.whose_seconds import WhoseSeconds, origin_of
-from pagedkv.errors import ConfigurationError
-from pagedkv.models import ModelMemory, read_model
-from pagedkv.models.memory import GIB
-from pagedkv.models.sizing import block_nbytes_of, groups_of
-from pagedkv.scheduling import PreemptionKind
-from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
-from pagedkv.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
-from pagedkv.simulation.planning.request_parts import Division, PartFigures
-from pagedkv.spec import DEFAULT_EVICTION
-from pagedkv.traces.request import Request, TokenizedRequest
+from pagedkv.memory.contract.budget import blocks_that_fit
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.memory.scheduling import PreemptionKind
+from pagedkv.planner.models import ModelMemory, read_model
+from pagedkv.planner.models.memory import GIB
+from pagedkv.planner.models.sizing import block_nbytes_of, groups_of
+from pagedkv.planner.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
+from pagedkv.planner.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.planner.simulation.planning.request_parts import Division, PartFigures
+from pagedkv.planner.traces.request import Request, TokenizedRequest
 
 __all__ = [
     "DEFAULTS",

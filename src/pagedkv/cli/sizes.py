@@ -3,9 +3,9 @@
 import os
 from typing import Final
 
-from pagedkv.errors import ConfigurationError
-from pagedkv.models.memory import GIB
-from pagedkv.spec import SpaceConfig
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.planner.models.memory import GIB
 
 __all__ = ["parse_blocks", "parse_gpu", "require_memory"]
 

@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.errors import ConfigurationError
-from pagedkv.traces.bad_lines import BadLines
-from pagedkv.traces.clocks import require_time_unit
-from pagedkv.traces.formats.csv_rows import CSV_ROLES, parse_columns
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.request import Request
-from pagedkv.traces.stamps import MadeUpArrivals, parse_arrivals, spread_stamps
-from pagedkv.traces.texts import TextTokens, text_tokens
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces.bad_lines import BadLines
+from pagedkv.planner.traces.clocks import require_time_unit
+from pagedkv.planner.traces.formats.csv_rows import CSV_ROLES, parse_columns
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.stamps import MadeUpArrivals, parse_arrivals, spread_stamps
+from pagedkv.planner.traces.texts import TextTokens, text_tokens
 
 __all__ = ["SourceOptions"]
 

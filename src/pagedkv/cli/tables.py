@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pagedkv.simulation.one_at_a_time.summary import ReplaySummary
-from pagedkv.traces.workload import ConversationWorkload
+from pagedkv.planner.simulation.one_at_a_time.summary import ReplaySummary
+from pagedkv.planner.traces.workload import ConversationWorkload
 
 __all__ = [
     "UNKNOWN_CONTENT",

@@ -10,12 +10,12 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.source_options import SourceOptions
-from pagedkv.errors import ConfigurationError
-from pagedkv.traces.clocks import rebased
-from pagedkv.traces.interleaving import interleave_sessions
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.request import Request
-from pagedkv.traces.windows import WindowRule, parse_window
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces.clocks import rebased
+from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.windows import WindowRule, parse_window
 
 __all__ = [
     "NO_MERGING",

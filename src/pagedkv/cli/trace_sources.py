@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, TraceOptions
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.traces.clocks import Rebased
-from pagedkv.traces.merging import LogFile, MergedLogs
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.request import Request
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces.clocks import Rebased
+from pagedkv.planner.traces.merging import LogFile, MergedLogs
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.request import Request
 
 __all__ = ["TraceSources", "name_of", "require_several_can_be_one"]
 

@@ -24,7 +24,7 @@ import typer
 
 from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
 from pagedkv.cli.interrupting import exit_code_of
-from pagedkv.errors import (
+from pagedkv.memory.contract.errors import (
     ConfigurationError,
     DeviceUnavailableError,
     MissingExtraError,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks.intent.serving import INTENTS, Intent, Session, serve
-from pagedkv.capacity.pool_hits import pool_hits
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
-from pagedkv.pool.eviction.registry import policy_named
-from pagedkv.traces.request import Request
+from pagedkv.memory.pool.eviction.registry import policy_named
+from pagedkv.planner.capacity.pool_hits import pool_hits
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.traces.request import Request
 
 LRU, ADAPTIVE, *_ = INTENTS
 UNTIL_NEXT = Intent("leases until next", lease_s=-1.0)

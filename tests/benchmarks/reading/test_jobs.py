@@ -5,7 +5,7 @@ import pytest
 from benchmarks.markdown import table_of as table_on
 from benchmarks.reading.__main__ import BARS, PAGE, table_of
 from benchmarks.reading.jobs import JOBS, executed
-from pagedkv.arguments import as_count
+from pagedkv.memory.contract.arguments import as_count
 
 pytestmark = pytest.mark.interpreted
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pagedkv.cli.planning.axes import PlanAxes
-from pagedkv.errors import ConfigurationError
-from pagedkv.simulation import ServingConfig
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.simulation import ServingConfig
 
 MEAN, LONGEST = 2000.0, 8000
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 
-from pagedkv.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList
-from pagedkv.device.shapes import FP8_TYPES, KeyValueShape, LatentShape
-from pagedkv.device.storage import KVStorage
-from pagedkv.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList
+from pagedkv.memory.device.shapes import FP8_TYPES, KeyValueShape, LatentShape
+from pagedkv.memory.device.storage import KVStorage
 
 __all__ = ["SMALL", "Case", "Memory", "answers", "make_case", "work_of"]
 

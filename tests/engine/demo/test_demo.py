@@ -11,15 +11,15 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from pagedkv.engine import LLM, EngineCore, StepRecord, compat
-from pagedkv.engine.demo.facts import ANSWER_LENGTH, draw_document
-from pagedkv.engine.demo.judging import Judged, answer_densely, judge
-from pagedkv.engine.demo.questions import LONGEST, SHORTEST, Question, draw_questions
-from pagedkv.engine.demo.serving import DEMO_CONFIG, Served, serve
-from pagedkv.engine.demo.trained import FOLDER, load_trained
-from pagedkv.engine.demo.training import CONFIG, NOT_JUDGED, Batch, copies, documents, recall, train
-from pagedkv.engine.demo.words import BOS, QUESTION, VOCABULARY, decode, encode
-from pagedkv.errors import ConfigurationError
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.serving.engine import LLM, EngineCore, StepRecord, compat
+from pagedkv.serving.engine.demo.facts import ANSWER_LENGTH, draw_document
+from pagedkv.serving.engine.demo.judging import Judged, answer_densely, judge
+from pagedkv.serving.engine.demo.questions import LONGEST, SHORTEST, Question, draw_questions
+from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, Served, serve
+from pagedkv.serving.engine.demo.trained import FOLDER, load_trained
+from pagedkv.serving.engine.demo.training import CONFIG, NOT_JUDGED, Batch, copies, documents, recall, train
+from pagedkv.serving.engine.demo.words import BOS, QUESTION, VOCABULARY, decode, encode
 from tests.cli.command import run
 
 SMALL = replace(DEMO_CONFIG, num_blocks=90, num_host_blocks=40, max_batched_tokens=256, self_test=False)

@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from pagedkv.engine.sampling import BatchSampler, Place, SamplingParams, SlicedLogprobs, TokenLogprobs, prompt_logprobs
-from pagedkv.errors import TensorError
+from pagedkv.memory.contract.errors import TensorError
+from pagedkv.serving.engine.sampling import (
+    BatchSampler,
+    Place,
+    SamplingParams,
+    SlicedLogprobs,
+    TokenLogprobs,
+    prompt_logprobs,
+)
 from tests.engine.sampling.rows import VOCAB_SIZE, logits_of, sequence_of
 
 

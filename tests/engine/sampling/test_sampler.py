@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
-from pagedkv.engine.sampling import (
+from pagedkv.memory.contract.errors import ConfigurationError, SamplingError, TensorError
+from pagedkv.serving.engine.sampling import (
     NO_TOKEN,
     NOT_READY,
     BatchSampler,
@@ -17,8 +18,7 @@ from pagedkv.engine.sampling import (
     TokenMatcher,
     sampler as sampler_module,
 )
-from pagedkv.engine.sampling.foreign import NotReady
-from pagedkv.errors import ConfigurationError, SamplingError, TensorError
+from pagedkv.serving.engine.sampling.foreign import NotReady
 from tests.engine.sampling.rows import END, VOCAB_SIZE, logits_of, processed, sequence_of
 
 GREEDY = SamplingParams(temperature=0)
@@ -327,7 +327,7 @@ def test_a_matcher_of_another_vocabulary_fails_its_row() -> None:
 def test_a_grammar_of_xgrammar() -> None:
     """Every token is drawn within the grammar, forks go back and forth, a token outside of it is told."""
     xgrammar = pytest.importorskip("xgrammar")
-    from pagedkv.engine.sampling import XGrammarMatcher  # noqa: PLC0415 - where it can work
+    from pagedkv.serving.engine.sampling import XGrammarMatcher  # noqa: PLC0415 - where it can work
 
     vocabulary = ["<end>", *"abc0123456789,[]"]
     info = xgrammar.TokenizerInfo(vocabulary, vocab_size=len(vocabulary), stop_token_ids=[0])

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from pagedkv.traces.request import Request, TokenizedRequest
+from pagedkv.planner.traces.request import Request, TokenizedRequest
 
 __all__ = ["NaiveReplay", "PrefixKeys", "trace_keys"]
 

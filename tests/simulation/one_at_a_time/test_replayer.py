@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.errors import ConfigurationError
-from pagedkv.simulation.one_at_a_time import ReplayConfig, Replayer, ReplaySummary
-from pagedkv.traces import ConversationWorkload, Request, TokenizedRequest, tokenized
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.simulation.one_at_a_time import ReplayConfig, Replayer, ReplaySummary
+from pagedkv.planner.traces import ConversationWorkload, Request, TokenizedRequest, tokenized
 from tests.simulation.one_at_a_time.naive import NaiveReplay, PrefixKeys, trace_keys
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.simulation.one_at_a_time import ReplayConfig, Replayer
-from pagedkv.traces import tokenized
-from pagedkv.traces.reader import TraceReader
+from pagedkv.planner.simulation.one_at_a_time import ReplayConfig, Replayer
+from pagedkv.planner.traces import tokenized
+from pagedkv.planner.traces.reader import TraceReader
 from tests.simulation.one_at_a_time.naive import NaiveReplay, trace_keys
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from pagedkv.simulation import ServingConfig
-from pagedkv.simulation.cost import CostModel
-from pagedkv.simulation.planning import Bounds, PlanPoint, PointFigures, Steadiness, run_point
-from pagedkv.simulation.planning.explaining import change_of, reason_of
-from pagedkv.simulation.planning.request_log import RequestLog
-from pagedkv.simulation.planning.steadiness import FAILS, HOLDS, TOO_SHORT, steadiness_of
-from pagedkv.traces.request import Request
+from pagedkv.planner.simulation import ServingConfig
+from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.simulation.planning import Bounds, PlanPoint, PointFigures, Steadiness, run_point
+from pagedkv.planner.simulation.planning.explaining import change_of, reason_of
+from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.planning.steadiness import FAILS, HOLDS, TOO_SHORT, steadiness_of
+from pagedkv.planner.traces.request import Request
 
 ONE_AT_A_TIME = CostModel(fixed_s=0.5)
 """With one sequence at a time and answers of two tokens a request takes a second."""
@@ -155,7 +155,7 @@ def test_counts_are_those_of_a_loop_over_the_requests(every_s: float, monkeypatc
         logs.append(log)
         return steadiness_of(log, asked)
 
-    monkeypatch.setattr("pagedkv.simulation.planning.figures.steadiness_of", keep)
+    monkeypatch.setattr("pagedkv.planner.simulation.planning.figures.steadiness_of", keep)
     steady = served(requests, bounds, max_sequences=2).steadiness
     expected = counted(logs[0], bounds)
     assert {

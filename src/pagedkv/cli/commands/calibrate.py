@@ -12,8 +12,8 @@ from pagedkv.cli.command_line import command_line
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
-from pagedkv.errors import ConfigurationError
-from pagedkv.simulation.calibration import (
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.simulation.calibration import (
     Calibration,
     ErrorSummary,
     MeasuredSteps,
@@ -21,8 +21,8 @@ from pagedkv.simulation.calibration import (
     calibrate as fitted,
     read_steps,
 )
-from pagedkv.simulation.cost import read_cost_model
-from pagedkv.simulation.cost.origin import CALIBRATION_KEY
+from pagedkv.planner.simulation.cost import read_cost_model
+from pagedkv.planner.simulation.cost.origin import CALIBRATION_KEY
 
 __all__ = ["calibrate", "error_rows"]
 

@@ -24,15 +24,15 @@ from pagedkv.cli.progress import progress_bars
 from pagedkv.cli.source_options import SourceOptions
 from pagedkv.cli.trace_options import require_limit
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.traces.anonymizing import anonymized
-from pagedkv.traces.clocks import rebased
-from pagedkv.traces.interleaving import interleave_sessions
-from pagedkv.traces.reader import TraceReader
-from pagedkv.traces.request import Request
-from pagedkv.traces.sorting import sorted_by_arrival
-from pagedkv.traces.token_blocks import with_block_ids
-from pagedkv.traces.writer import TraceWriter
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces.anonymizing import anonymized
+from pagedkv.planner.traces.clocks import rebased
+from pagedkv.planner.traces.interleaving import interleave_sessions
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.token_blocks import with_block_ids
+from pagedkv.planner.traces.writer import TraceWriter
 
 __all__ = ["Conversion", "convert", "convert_trace"]
 

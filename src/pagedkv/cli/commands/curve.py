@@ -14,20 +14,6 @@ from typing import Annotated, Final
 import typer
 from rich.progress import Progress
 
-from pagedkv.capacity.curve import (
-    FOR_MANY_REQUESTS,
-    MOST_FOR_ALL,
-    OPTIMAL,
-    POLICIES,
-    CapacityCurve,
-    default_capacities,
-    measure_curve,
-    policies_for,
-    with_multiples,
-)
-from pagedkv.capacity.model_curve import ModelCurve, measure_model_curve
-from pagedkv.capacity.partition import Partition
-from pagedkv.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.cache_sizes import CacheSizes, SizedModel
@@ -41,10 +27,24 @@ from pagedkv.cli.tables import print_warnings
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, SeveralTracesOptions, TraceOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.traces.request import Request
-from pagedkv.traces.token_blocks import ContentBlocks
-from pagedkv.warming import make_ready, of_curves, of_model_curves
-from pagedkv.warming.rehearsals import Rehearsal
+from pagedkv.memory.warming import make_ready, of_curves, of_model_curves
+from pagedkv.memory.warming.rehearsals import Rehearsal
+from pagedkv.planner.capacity.curve import (
+    FOR_MANY_REQUESTS,
+    MOST_FOR_ALL,
+    OPTIMAL,
+    POLICIES,
+    CapacityCurve,
+    default_capacities,
+    measure_curve,
+    policies_for,
+    with_multiples,
+)
+from pagedkv.planner.capacity.model_curve import ModelCurve, measure_model_curve
+from pagedkv.planner.capacity.partition import Partition
+from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.token_blocks import ContentBlocks
 
 __all__ = ["curve", "curve_of_trace", "has_content"]
 

@@ -14,7 +14,7 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.serving import ServingOptions, serve_requests, serve_trace
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.tables import print_workload
-from pagedkv.traces.workload import ConversationWorkload
+from pagedkv.planner.traces.workload import ConversationWorkload
 
 __all__ = ["demo_replay"]
 

@@ -23,7 +23,7 @@ from pagedkv.cli.planning.tables import print_plan
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
 from pagedkv.cli.trace_sources import TraceSources, name_of
-from pagedkv.errors import ConfigurationError
+from pagedkv.memory.contract.errors import ConfigurationError
 
 __all__ = ["plan"]
 

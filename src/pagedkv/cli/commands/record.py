@@ -23,13 +23,13 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.recording_tables import print_recording, recording_document
 from pagedkv.cli.source_options import SourceOptions
 from pagedkv.cli.user_errors import OutputError
-from pagedkv.errors import ConfigurationError, RecordingError, TraceError
-from pagedkv.recording.joining import JoinCounts, LogClock, joined
-from pagedkv.recording.metrics import MetricsFollower
-from pagedkv.recording.recorder import Bounds, Ending, Recorder
-from pagedkv.traces.clocks import rebased
-from pagedkv.traces.sorting import sorted_by_arrival
-from pagedkv.traces.writer import TraceWriter
+from pagedkv.memory.contract.errors import ConfigurationError, RecordingError, TraceError
+from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
+from pagedkv.planner.recording.metrics import MetricsFollower
+from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
+from pagedkv.planner.traces.clocks import rebased
+from pagedkv.planner.traces.sorting import sorted_by_arrival
+from pagedkv.planner.traces.writer import TraceWriter
 
 __all__ = ["Publisher", "record"]
 
@@ -166,7 +166,7 @@ def record(
 
     pagedkv record tcp://127.0.0.1:5557 --metrics http://127.0.0.1:8000/metrics --json recording.json
     """
-    from pagedkv.recording.subscription import Endpoints, Subscription  # noqa: PLC0415 - help does without its extra
+    from pagedkv.planner.recording.subscription import Endpoints, Subscription  # noqa: PLC0415 - help does without its extra
 
     bounds, follower = publisher.bounds, publisher.follower()
     endpoints = Endpoints(endpoint, publisher.replay, publisher.topic, publisher.bind)

@@ -27,13 +27,13 @@ from pagedkv.cli.sizes import parse_blocks
 from pagedkv.cli.tables import print_numbers, print_summary, print_warnings
 from pagedkv.cli.trace_options import TraceOptions
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.errors import ConfigurationError
-from pagedkv.extras import needing
-from pagedkv.models.folder import require_folder
-from pagedkv.simulation.one_at_a_time.replayer import ReplayConfig, Replayer, compile_loops
-from pagedkv.simulation.one_at_a_time.summary import ReplaySummary
-from pagedkv.traces.request import TokenizedRequest
-from pagedkv.traces.tokens import tokenized
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.extras import needing
+from pagedkv.planner.simulation.one_at_a_time.replayer import ReplayConfig, Replayer, compile_loops
+from pagedkv.planner.simulation.one_at_a_time.summary import ReplaySummary
+from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.planner.traces.tokens import tokenized
+from pagedkv.serving.model_folder import require_folder
 
 __all__ = ["replay"]
 

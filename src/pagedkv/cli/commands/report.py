@@ -23,9 +23,9 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.report.documents import Curve, Replay, ReportRun
-from pagedkv.simulation import ServingResult
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.report.documents import Curve, Replay, ReportRun
+from pagedkv.planner.simulation import ServingResult
 
 __all__ = ["NO_CONTENT", "as_run", "import_page", "report", "require_page_output", "write_report"]
 
@@ -183,12 +183,12 @@ def _pool_tokens(result: ServingResult) -> int | None:
 
 
 def import_page(name: str) -> ModuleType:
-    """Import a module of :mod:`pagedkv.report` that needs the report extra, once sources and targets are checked.
+    """Import a module of the report that needs the report extra, once sources and targets are checked.
 
     Raises:
         MissingExtraError: it is not installed.
     """
-    return import_module(f"pagedkv.report.{name}")
+    return import_module(f"pagedkv.planner.report.{name}")
 
 
 def _read_result(source: str) -> Replay | None:

@@ -13,8 +13,8 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
-from pagedkv.simulation import compile_loops
-from pagedkv.simulation.calibration import (
+from pagedkv.planner.simulation import compile_loops
+from pagedkv.planner.simulation.calibration import (
     BenchLatencies,
     ComparedLatency,
     bench_result_in,
@@ -23,8 +23,8 @@ from pagedkv.simulation.calibration import (
     steps_of_bench,
     validate as validated,
 )
-from pagedkv.simulation.cost import CostModel, read_cost_model
-from pagedkv.traces.lines import Line
+from pagedkv.planner.simulation.cost import CostModel, read_cost_model
+from pagedkv.planner.traces.lines import Line
 
 __all__ = ["validate"]
 

@@ -17,15 +17,15 @@ from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.whose_seconds import origin_of
-from pagedkv.errors import ConfigurationError
-from pagedkv.models import ModelMemory, model_names, read_model
-from pagedkv.simulation import ServingConfig
-from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
-from pagedkv.simulation.planning import Bounds, PlanPoint
-from pagedkv.simulation.planning.arrivals import ClosedLoop
-from pagedkv.simulation.planning.decision import GPU_AXIS
-from pagedkv.simulation.planning.searching import HIGHEST_LOAD
-from pagedkv.spec import keeps_whole_prefix
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.spec import keeps_whole_prefix
+from pagedkv.planner.models import ModelMemory, model_names, read_model
+from pagedkv.planner.simulation import ServingConfig
+from pagedkv.planner.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
+from pagedkv.planner.simulation.planning import Bounds, PlanPoint
+from pagedkv.planner.simulation.planning.arrivals import ClosedLoop
+from pagedkv.planner.simulation.planning.decision import GPU_AXIS
+from pagedkv.planner.simulation.planning.searching import HIGHEST_LOAD
 
 __all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
 

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from pagedkv.budget import GIB
 from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
 from pagedkv.cli.planning.prices import token_cost
 from pagedkv.cli.whose_seconds import WhoseSeconds, shared_name
-from pagedkv.report.plan_documents import Plan, PlanPointDocument, PlanSettingDocument
-from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
-from pagedkv.simulation.planning.decision import GPU_AXIS
-from pagedkv.simulation.planning.effects import limits_of, settings_of
-from pagedkv.simulation.planning.explaining import change_of, reason_of
-from pagedkv.simulation.planning.request_parts import busiest_and_quietest
-from pagedkv.simulation.planning.steadiness import FAILS, TOO_SHORT
+from pagedkv.memory.contract.budget import GIB
+from pagedkv.planner.report.plan_documents import Plan, PlanPointDocument, PlanSettingDocument
+from pagedkv.planner.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
+from pagedkv.planner.simulation.planning.decision import GPU_AXIS
+from pagedkv.planner.simulation.planning.effects import limits_of, settings_of
+from pagedkv.planner.simulation.planning.explaining import change_of, reason_of
+from pagedkv.planner.simulation.planning.request_parts import busiest_and_quietest
+from pagedkv.planner.simulation.planning.steadiness import FAILS, TOO_SHORT
 
 __all__ = ["plan_document"]
 

@@ -20,10 +20,10 @@ from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.errors import ConfigurationError, TraceError
-from pagedkv.simulation import compile_loops
-from pagedkv.simulation.planning import PlanPoint, PointFigures, run_point
-from pagedkv.simulation.planning.request_parts import Division
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.simulation import compile_loops
+from pagedkv.planner.simulation.planning import PlanPoint, PointFigures, run_point
+from pagedkv.planner.simulation.planning.request_parts import Division
 
 __all__ = ["PointRunner"]
 

@@ -1,0 +1,49 @@
+"""Attention over blocks: an interface by layer number and step, and what computes it.
+
+In the order in which data flows::
+
+    layer       AttentionLayer: what a layer asks for
+    metadata    StepMetadata: what a step changes
+    backend     AttentionBackend: the interface
+    gathering   keys of one sequence, and which of them its queries see
+    reference   as in a textbook; what the others are tested against
+    on_gpu      Triton's kernels, for rows that decode and prompts alike
+    preferring  kernels of others, where they are preferred and serve a layer: flash_infer, varlen; facts, page_lists
+    cpu         compiled loops that read blocks in place, SDPA for prompts
+    selection   which of them serves a storage
+    unfolding   latents attended to without unfolding them: matrices read out of a model
+
+Knows no model and no scheduler. A back end takes a layer's number and a step's metadata, never a cache to change.
+Needs torch (``pip install 'pagedkv[torch]'``).
+"""
+
+from pagedkv.memory.contract.extras import needing
+
+with needing("torch", "pagedkv.attention"):
+    import torch  # noqa: F401 - first of all, so that its absence is told in our words
+
+from pagedkv.memory.attention.backend import AttentionBackend
+from pagedkv.memory.attention.cpu import CPUBackend
+from pagedkv.memory.attention.layer import AttentionLayer
+from pagedkv.memory.attention.metadata import GroupMetadata, KnownRanges, StepMetadata
+from pagedkv.memory.attention.on_gpu import TritonBackend
+from pagedkv.memory.attention.preferring import LayerChoice, PreferringBackend
+from pagedkv.memory.attention.reference import ReferenceBackend
+from pagedkv.memory.attention.selection import backend_for
+from pagedkv.memory.attention.unfolding import Unfolding, UnfoldingReader
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionLayer",
+    "CPUBackend",
+    "GroupMetadata",
+    "KnownRanges",
+    "LayerChoice",
+    "PreferringBackend",
+    "ReferenceBackend",
+    "StepMetadata",
+    "TritonBackend",
+    "Unfolding",
+    "UnfoldingReader",
+    "backend_for",
+]

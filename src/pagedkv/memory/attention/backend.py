@@ -1,0 +1,99 @@
+"""AttentionBackend: what every way to compute attention over blocks offers.
+
+A back end is bound once to a storage and to a model's layers, and is then called by a layer's number with a step's
+metadata. It keeps nothing of a step, and is handed no cache to change: so calls can be captured in graphs, and seen
+through by compilers.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from pagedkv.memory.attention.layer import AttentionLayer
+from pagedkv.memory.attention.metadata import StepMetadata
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.device import KVStorage
+
+__all__ = ["AttentionBackend", "BackendClass", "require_layers"]
+
+
+class AttentionBackend(Protocol):
+    """Attention over blocks, for the layers of one model."""
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's keys and values into their slots.
+
+        Args:
+            layer: number of the layer, in the order given when the back end was built.
+            key: ``[tokens, key heads, key_dim]``, of any strides; value: ``[tokens, key heads, value_dim]``.
+            step: the step.
+        """
+
+    def attend(
+        self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute attention of a step's queries to the keys in the blocks; this step's own are among them.
+
+        Args:
+            layer: number of the layer.
+            query: ``[tokens, heads, key_dim]``, of any strides.
+            step: the step.
+            sinks: ``[heads]``, where the layer has sinks.
+
+        Returns:
+            ``[tokens, heads, value_dim]``, contiguous, of the queries' type.
+        """
+
+    def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's latents, ``[tokens, dim]``, into their slots."""
+
+    def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+        """Compute attention of absorbed queries to latents (:mod:`pagedkv.memory.attention.unfolding`).
+
+        Args:
+            layer: number of the layer, of a back end that was told how many dimensions of latents are values.
+            query: ``[tokens, heads, dim]``.
+            step: the step.
+
+        Returns:
+            ``[tokens, heads, latent_dim]``: for each head a mixture of latents.
+        """
+
+    def attend_unfolded(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
+    ) -> torch.Tensor:
+        """Compute attention to keys and values that the model has unfolded from latents.
+
+        Args:
+            layer: number of the layer.
+            query: ``[tokens, heads, key_dim]``.
+            key: ``[keys, heads, key_dim]``, value: ``[keys, heads, value_dim]``: for each sequence that computes
+                anything the positions from :meth:`AttentionLayer.first_seen` of its first query on, behind one another.
+            step: the step.
+
+        Returns:
+            ``[tokens, heads, value_dim]``.
+        """
+
+
+class BackendClass(Protocol):
+    """How a back end is chosen and built: its class."""
+
+    def __call__(self, storage: KVStorage, layers: Sequence[AttentionLayer]) -> AttentionBackend:
+        """Bind a back end. Raises ConfigurationError: a layer that it cannot serve."""
+
+    def refusal(self, layer: AttentionLayer) -> str | None:
+        """Tell why a layer cannot be served; None if it can."""
+
+
+def require_layers(backend: BackendClass, layers: Sequence[AttentionLayer]) -> None:
+    """Refuse layers that a back end cannot serve.
+
+    Raises:
+        ConfigurationError: which layer, and why.
+    """
+    for number, layer in enumerate(layers):
+        reason = backend.refusal(layer)
+        if reason is not None:
+            raise ConfigurationError(f"attention layer {number} ({layer}) cannot be served: {reason}")

@@ -1,0 +1,13 @@
+"""Attention on a CPU: sequences that decode read blocks in place by compiled loops, prompts by SDPA on gathered keys.
+
+In the order in which data flows::
+
+    backend    CPUBackend: which sequence goes which way
+    memory     a layer's keys as a flat array and strides, for compiled loops
+    decode     one query a sequence, blocks read where they lie
+    prefill    many queries a sequence, keys gathered
+"""
+
+from pagedkv.memory.attention.cpu.backend import CPUBackend
+
+__all__ = ["CPUBackend"]

@@ -1,0 +1,47 @@
+"""A layer's keys, or values, as compiled loops take them: the pool's elements in one flat array, and strides.
+
+A flat array is contiguous, whatever the layout of the pool, and so the elements of one key are: that is what lets a
+loop use vectors. The place of element c of head h of the token at offset t of block b is ``base + b * block + t * token
++ h * head + c``.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagedkv.memory.contract.arrays import Int64Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.device import KVStorage
+
+__all__ = ["LayerMemory"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMemory:
+    """Where keys or values of a layer lie.
+
+    Args:
+        blocks: the view of the storage, ``[num_blocks, block_size, heads, dim]``.
+        strides: int64 ``[4]``, in elements: base, block, token, head.
+        pool: the pool's bytes.
+    """
+
+    blocks: torch.Tensor
+    strides: Int64Array
+    pool: torch.Tensor
+
+    @classmethod
+    def of(cls, storage: KVStorage, group: int, blocks: torch.Tensor) -> "LayerMemory":
+        """Describe a view of the storage. Raises ConfigurationError: a layout that parts the elements of a key."""
+        if blocks.stride(3) != 1:
+            raise ConfigurationError(
+                f"group {group} is laid out with {blocks.stride(3)} elements between those of one key: put C last"
+            )
+        strides = np.array([blocks.storage_offset(), *blocks.stride()[:3]], np.int64)
+        return cls(blocks, strides, storage.pool_of(group).device_bytes)
+
+    def flat(self) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+        """Give the pool's elements. Asked for anew each time: a storage that slept lies elsewhere."""
+        elements: np.ndarray[tuple[int], np.dtype[np.float32]] = self.pool.view(torch.float32).numpy()
+        return elements

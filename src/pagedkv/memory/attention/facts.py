@@ -1,0 +1,70 @@
+"""LayerFacts: what decides whether kernels of others can serve a layer, and the reasons that all of them share.
+
+Values alone, so that choosing and refusing run where no GPU and none of those packages is.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from pagedkv.memory.attention.layer import AttentionLayer
+from pagedkv.memory.device import GroupShape, KeyValueShape, KVStorage
+
+__all__ = ["LayerFacts", "facts_of", "shared_refusal"]
+
+HALF_TYPES: Final = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """A layer, and how its keys are stored.
+
+    Args:
+        layer: the layer; shape: what a block of its group holds; block_size: tokens of a block.
+        element_stride: elements between those of one key.
+        query_dtype: of queries and answers; device: its type, "cuda" or "cpu".
+        batch_invariant: whether an answer must depend on nothing but its row.
+    """
+
+    layer: AttentionLayer
+    shape: GroupShape
+    block_size: int
+    element_stride: int
+    query_dtype: torch.dtype
+    device: str
+    batch_invariant: bool
+
+
+def facts_of(
+    storage: KVStorage, layer: AttentionLayer, query_dtype: torch.dtype, *, batch_invariant: bool
+) -> LayerFacts:
+    """Gather them. Raises ConfigurationError for an unknown group or layer."""
+    shape, stride = storage.shapes[layer.group], 1
+    if isinstance(shape, KeyValueShape):
+        stride = storage.keys(layer.group, layer.index).stride(3)
+    block_size = storage.config.groups[layer.group].block_size
+    return LayerFacts(layer, shape, block_size, stride, query_dtype, storage.device.type, batch_invariant)
+
+
+def shared_refusal(facts: LayerFacts) -> str | None:  # noqa: PLR0911 - one answer a reason
+    """Tell why kernels of others, which know plain keys and values in 16 bits, cannot serve a layer."""
+    layer, shape = facts.layer, facts.shape
+    if facts.device != "cuda":
+        return "its keys do not lie on a GPU"
+    if layer.is_latent or not isinstance(shape, KeyValueShape):
+        return "its group keeps no keys and values"
+    if facts.query_dtype not in HALF_TYPES or shape.dtype is not facts.query_dtype:
+        return f"queries are {facts.query_dtype} and keys {shape.dtype}: both must be float16, or bfloat16"
+    for what, is_there in (
+        ("chunks", layer.chunk),
+        ("learnt sinks", layer.has_sinks),
+        ("sink tokens before its window", layer.num_sink_tokens),
+    ):
+        if is_there:
+            return f"it has {what}"
+    if shape.key_dim != shape.value_dim:
+        return f"keys have {shape.key_dim} dimensions and values {shape.value_dim}"
+    if facts.element_stride != 1:
+        return f"{facts.element_stride} elements lie between those of one key"
+    return None

@@ -1,0 +1,63 @@
+"""AttentionLayer: all that a back end must know of one attention layer, before any step.
+
+Where keys lie is a group and a place in it, as :class:`~pagedkv.memory.device.KVStorage` numbers them; several layers
+may read the same keys. What changes from step to step is :mod:`pagedkv.memory.attention.metadata`'s.
+"""
+
+from dataclasses import dataclass
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["AttentionLayer"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """One attention layer.
+
+    A query at position q sees the keys at positions p <= q, of these with ``window`` only ``p > q - window``, and with
+    ``chunk`` only those of its own chunk, ``p // chunk == q // chunk``.
+
+    Args:
+        group: the group whose block table leads to its keys; index: which layer's keys of that group it reads.
+        num_heads: heads of its queries, a multiple of the key heads.
+        scale: what a product of query and key is multiplied with.
+        window, chunk: tokens; 0 for neither.
+        num_sink_tokens: with a window, the first positions, which every query sees (StreamingLLM, 2023).
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` (Gemma 2); 0: they do not.
+        has_sinks: each head has a score of its own that takes part in the softmax and has no value (gpt-oss).
+        is_latent: the group keeps latents, from which the model itself unfolds keys and values (DeepSeek-V2, 2024).
+
+    Raises:
+        ConfigurationError: a value is out of range, window and chunk at once, or sink tokens without a window.
+    """
+
+    group: int
+    index: int
+    num_heads: int
+    scale: float
+    window: int = 0
+    chunk: int = 0
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+    is_latent: bool = False
+    num_sink_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name in ("group", "index", "window", "chunk", "num_sink_tokens"):
+            as_count(getattr(self, name), name)
+        as_count(self.num_heads, "num_heads", least=1)
+        if self.window and self.chunk:
+            raise ConfigurationError(f"a layer has a window ({self.window}) or a chunk ({self.chunk}), not both")
+        if self.num_sink_tokens and not self.window:
+            raise ConfigurationError(f"{self.num_sink_tokens} sink tokens stand before a window, and there is none")
+        if self.soft_cap < 0:
+            raise ConfigurationError(f"soft_cap must not be negative, got {self.soft_cap}")
+
+    def first_seen(self, position: int) -> int:
+        """Tell the first position, but for sink tokens, that a query at ``position`` sees."""
+        if self.window:
+            return max(0, position - self.window + 1)
+        return position // self.chunk * self.chunk if self.chunk else 0

@@ -1,0 +1,121 @@
+"""StepMetadata: what changes from step to step, for attention over blocks.
+
+Tokens of all sequences lie in one flat row, each sequence's behind one another, sequences in the order of the places of
+:class:`~pagedkv.memory.device.StepInputs`::
+
+    query_start_loc     0            3   4   5              10
+    flat row            | t  t  t    | t | t | t t t t t    |
+    place                 0            1   2   3                positions of place i: [starts[i], seq_lens[i])
+
+Lengths are read where they lie, on the device; back ends of a GPU never ask the host for them. Where the host knows
+them anyway, and for certain, it may say so: some back ends of others take them from there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.device import StepInputs
+
+__all__ = ["GroupMetadata", "KnownRanges", "StepMetadata"]
+
+
+class KnownRanges(NamedTuple):
+    """What the host knows of a group's ranges: int32 ``[places]`` each, equal to what lies on the device."""
+
+    starts: Int32Array
+    ends: Int32Array
+
+    @classmethod
+    def of(cls, plan: StepPlan, group: int) -> "KnownRanges | None":
+        """Tell a group's ranges of a plan; None where tokens are unknown, whose ranges are upper bounds."""
+        if plan.unknown is not None:
+            return None
+        ranges = plan.compute_in(group)
+        return cls(ranges.starts, ranges.ends)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupMetadata:
+    """One group's share of a step.
+
+    Args:
+        block_tables: int32 ``[places, width]``.
+        starts: int32 ``[places]``, where each place's positions begin; seq_lens: int32 ``[places]``, where they end.
+        query_start_loc: int32 ``[places + 1]``, tokens before each place in the flat row.
+        slot_mapping: int64 ``[tokens]``, where each token's keys go; none for recurrent states.
+        known: starts and ends once more, where the host knows them; None where it does not, or a graph is captured.
+    """
+
+    block_tables: torch.Tensor
+    starts: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    slot_mapping: torch.Tensor
+    known: KnownRanges | None = field(default=None, kw_only=True)
+
+    def select(self, places: torch.Tensor, tokens: torch.Tensor) -> "GroupMetadata":
+        """Leave out all but some places and their tokens: int64 each, ascending."""
+        starts, seq_lens = self.starts[places], self.seq_lens[places]
+        query_start_loc = torch.zeros(len(places) + 1, dtype=torch.int32, device=starts.device)
+        torch.cumsum(seq_lens - starts, 0, dtype=torch.int32, out=query_start_loc[1:])
+        return GroupMetadata(self.block_tables[places], starts, seq_lens, query_start_loc, self.slot_mapping[tokens])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMetadata:
+    """One step, or a part of one.
+
+    Args:
+        groups: what it is for each group, in their order.
+        num_places: sequences; num_tokens: tokens of all of them.
+    """
+
+    groups: Sequence[GroupMetadata]
+    num_places: int
+    num_tokens: int
+
+    @classmethod
+    def of(cls, inputs: StepInputs, plan: StepPlan | None = None) -> "StepMetadata":
+        """View what the device holds for a step.
+
+        Args:
+            inputs: the step's; plan: where the host is to say which lengths it knows.
+        """
+        starts, seq_lens, offsets = inputs.starts, inputs.seq_lens, inputs.query_start_loc
+        slots = inputs.slot_mappings
+        groups = tuple(
+            GroupMetadata(
+                table,
+                starts[group],
+                seq_lens[group],
+                offsets[group],
+                slots[group, : inputs.num_tokens],
+                known=None if plan is None else KnownRanges.of(plan, group),
+            )
+            for group, table in enumerate(inputs.block_tables)
+        )
+        return cls(groups, inputs.num_rows, inputs.num_tokens)
+
+    def select(self, places: torch.Tensor, tokens: torch.Tensor) -> "StepMetadata":
+        """Leave out all but some places and their tokens: int64 each, ascending."""
+        groups = tuple(group.select(places, tokens) for group in self.groups)
+        return StepMetadata(groups, len(places), len(tokens))
+
+    def with_ranges(self, starts: Sequence[int], ends: Sequence[int]) -> "StepMetadata":
+        """Let sequences compute other positions than the step says, as many as there are tokens: parts of theirs."""
+        device = self.groups[0].starts.device
+        first = torch.tensor(starts, dtype=torch.int32, device=device)
+        last = torch.tensor(ends, dtype=torch.int32, device=device)
+        offsets = torch.zeros(len(first) + 1, dtype=torch.int32, device=device)
+        torch.cumsum(last - first, 0, dtype=torch.int32, out=offsets[1:])
+        known = KnownRanges(np.array(starts, np.int32), np.array(ends, np.int32))
+        groups = tuple(
+            replace(group, starts=first, seq_lens=last, query_start_loc=offsets, known=known) for group in self.groups
+        )
+        return StepMetadata(groups, self.num_places, self.num_tokens)

@@ -1,0 +1,241 @@
+"""TritonBackend: attention on a GPU, by kernels that read blocks where they lie.
+
+Lengths stay on the device: nothing here asks for one, so that a call can be captured in a graph that serves any step of
+its size. Layers that read alike share a list of work, which the first of them makes each time it is called: a forward
+pass calls layers in the order of their numbers. Keys that a model unfolded from latents are blocks of one token, whose
+table is made on the device too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+
+from pagedkv.memory.attention.layer import AttentionLayer
+from pagedkv.memory.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.device import KVStorage, LatentShape
+from pagedkv.memory.device.kernels.selection import KernelChoice, kernels_for
+from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList, tiling_for
+from pagedkv.memory.device.shapes import FP8_TYPES, KeyValueShape
+from pagedkv.memory.device.token_side import TokenSide
+
+__all__ = ["TritonBackend"]
+
+WIDEST: Final = 576
+"""Dimensions of a head for which there is a tiling."""
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A list of work, the layer that makes it, and which step's it is.
+
+    Args:
+        work: the list; first_layer: by number.
+        made_for: the step; rows: what the kernels take of it.
+    """
+
+    work: WorkList
+    first_layer: int
+    made_for: GroupMetadata | None = None
+    rows: PagedRows | None = None
+
+
+@final
+class TritonBackend:
+    """Attention on a GPU; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
+
+    Args:
+        storage: where the keys lie.
+        layers: the layers, by number.
+        max_places: rows of a step at most; max_tokens: tokens of a step at most; max_length: of a row at most.
+        latent_dim: of latents, how many dimensions are values, the first ones; 0: the model unfolds them, and they
+            are attended to as on a CPU (:meth:`attend_unfolded`).
+        query_dtype: of queries and answers.
+        num_draft: drafts that a row may have: rows of up to one query more are cut along their keys.
+        batch_invariant: whether an answer depends on nothing but its row. Off, rows that stand behind one another and
+            begin with the same blocks read these once: faster, and other by rounding.
+        tiling: how work is cut; None: by what was measured.
+        kernels: which kernels; "auto" is Triton's on a GPU, plain torch on a CPU.
+
+    Raises:
+        ConfigurationError: a layer that it cannot serve, a layout that parts the elements of a key, or not enough
+            memory for the lists.
+        DeviceUnavailableError: Triton is not installed.
+    """
+
+    def __init__(
+        self,
+        storage: KVStorage,
+        layers: Sequence[AttentionLayer],
+        *,
+        max_places: int,
+        max_tokens: int,
+        max_length: int,
+        latent_dim: int = 0,
+        query_dtype: torch.dtype = torch.bfloat16,
+        num_draft: int = 0,
+        batch_invariant: bool = True,
+        tiling: Tiling | None = None,
+        kernels: KernelChoice = "auto",
+    ) -> None:
+        self._layers = tuple(layers)
+        self._kernels = kernels_for(storage.device, kernels)
+        self._memory = tuple(_memory_of(storage, number, layer, latent_dim) for number, layer in enumerate(layers))
+        self._tiling, self._query_nbytes = tiling, query_dtype.itemsize
+        self._positions = torch.arange(max_length, dtype=torch.int32, device=storage.device)
+        self._limits = {
+            "max_places": max_places,
+            "max_tokens": max_tokens,
+            "max_length": max_length,
+            "few_queries": 1 + num_draft,
+        }
+        self._shares = not batch_invariant
+        self._alike: dict[tuple[object, ...], _Work] = {}
+        self._lists: dict[int, _Work] = {}
+        for number, (layer, memory) in enumerate(zip(self._layers, self._memory, strict=True)):
+            if layer.is_latent and not latent_dim:
+                continue
+            _require_dimensions(number, layer, memory)
+            self._lists[number] = self._list_of(number, memory)
+
+    @staticmethod
+    def refusal(layer: AttentionLayer) -> str | None:
+        """Refuse nothing that a layer says of itself; its memory is looked at when a back end is built."""
+        del layer
+        return None
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's keys and values into their slots, divided by their scales where eight bits are stored."""
+        memory = self._memory[layer]
+        sides = [TokenSide(key, memory.keys, memory.key_scales), TokenSide(value, memory.values, memory.value_scales)]
+        self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
+
+    def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
+        """Write a step's latents into their slots, divided by their scale where eight bits are stored."""
+        memory = self._memory[layer]
+        sides = [TokenSide(latent[:, None, :], memory.keys, memory.key_scales)]
+        self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute attention of a step's queries to the keys in the blocks. Answers of padding tokens are undefined.
+
+        The host waits for nothing. Cost: O(seen positions x heads x dimensions) on the device, each key read once.
+        """
+        group, memory = step.groups[self._layers[layer].group], self._memory[layer]
+        listed = self._lists[layer]
+        if layer == listed.first_layer or listed.made_for is not group:
+            listed.rows = PagedRows(group.block_tables, group.starts, group.seq_lens, group.query_start_loc)
+            self._make_list(listed, group, memory)
+        return self._answer(listed, memory, query, sinks)
+
+    def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+        """Compute attention of absorbed queries to latents; as :meth:`attend`."""
+        return self.attend(layer, query, step)
+
+    def attend_unfolded(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
+    ) -> torch.Tensor:
+        """Compute attention to unfolded keys and values; as :meth:`attend`, and no length is asked for either.
+
+        The first call of a layer may allocate a list, and is not to be captured.
+        """
+        spec = self._layers[layer]
+        group = step.groups[spec.group]
+        key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
+        memory = PagedLayer(key[:, None], value[:, None], spec.scale, spec.soft_cap)
+        listed = self._list_of(layer, memory, is_unfolded=True)
+        if layer == listed.first_layer or listed.made_for is not group:
+            table = _unfolded_table(spec, group, self._positions)
+            listed.rows = PagedRows(table, group.starts, group.seq_lens, group.query_start_loc)
+            self._make_list(listed, group, memory)
+        return self._answer(listed, memory, query, None)
+
+    def _list_of(self, number: int, memory: PagedLayer, *, is_unfolded: bool = False) -> _Work:
+        """Find the list of a layer, which those that read alike share, or allocate it."""
+        layer = self._layers[number]
+        num_key_heads, value_dim = memory.keys.shape[2], memory.values.shape[3]
+        kind: tuple[object, ...] = (layer.group, layer.num_heads, layer.window, layer.chunk, layer.num_sink_tokens)
+        kind += (num_key_heads, value_dim, is_unfolded)
+        if kind not in self._alike:
+            reading = _reading_of(layer, memory)
+            work = WorkList(
+                reading,
+                num_heads=layer.num_heads,
+                value_dim=value_dim,
+                shares=self._shares,
+                tiling=self._tiling or tiling_for(memory, reading, self._query_nbytes),
+                device=memory.keys.device,
+                **self._limits,
+            )
+            self._alike[kind] = _Work(work, number)
+        return self._alike[kind]
+
+    def _make_list(self, listed: _Work, group: GroupMetadata, memory: PagedLayer) -> None:
+        assert listed.rows is not None
+        self._kernels.list_work(listed.work, listed.rows, memory.keys.shape[1])
+        listed.made_for = group
+
+    def _answer(
+        self, listed: _Work, memory: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        query = query if query.stride(2) == 1 else query.contiguous()
+        out = query.new_empty(*query.shape[:2], memory.values.shape[3])
+        self._kernels.attend_rows(listed.work, memory, listed.rows, query, out, sinks)
+        return out
+
+
+def _unfolded_table(layer: AttentionLayer, group: GroupMetadata, positions: torch.Tensor) -> torch.Tensor:
+    """Number unfolded keys as blocks of one token: int32 ``[places, max_length]``.
+
+    Those of a sequence lie behind those of the sequences before it, from the first position that it sees on.
+    """
+    starts, stops = group.starts, group.seq_lens
+    first = torch.zeros_like(starts)
+    if layer.window:
+        first = (starts - layer.window + 1).clamp(min=0)
+    elif layer.chunk:
+        first = starts // layer.chunk * layer.chunk
+    counts = torch.where(starts < stops, stops - first, 0)
+    begins = torch.cumsum(counts, 0, dtype=torch.int32) - counts - first
+    return (begins[:, None] + positions).clamp(min=0)
+
+
+def _reading_of(layer: AttentionLayer, memory: PagedLayer) -> Reading:
+    return Reading(layer.num_heads // memory.keys.shape[2], layer.window, layer.chunk, layer.num_sink_tokens)
+
+
+def _memory_of(storage: KVStorage, number: int, layer: AttentionLayer, latent_dim: int) -> PagedLayer:
+    """View a layer's memory. Raises ConfigurationError: it cannot be served from there."""
+    shape = storage.shapes[layer.group]
+    if isinstance(shape, LatentShape):
+        keys = storage.latents(layer.group, layer.index)[:, :, None]
+        values = keys[..., : latent_dim or shape.dim]
+    elif isinstance(shape, KeyValueShape):
+        keys, values = storage.keys(layer.group, layer.index), storage.values(layer.group, layer.index)
+    else:
+        raise ConfigurationError(f"attention layer {number} ({layer}) cannot be served: its group keeps states")
+    for what, side in (("keys", keys), ("values", values)):
+        if side.stride(3) != 1:
+            raise ConfigurationError(
+                f"group {layer.group} is laid out with {side.stride(3)} elements between those of one of its {what}: "
+                "put C last"
+            )
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    if shape.dtype in FP8_TYPES:
+        given = storage.scales(layer.group)[layer.index]
+        scales = (given[0], given[-1])
+    return PagedLayer(keys, values, layer.scale, layer.soft_cap, *scales)
+
+
+def _require_dimensions(number: int, layer: AttentionLayer, memory: PagedLayer) -> None:
+    """Refuse what is wider than any tiling. Raises ConfigurationError."""
+    for what, side in (("keys", memory.keys), ("values", memory.values)):
+        if side.shape[3] > WIDEST:
+            raise ConfigurationError(
+                f"attention layer {number} ({layer}) cannot be served: its {what} have {side.shape[3]} dimensions, "
+                f"the kernels are made for up to {WIDEST}"
+            )

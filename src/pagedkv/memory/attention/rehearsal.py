@@ -1,0 +1,32 @@
+"""A step of attention on a CPU, so that every compiled loop of it is asked for once (:mod:`pagedkv.memory.warming`)."""
+
+import torch
+
+from pagedkv.memory.attention.cpu import CPUBackend
+from pagedkv.memory.attention.layer import AttentionLayer
+from pagedkv.memory.attention.metadata import GroupMetadata, StepMetadata
+from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.device import KeyValueShape, KVStorage
+
+__all__ = ["rehearse"]
+
+
+def rehearse() -> None:
+    """Write the keys and values of two sequences, and attend with their last tokens.
+
+    Layers of all kinds, sizes and numbers of sequences share machine code.
+    """
+    config = SpaceConfig((FullAttention(block_size=2),), num_blocks=4, max_sequences=2, max_tokens=4)
+    storage = KVStorage(config, [KeyValueShape(num_layers=1, num_heads=1, key_dim=2, dtype=torch.float32)], "cpu")
+    backend = CPUBackend(storage, [AttentionLayer(group=0, index=0, num_heads=1, scale=1.0)])
+    group = GroupMetadata(
+        block_tables=torch.tensor([[1, 2], [3, 0]], dtype=torch.int32),
+        starts=torch.tensor([2, 0], dtype=torch.int32),
+        seq_lens=torch.tensor([3, 1], dtype=torch.int32),
+        query_start_loc=torch.tensor([0, 1, 2], dtype=torch.int32),
+        slot_mapping=torch.tensor([4, 6]),
+    )
+    step = StepMetadata((group,), num_places=2, num_tokens=2)
+    tokens = torch.ones(2, 1, 2)
+    backend.write(0, tokens, tokens, step)
+    backend.attend(0, tokens, step)

@@ -1,0 +1,64 @@
+"""Which back end serves a storage: Triton's kernels on a GPU, or others that are preferred; compiled loops on a CPU."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pagedkv.memory.attention.backend import AttentionBackend
+from pagedkv.memory.attention.cpu import CPUBackend
+from pagedkv.memory.attention.layer import AttentionLayer
+from pagedkv.memory.attention.on_gpu import TritonBackend
+from pagedkv.memory.attention.preferring import Preference, PreferringBackend, require_preferences
+from pagedkv.memory.device import KVStorage
+
+__all__ = ["backend_for"]
+
+
+def backend_for(
+    storage: KVStorage,
+    layers: Sequence[AttentionLayer],
+    *,
+    max_places: int,
+    max_tokens: int,
+    max_length: int,
+    query_dtype: torch.dtype,
+    num_draft: int = 0,
+    latent_dim: int = 0,
+    batch_invariant: bool = True,
+    prefer: Sequence[Preference] = (),
+) -> AttentionBackend:
+    """Build the back end that serves these layers where their keys lie.
+
+    Args:
+        storage: where the keys lie; layers: the layers, by number.
+        max_places, max_tokens, max_length: rows of a step, tokens of a step, and tokens of a row, at most.
+        query_dtype: of queries.
+        num_draft: drafts that a row may have.
+        latent_dim: of latents that are attended to, how many dimensions are values; 0: the model unfolds them.
+        batch_invariant: whether an answer depends on nothing but its row.
+        prefer: kernels of others that serve what they can on a GPU, in this order: "flashinfer", which needs
+            ``batch_invariant=False``, and "varlen", torch's own. What they refuse is served by ours.
+
+    Raises:
+        ConfigurationError: no back end of that device serves a layer: which, and why; no such preference.
+        DeviceUnavailableError: the device is a GPU, and Triton is not installed.
+    """
+    require_preferences(prefer)
+    if storage.device.type == "cpu":
+        return CPUBackend(storage, layers, latent_dim=latent_dim)
+    own = TritonBackend(
+        storage,
+        layers,
+        max_places=max_places,
+        max_tokens=max_tokens,
+        max_length=max_length,
+        query_dtype=query_dtype,
+        num_draft=num_draft,
+        latent_dim=latent_dim,
+        batch_invariant=batch_invariant,
+    )
+    if not prefer:
+        return own
+    return PreferringBackend(
+        own, storage, layers, prefer=prefer, query_dtype=query_dtype, batch_invariant=batch_invariant
+    )

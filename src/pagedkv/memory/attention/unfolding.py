@@ -1,0 +1,166 @@
+"""Latents attended to without unfolding them: matrices read out of a model, and what is done with them (MLA, absorbed).
+
+A model with latents makes keys and values of them by matrices of its own, one for each head. Where that is all it does,
+these may be applied to the few queries and answers instead of to all positions (DeepSeek-V2, 2024, section 2.1)::
+
+    unfolded    query . (K latent)      weights x (V latent)        K: key_dim x latent, V: value_dim x latent
+    absorbed    (query K) . latent      V (weights x latent)
+
+What the matrices are nobody needs to know of a model: in place of cached latents it is handed the unit vectors, and the
+keys and values that it then attends to are the rows of K and V. Others are handed over beside them, at both ends: what
+does not unfold by these matrices (a norm behind the cache, a bias, an angle that depends on the position) is told, and
+is unfolded as ever.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, final
+
+import torch
+
+from pagedkv.memory.attention.backend import AttentionBackend
+from pagedkv.memory.attention.metadata import StepMetadata
+
+__all__ = ["Unfolding", "UnfoldingReader"]
+
+NUM_OTHERS: Final = 4
+"""Vectors that are no unit vectors, at either end."""
+ROUNDING: Final = 16
+"""Units in the last place of the sum of absolute products that are rounding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unfolding:
+    """How a layer makes keys and values of a latent.
+
+    Args:
+        keys: ``[heads, latent_dim, key_dim]``, of the model's type.
+        values: ``[heads, num_value_dims, value_dim]``: of a latent only the first ``num_value_dims`` are in its value.
+
+    They take ``heads x (latent_dim x key_dim + num_value_dims x value_dim)`` elements, beside the model's own weights.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @property
+    def num_value_dims(self) -> int:
+        """How many dimensions of a latent are in its value."""
+        return self.values.shape[1]
+
+    def absorb(self, query: torch.Tensor) -> torch.Tensor:
+        """Turn queries ``[tokens, heads, key_dim]`` into those of latents, ``[tokens, heads, latent_dim]``."""
+        return torch.einsum("thk,hlk->thl", query, self.keys)
+
+    def unfold(self, mixed: torch.Tensor) -> torch.Tensor:
+        """Turn mixtures of latents ``[tokens, heads, num_value_dims]`` into values, ``[tokens, heads, value_dim]``."""
+        return torch.einsum("thl,hlv->thv", mixed, self.values)
+
+    def attend(self, backend: AttentionBackend, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
+        """Answer as :meth:`AttentionBackend.attend_unfolded` does, to rounding; no latent is unfolded.
+
+        Args:
+            backend: one that was built with ``latent_dim=num_value_dims``.
+            layer: number of the layer; query: ``[tokens, heads, key_dim]``; step: the step.
+        """
+        return self.unfold(backend.attend_latents(layer, self.absorb(query), step))
+
+
+class _Latents(NamedTuple):
+    """What a model is handed in place of cached latents, ``[vectors, latent_dim]``: zero, others, units, others."""
+
+    vectors: torch.Tensor
+    num_first: int
+    """Width of the first of the two vectors that a latent is stored as."""
+
+    @classmethod
+    def of(cls, first: torch.Tensor, second: torch.Tensor) -> "_Latents":
+        dim = first.shape[-1] + second.shape[-1]
+        others = torch.randn(NUM_OTHERS, dim, generator=torch.Generator().manual_seed(0))
+        vectors = torch.cat([torch.zeros(1, dim), others, torch.eye(dim), others])
+        return cls(vectors.to(first), first.shape[-1])
+
+    @property
+    def units(self) -> slice:
+        return slice(1 + NUM_OTHERS, len(self.vectors) - NUM_OTHERS)
+
+
+@final
+class UnfoldingReader:
+    """Answers one forward pass of any tokens, in which every layer with latents unfolds unit vectors.
+
+    Hears what the engine's passes hear: updates of the cache, and calls of attention, whose answers are zero. What else
+    the model computes from these is of no interest.
+
+    Args:
+        latents: the layers whose latents are wanted, by transformers' number: widths of the two vectors of each.
+
+    Attributes:
+        unfoldings: those that were read, by layer.
+        reasons: why there is none, by layer; of a layer that was not called, nothing.
+    """
+
+    def __init__(self, latents: Mapping[int, tuple[int, int]]) -> None:
+        self._layers = latents
+        self._asked: tuple[int, _Latents] | None = None
+        self.unfoldings: dict[int, Unfolding] = {}
+        self.reasons: dict[int, str] = {}
+
+    def update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Answer an update of the cache: ``[1, 1, tokens, width]`` each, of another number of tokens."""
+        if layer_idx not in self._layers:
+            return key, value
+        latents = _Latents.of(key, value)
+        self._asked = layer_idx, latents
+        first, second = latents.vectors[:, : latents.num_first], latents.vectors[:, latents.num_first :]
+        return first[None, None], second[None, None]
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: object,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """Read what a layer unfolded; answer zeros, ``[1, tokens, heads, value_dim]``."""
+        del module, mask, options
+        if self._asked is not None:
+            layer_idx, latents = self._asked
+            self._asked = None
+            read = _read(latents, key, value)
+            if isinstance(read, Unfolding):
+                self.unfoldings[layer_idx] = read
+            else:
+                self.reasons[layer_idx] = read
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+
+    def make_mask(self, options: dict[str, Any]) -> None:
+        """Make none."""
+
+
+def _read(latents: _Latents, key: torch.Tensor, value: torch.Tensor) -> "Unfolding | str":
+    """Read matrices out of what was unfolded, ``[1, heads, vectors, dim]`` each; else tell why there are none."""
+    matrices = []
+    for what, side in (("keys", key), ("values", value)):
+        if side.shape[0] != 1 or side.shape[2] != len(latents.vectors):
+            return f"{list(side.shape)} {what} were unfolded from {len(latents.vectors)} latents"
+        if not _is_linear(latents, side[0]):
+            return f"its {what} are no linear function of latents"
+        matrices.append(side[0, :, latents.units].clone())
+    keys, values = matrices
+    if keys.shape[0] != values.shape[0]:
+        return f"{keys.shape[0]} heads of keys and {values.shape[0]} of values were unfolded"
+    if not values[:, latents.num_first :].any():
+        values = values[:, : latents.num_first].clone()
+    return Unfolding(keys, values)
+
+
+def _is_linear(latents: _Latents, unfolded: torch.Tensor) -> bool:
+    """Tell whether ``[heads, vectors, dim]`` are the latents times their units' rows, whatever their place."""
+    units = unfolded[:, latents.units].double()
+    given = latents.vectors.double()
+    expected = torch.einsum("nl,hld->hnd", given, units)
+    bound = torch.einsum("nl,hld->hnd", given.abs(), units.abs()) * ROUNDING * torch.finfo(unfolded.dtype).eps
+    return bool(((unfolded.double() - expected).abs() <= bound).all())

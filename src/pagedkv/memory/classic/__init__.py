@@ -1,0 +1,18 @@
+"""The classic door: one sequence or sequence group at a time, by sequence id, for schedulers written that way.
+
+For those who port a scheduler written for the block manager of vLLM's V0 engine (Kwon et al., SOSP 2023) or of
+Aphrodite: the words and signatures are theirs, the state is that of a
+:class:`~pagedkv.memory.space.block_space.BlockSpace`. Who writes a new engine takes that class instead: it does whole
+batches in one call. docs/coming-from-vllm.md lists what is different here, and why.
+
+In the order in which a sequence meets them::
+
+    row_map      RowMap: which row serves which sequence
+    manager      BlockSpaceManager: can_allocate, allocate, append_slots, fork, swap_out, free, end_round, ...
+    block_table  BlockTable: one sequence's blocks as an object
+"""
+
+from pagedkv.memory.classic.block_table import BlockTable
+from pagedkv.memory.classic.manager import BlockSpaceManager
+
+__all__ = ["BlockSpaceManager", "BlockTable"]

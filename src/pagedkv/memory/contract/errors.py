@@ -1,0 +1,230 @@
+"""Every error pagedkv raises, as one tree.
+
+Scarcity is an answer, not an error: an operation that finds too few free blocks changes nothing and
+returns a :class:`~pagedkv.memory.contract.answers.Shortage`, or, in the words of the classic block managers, answers
+``AllocStatus.LATER`` when asked first and raises :class:`OutOfBlocksError` when not asked at all.
+Misuse raises, with the numbers that explain it. A broken invariant is a fault of this library: an
+``AssertionError`` that stops the program.
+
+::
+
+    PagedKVError
+    |-- ConfigurationError        a size, fraction or combination that cannot work
+    |-- TokenError                empty prompt, ids outside int32, wrong shape or dtype
+    |-- OutOfBlocksError          an unasked action met a shortage (classic methods only)
+    |-- TooManySequencesError     more sequences at once than rows were configured
+    |-- SequenceError             the sequence or row is not in a state that allows this
+    |   |-- UnknownSequenceError  never allocated here
+    |   |-- FreedSequenceError    freed before: double free, use after free
+    |   |-- SwappedOutError       its blocks are in the host pool
+    |   `-- LostSequenceError     an aborted step left its memory undefined
+    |-- SharedPrefixError         truncating into blocks that another sequence or a ticket holds
+    |-- TruncationError           the content needed at that length is gone, or length is absurd
+    |-- NoHostPoolError           swapping without a host pool
+    |-- BlockError                a block id or ticket that is foreign, free, or released twice
+    |-- StepError                 steps acknowledged or aborted out of order
+    |-- InterruptedSpaceError     an operation was stopped in the middle; build the space again
+    |-- PlanError                 a buffer that is no plan: cut short, corrupt, of another version
+    |-- TensorError               a tensor of the wrong type, shape or device, unpinned, or with slots out of range
+    |-- StorageError              memory that is given back, or asleep, while something uses it
+    |-- SamplingError             a row that no token can be chosen for, or a foreign processor that answers nonsense
+    |-- MissingExtraError         a package that an extra of pagedkv brings is not installed: which, and how to have it
+    |-- DeviceUnavailableError    Triton or a GPU is asked for where there is none
+    |-- DeviceLostError           the device failed; which steps are done, and which are lost
+    |-- UnsupportedModelError     a model that paged memory would answer wrongly for: which layer, why, what to do
+    |-- RequestError              a request that cannot be served: empty, too long, contradictory, not built yet
+    |-- QueueFullError            as many requests wait as may: ask again later
+    |-- EngineError               the engine failed in a step, was closed, or is used in two ways at once
+    |-- RecordingError            a running engine that cannot be recorded: source, reason, remedy
+    `-- TraceError                a trace file that cannot be read: file, line, reason, remedy
+"""
+
+__all__ = [
+    "BlockError",
+    "ConfigurationError",
+    "DeviceLostError",
+    "DeviceUnavailableError",
+    "EngineError",
+    "FreedSequenceError",
+    "InterruptedSpaceError",
+    "LostSequenceError",
+    "MissingExtraError",
+    "NoHostPoolError",
+    "OutOfBlocksError",
+    "PagedKVError",
+    "PlanError",
+    "QueueFullError",
+    "RecordingError",
+    "RequestError",
+    "SamplingError",
+    "SequenceError",
+    "SharedPrefixError",
+    "StepError",
+    "StorageError",
+    "SwappedOutError",
+    "TensorError",
+    "TokenError",
+    "TooManySequencesError",
+    "TraceError",
+    "TruncationError",
+    "UnknownSequenceError",
+    "UnsupportedModelError",
+]
+
+
+class PagedKVError(Exception):
+    """Base of all errors raised by pagedkv."""
+
+
+class ConfigurationError(PagedKVError, ValueError):
+    """A size, a fraction or a combination of settings that cannot work."""
+
+
+class TokenError(PagedKVError, ValueError):
+    """Token ids that cannot be stored: none at all, outside int32, wrong shape or type."""
+
+
+class OutOfBlocksError(PagedKVError):
+    """A classic action was called without asking first, and the free blocks do not suffice."""
+
+
+class TooManySequencesError(PagedKVError):
+    """More sequences at once than the tables have rows."""
+
+
+class SequenceError(PagedKVError):
+    """The sequence (or row) is not in a state that allows the operation."""
+
+
+class UnknownSequenceError(SequenceError, LookupError):
+    """This sequence was never allocated here."""
+
+
+class FreedSequenceError(SequenceError, LookupError):
+    """This sequence has been freed: a double free or a use after free."""
+
+
+class SwappedOutError(SequenceError):
+    """The blocks of this sequence are in the host pool; swap it in first."""
+
+
+class LostSequenceError(SequenceError):
+    """An aborted step left this sequence's memory undefined; free it and allocate it again."""
+
+
+class SharedPrefixError(PagedKVError):
+    """Truncation would reach into blocks that another sequence, or a ticket, holds too."""
+
+
+class TruncationError(PagedKVError, ValueError):
+    """The sequence cannot be rolled back to that length."""
+
+
+class NoHostPoolError(PagedKVError):
+    """Swapping was asked for, but no host pool was configured."""
+
+
+class BlockError(PagedKVError):
+    """A block id that is foreign to the pool or not in use, or a block or ticket that is released twice."""
+
+
+class StepError(PagedKVError):
+    """Steps must be acknowledged in the order in which they were planned."""
+
+
+class InterruptedSpaceError(PagedKVError):
+    """An operation was stopped in the middle of its changes, so nothing here can be trusted: build a new space."""
+
+
+class PlanError(PagedKVError, ValueError):
+    """A buffer that cannot be read as a plan: cut short, corrupt, or of another version of the layout."""
+
+
+class TensorError(PagedKVError, ValueError):
+    """A tensor of the wrong type, shape or device, one that is not pinned, or with slots that do not exist."""
+
+
+class StorageError(PagedKVError):
+    """Memory is given back while copies are under way, or used while it is given back."""
+
+
+class SamplingError(PagedKVError):
+    """A row cannot be sampled: no token is allowed, logits are no numbers, a foreign processor answers nonsense."""
+
+
+class MissingExtraError(PagedKVError, ModuleNotFoundError):
+    """A package is not installed, or too old, that comes with an extra of pagedkv; the message has pip's command."""
+
+
+class DeviceUnavailableError(PagedKVError):
+    """Triton or a GPU was asked for on a machine that has none."""
+
+
+class DeviceLostError(PagedKVError):
+    """The device failed, and nothing goes on in this process: what it held is lost.
+
+    Args:
+        done_steps: steps that the executor had told, or can tell, to be done; acknowledging them is right.
+        lost_steps: steps that were launched, of which nothing is known.
+        reason: what the device said.
+    """
+
+    def __init__(self, done_steps: tuple[int, ...], lost_steps: tuple[int, ...], reason: str) -> None:
+        super().__init__(
+            f"the device failed: {reason}. Steps {list(done_steps)} are done, steps {list(lost_steps)} are lost: abort "
+            "them, and start the process again, since a failed device context cannot be used any more"
+        )
+        self.done_steps = done_steps
+        self.lost_steps = lost_steps
+        self.reason = reason
+
+
+class UnsupportedModelError(PagedKVError):
+    """A model that an engine on paged memory would answer wrongly for; it is refused before it answers anything."""
+
+
+class RequestError(PagedKVError, ValueError):
+    """A request that cannot be served. Nothing else is disturbed by it."""
+
+
+class QueueFullError(PagedKVError):
+    """As many requests wait as may, and this one was not to wait for room; it may be served later."""
+
+
+class EngineError(PagedKVError, RuntimeError):
+    """The engine cannot go on: a step failed, it was closed, or somebody else drives it."""
+
+
+class RecordingError(PagedKVError):
+    """A running engine whose events or metrics cannot be recorded.
+
+    Args:
+        source: the endpoint or address, and which message of it.
+        reason: what is wrong, with the offending value.
+        remedy: what the user can do.
+    """
+
+    def __init__(self, source: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{source}: {reason}. {remedy}")
+        self.source = source
+        self.reason = reason
+        self.remedy = remedy
+
+
+class TraceError(PagedKVError):
+    """A trace that cannot be read.
+
+    Args:
+        path: the file.
+        line: 1-based line number, or None when the file as a whole is at fault.
+        reason: what is wrong, with the offending value.
+        remedy: what the user can do.
+    """
+
+    def __init__(self, path: str, line: int | None, reason: str, remedy: str) -> None:
+        where = path if line is None else f"{path}:{line}"
+        super().__init__(f"{where}: {reason}. {remedy}")
+        self.path = path
+        self.line = line
+        self.reason = reason
+        self.remedy = remedy

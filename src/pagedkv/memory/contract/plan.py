@@ -1,0 +1,398 @@
+"""What the core tells a device: immutable plans, and page lists for its kernels.
+
+A :class:`StepPlan` is everything that one forward pass needs done in memory. Its parts are carried out
+in this order, each complete before the next::
+
+    1. swaps_out    device block -> host block      (reads before all else; the forward pass may write there again)
+    2. swaps_in     host block -> device block
+    3. copies       device block -> device block    (no block is both a source and a destination)
+    4. table_writes into the device's copy of the block tables
+    5. compute      the forward pass writes positions [start, end) of each row into its slots; rows that share
+                    a block may write the same keys and values to it twice (a fork before its prompt ran); groups
+                    that stay out of prefix caching begin elsewhere, see :meth:`StepPlan.compute_in`
+
+Before them all, an engine that must not read stale memory zeroes ``new_blocks``, the blocks that this plan hands out
+without content.
+
+All arrays are read-only. Destinations are distinct, so that each part can be one parallel kernel. When step k has
+run, the engine says ``acknowledge(k)``; blocks that the plan touches are not handed to anybody else before.
+
+A plan is one contiguous buffer of int32 words, ``plan.buffer``, and its arrays are views of it::
+
+    | header | directory of the parts | pool names | moves | table writes | compute | new blocks | ... |
+
+It goes to a GPU or to other processes as it is, and :meth:`StepPlan.from_buffer` restores the plan there without
+copying; :mod:`pagedkv.memory.contract.plan_buffer` draws every word.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.plan_buffer import (
+    ARRAYS_OF_KIND,
+    COMPUTE,
+    COPIES,
+    DRAFT_STATES,
+    ENTRIES,
+    NEW_BLOCKS,
+    RUNS,
+    STARTS,
+    SWAPS_IN,
+    SWAPS_OUT,
+    UNKNOWN,
+    Buffer,
+    open_buffer,
+    padded,
+    read_directory,
+    read_step_id,
+)
+from pagedkv.memory.contract.spec import StepId
+
+__all__ = [
+    "BlockMoves",
+    "DraftStates",
+    "NewBlocks",
+    "PageLists",
+    "StepPlan",
+    "TableWrites",
+    "TokenRanges",
+    "UnknownTokens",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockMoves:
+    """Blocks to be copied within one group of equal shape: ``dst_ids[i]`` becomes ``src_ids[i]``.
+
+    Args:
+        pool: name of the device pool; swaps move between it and its host pool.
+        src_ids: int32 ``[n]``.
+        dst_ids: int32 ``[n]``, all different.
+    """
+
+    pool: str
+    src_ids: Int32Array
+    dst_ids: Int32Array
+
+    def __repr__(self) -> str:
+        return f"BlockMoves({self.pool!r}, {len(self.src_ids):,} blocks)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableWrites:
+    """New entries of one group's block table, as runs of consecutive logical blocks.
+
+    Run i sets ``table[rows[i], starts[i] : starts[i] + counts[i]]`` to the next ``counts[i]`` of
+    ``block_ids``. Entries that fell out of a window are not rewritten: no kernel reads them.
+
+    Args:
+        group: index of the group; behind the groups those are numbered, in their order, that keep draft states: the run
+            is one of slots of the second table then (:class:`DraftStates`).
+        rows: int32 ``[r]``.
+        starts: int32 ``[r]``, logical block index of each run.
+        counts: int32 ``[r]``, entries of each run.
+        block_ids: int32 ``[sum(counts)]``.
+    """
+
+    group: int
+    rows: Int32Array
+    starts: Int32Array
+    counts: Int32Array
+    block_ids: Int32Array
+
+    def __repr__(self) -> str:
+        return f"TableWrites(group {self.group}: {len(self.rows):,} rows, {len(self.block_ids):,} entries)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRanges:
+    """Positions that a step computes and writes: ``[starts[i], ends[i])`` of ``rows[i]``, rows ascending."""
+
+    rows: Int32Array
+    starts: Int32Array
+    ends: Int32Array
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions in all. O(rows)."""
+        return int(self.ends.sum(dtype=np.int64) - self.starts.sum(dtype=np.int64))
+
+    def offsets(self) -> Int32Array:
+        """Tell where each row's positions begin in the flat order of the step: int32 ``[rows + 1]``. O(rows).
+
+        FlashInfer's ``qo_indptr``, FlashAttention's ``cu_seqlens_q``; ``ends`` are the lengths of the sequences.
+        """
+        offsets = np.zeros(len(self.rows) + 1, np.int32)
+        np.cumsum(self.ends - self.starts, out=offsets[1:])
+        return offsets
+
+    def positions(self) -> Int32Array:
+        """List every position, row by row: int32 ``[num_tokens]``. O(tokens)."""
+        lengths = self.ends - self.starts
+        flat = np.arange(self.num_tokens, dtype=np.int32)
+        return flat + np.repeat(self.starts - self.offsets()[:-1], lengths)
+
+    def __repr__(self) -> str:
+        return f"TokenRanges({len(self.rows):,} rows, {self.num_tokens:,} tokens)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnknownTokens:
+    """Which ranges are upper bounds: their rows had tokens that nobody knew when the step was planned.
+
+    The device moves the start, the end and the slots of a range down by as many tokens as were refused, by then, in
+    this row: in the step that samples the first unknown token, and in later ones before this step.
+
+    Args:
+        counts: int32 ``[ranges]``, trailing unknown tokens of the row, up to the end of the range: 0 where all are
+            known. Some of them may lie before the range begins.
+        steps_back: int32 ``[ranges]``, how many steps ago the first of them is sampled: ``step_id - steps_back``; 0
+            where this step samples it, a draft. A step that is over stands for any that is.
+    """
+
+    counts: Int32Array
+    steps_back: Int32Array
+
+    def __repr__(self) -> str:
+        return f"UnknownTokens({int(self.counts.sum()):,} in {int((self.counts > 0).sum()):,} rows)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftStates:
+    """Which positions have a state of their own, since they may be refused, in groups that keep such states.
+
+    The state behind position ``p`` of a row is in slot ``p % num_draft_states`` of the group's second table if ``p >=
+    firsts[i]``, else in the block of ``p`` in its first table. So a step that computes ``[s, e)`` reads the state of
+    position ``s - 1`` from there, and writes there the state of every position from ``max(s, firsts[i])`` on; before,
+    as any step, that of the last position and of every checkpoint. ``s`` and ``e`` are those of the device: moved down
+    by what was refused. ``firsts`` do not move.
+
+    Args:
+        firsts: int32 ``[ranges]``, the first position of each range's row with a state of its own, at most its end.
+    """
+
+    firsts: Int32Array
+
+    def __repr__(self) -> str:
+        return f"DraftStates({len(self.firsts):,} rows)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewBlocks:
+    """Blocks that a plan hands out without content: taken from the free ones since the plan before, none by a hit.
+
+    What stands in them is stale. Reserved blocks are among them; destinations of copies and swaps are not, nor blocks
+    that :meth:`~pagedkv.memory.space.block_space.BlockSpace.mark_computed` declared filled.
+
+    Args:
+        pool: name of the device pool.
+        block_ids: int32 ``[n]``, all different.
+    """
+
+    pool: str
+    block_ids: Int32Array
+
+    def __repr__(self) -> str:
+        return f"NewBlocks({self.pool!r}, {len(self.block_ids):,} blocks)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """The parts of a plan, as views of its buffer."""
+
+    swaps_out: tuple[BlockMoves, ...]
+    swaps_in: tuple[BlockMoves, ...]
+    copies: tuple[BlockMoves, ...]
+    table_writes: tuple[TableWrites, ...]
+    compute: TokenRanges
+    new_blocks: tuple[NewBlocks, ...]
+    compute_outside: Mapping[int, TokenRanges]
+    unknown: UnknownTokens | None
+    draft_states: DraftStates | None
+
+
+@final
+class StepPlan:
+    """All that one step needs done in memory; see the module's text for the order. Immutable.
+
+    A plan is its buffer: two are equal if their buffers are, and parts are looked up when they are first asked for
+    (8 us for the five of a decode step, which whoever ships the buffer on need not pay).
+
+    Attributes:
+        step_id: number of the step.
+        buffer: int32 ``[words]``, the whole plan (:mod:`pagedkv.memory.contract.plan_buffer`); read-only, bytes-like.
+    """
+
+    __slots__ = ("_known_parts", "_pool_names", "buffer", "step_id")
+
+    def __init__(self, step_id: StepId, buffer: Int32Array, pool_names: tuple[str, ...]) -> None:
+        """View a buffer that is known to be the plan of that step; others come in by :meth:`from_buffer`."""
+        self.step_id = step_id
+        self.buffer = buffer
+        self._pool_names = pool_names
+        self._known_parts: _Parts | None = None
+
+    @classmethod
+    def from_buffer(cls, buffer: Buffer) -> "StepPlan":
+        """Restore a plan from its buffer, without copying; changes nothing.
+
+        Args:
+            buffer: ``plan.buffer``, or its bytes from elsewhere: bytes, bytearray, memoryview or array, contiguous.
+                The plan's arrays are read-only views of it: whoever may write to it must not do so meanwhile.
+
+        Raises:
+            PlanError: the buffer is cut short, of another version, or contradicts itself.
+
+        Cost: a few passes over the words.
+        """
+        words, pool_names = open_buffer(buffer)
+        return cls(StepId(read_step_id(words)), words, pool_names)
+
+    @property
+    def swaps_out(self) -> tuple[BlockMoves, ...]:
+        """Moves from device blocks to host blocks, one entry a pool that has any."""
+        return self._parts().swaps_out
+
+    @property
+    def swaps_in(self) -> tuple[BlockMoves, ...]:
+        """Moves from host blocks to device blocks, one entry a pool that has any."""
+        return self._parts().swaps_in
+
+    @property
+    def copies(self) -> tuple[BlockMoves, ...]:
+        """Copies between device blocks, one entry a pool that has any."""
+        return self._parts().copies
+
+    @property
+    def table_writes(self) -> tuple[TableWrites, ...]:
+        """New entries of the block tables, one entry a group that has any."""
+        return self._parts().table_writes
+
+    @property
+    def compute(self) -> TokenRanges:
+        """Positions of the forward pass."""
+        return self._parts().compute
+
+    def compute_in(self, group: int) -> TokenRanges:
+        """Positions to be written in one group: those of :attr:`compute`, and of the same rows.
+
+        A group that stays out of prefix caching begins each range somewhere else: earlier where the others hit, and
+        at its end, perhaps, where there is nothing for it to do. So does a window that is computed again
+        (:class:`~pagedkv.Replay`): what its first positions would see before the start is gone, and 0 in the table.
+
+        Args:
+            group: index of the group; one that the plan does not know has the ranges of all.
+        """
+        return self.compute_outside.get(group, self.compute)
+
+    @property
+    def compute_outside(self) -> Mapping[int, TokenRanges]:
+        """What :meth:`compute_in` answers for each group with starts of its own, by its index."""
+        return self._parts().compute_outside
+
+    @property
+    def unknown(self) -> UnknownTokens | None:
+        """Which ranges of :attr:`compute` end in tokens that were not known; None if all were."""
+        return self._parts().unknown
+
+    @property
+    def draft_states(self) -> DraftStates | None:
+        """Which positions of :attr:`compute` have a state of their own; None if none has."""
+        return self._parts().draft_states
+
+    @property
+    def new_blocks(self) -> tuple[NewBlocks, ...]:
+        """Blocks handed out without content, one entry a pool that has any."""
+        return self._parts().new_blocks
+
+    def __repr__(self) -> str:
+        moved = [sum(len(part.src_ids) for part in parts) for parts in (self.copies, self.swaps_out, self.swaps_in)]
+        written, new = (sum(len(part.block_ids) for part in parts) for parts in (self.table_writes, self.new_blocks))
+        return (
+            f"StepPlan(step {self.step_id}: {len(self.compute.rows):,} rows compute "
+            f"{self.compute.num_tokens:,} tokens, {written:,} table writes, {new:,} new blocks, "
+            f"{moved[0]:,} copies, {moved[1]:,} swaps out, {moved[2]:,} in)"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepPlan) and np.array_equal(self.buffer, other.buffer)
+
+    def __hash__(self) -> int:
+        return hash(self.buffer.tobytes())
+
+    def __reduce__(self) -> tuple[Callable[[bytes], "StepPlan"], tuple[bytes]]:
+        """Pickle as the buffer, from which the other side restores the plan."""
+        return StepPlan.from_buffer, (self.buffer.tobytes(),)
+
+    def _parts(self) -> _Parts:
+        if self._known_parts is None:
+            self._known_parts = _parts_of(self.buffer, self._pool_names)
+        return self._known_parts
+
+
+def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
+    moves: dict[int, list[BlockMoves]] = {SWAPS_OUT: [], SWAPS_IN: [], COPIES: []}
+    table_writes: list[TableWrites] = []
+    new_blocks: list[NewBlocks] = []
+    outside: dict[int, TokenRanges] = {}
+    told: dict[int, list[Int32Array]] = {}
+    for kind, owner, offset, length in read_directory(words):
+        if kind == COMPUTE:
+            compute = TokenRanges(*_arrays(words, offset, length, 3))
+        elif kind == STARTS:
+            outside[owner] = TokenRanges(compute.rows, words[offset : offset + length], compute.ends)
+        elif length == 0:
+            continue
+        elif kind == RUNS:
+            rows, starts, counts = _arrays(words, offset, length, 3)
+        elif kind == ENTRIES:
+            table_writes.append(TableWrites(owner, rows, starts, counts, words[offset : offset + length]))
+        elif kind in {UNKNOWN, DRAFT_STATES}:
+            told[kind] = _arrays(words, offset, length, ARRAYS_OF_KIND[kind])
+        elif kind == NEW_BLOCKS:
+            new_blocks.append(NewBlocks(pool_names[owner], words[offset : offset + length]))
+        elif kind in moves:
+            moves[kind].append(BlockMoves(pool_names[owner], *_arrays(words, offset, length, 2)))
+    return _Parts(
+        tuple(moves[SWAPS_OUT]),
+        tuple(moves[SWAPS_IN]),
+        tuple(moves[COPIES]),
+        tuple(table_writes),
+        compute,
+        tuple(new_blocks),
+        MappingProxyType(outside),
+        UnknownTokens(*told[UNKNOWN]) if UNKNOWN in told else None,
+        DraftStates(*told[DRAFT_STATES]) if DRAFT_STATES in told else None,
+    )
+
+
+def _arrays(words: Int32Array, offset: int, length: int, num_arrays: int) -> list[Int32Array]:
+    starts = [offset + place * padded(length) for place in range(num_arrays)]
+    return [words[start : start + length] for start in starts]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageLists:
+    """The pages of some rows in one list, as FlashInfer takes them (compressed sparse rows).
+
+    Row i has the pages ``indices[indptr[i] : indptr[i + 1]]``, which hold its positions from ``starts[i]`` on.
+
+    Args:
+        indptr: int32 ``[rows + 1]``.
+        indices: int32 ``[pages]``, block ids; never the null block.
+        last_page_len: int32 ``[rows]``, tokens in the last page of each row; 0 where there is no page.
+        starts: int32 ``[rows]``, position of the first token in the first page: 0, or where a window begins.
+    """
+
+    indptr: Int32Array
+    indices: Int32Array
+    last_page_len: Int32Array
+    starts: Int32Array
+
+    def __repr__(self) -> str:
+        return f"PageLists({len(self.starts):,} rows, {len(self.indices):,} pages)"

@@ -1,0 +1,126 @@
+"""How kernels read a group's batch: in pages of their own size, as lists of pages, or a state at a time.
+
+Plain tensor operations, a handful a group: none of them asks the device for a number.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from pagedkv.memory.device.paging import PageNumbers
+
+__all__ = ["StateRanges", "StateTable", "page_list", "page_table", "state_blocks", "state_writes"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateTable:
+    """Where a recurrent group's states are: by place of the batch.
+
+    Args:
+        blocks: int32 ``[places, width]``; block_size: tokens of an entry.
+        slots: int32 ``[places, num_draft_states]``: the second table; None where every state is advanced in place.
+    """
+
+    blocks: torch.Tensor
+    block_size: int
+    slots: torch.Tensor | None
+
+    def block_behind(self, places: torch.Tensor, positions: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
+        """Tell the blocks of the states behind some positions, which must not be negative.
+
+        Args:
+            places: int64 ``[n]``; positions: int64 ``[n]``.
+            firsts: int32 ``[n]``: from which position on the state is in a slot, at each of these places.
+        """
+        index = (positions // self.block_size).clamp(max=self.blocks.shape[1] - 1)
+        block = self.blocks[places, index]
+        if self.slots is None:
+            return block
+        return torch.where(positions < firsts, block, self.slots[places, positions % self.slots.shape[1]])
+
+
+def page_table(blocks: torch.Tensor, numbers: PageNumbers) -> torch.Tensor:
+    """Number the pages of some rows of a table.
+
+    Args:
+        blocks: int32 ``[places, width]``; numbers: how pages are numbered.
+
+    Returns:
+        int32 ``[places, width * pages a block]``.
+    """
+    parts = torch.arange(numbers.per_block, dtype=torch.int32, device=blocks.device) * numbers.part_step
+    return (blocks[:, :, None] * numbers.block_step + parts).flatten(1)
+
+
+def page_list(
+    table: torch.Tensor, lengths: torch.Tensor, max_pages: int, numbers: PageNumbers
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """List the pages that each place fills, one place behind the other (CSR).
+
+    Args:
+        table: int32 ``[at least places, width]``; lengths: int32 ``[places]``, tokens of each.
+        max_pages: of all places at most; numbers: how pages are numbered.
+
+    Returns:
+        indptr int32 ``[places + 1]``, indices int32 ``[max_pages]`` (0 behind the pages), last_page_len int32
+        ``[places]``.
+    """
+    size, num_places, device = numbers.page_size, len(lengths), table.device
+    counts = (lengths + size - 1) // size
+    indptr = torch.zeros(num_places + 1, dtype=torch.int32, device=device)
+    torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
+    page = torch.arange(max_pages, dtype=torch.int32, device=device)
+    place = torch.searchsorted(indptr[1:], page, right=True).clamp(max=max(0, num_places - 1))
+    which = page - indptr[place]
+    block = table[place, (which // numbers.per_block).clamp(max=table.shape[1] - 1).long()]
+    number = block * numbers.block_step + which % numbers.per_block * numbers.part_step
+    indices = torch.where(page < indptr[-1], number, 0).to(torch.int32)
+    return indptr, indices, torch.where(lengths > 0, (lengths - 1) % size + 1, 0).to(torch.int32)
+
+
+class StateRanges(NamedTuple):
+    """What a step computes of a recurrent group: int32 ``[places]`` each.
+
+    Args:
+        starts, ends: the range of each place.
+        firsts: from which position on its states are in slots.
+    """
+
+    starts: torch.Tensor
+    ends: torch.Tensor
+    firsts: torch.Tensor
+
+
+def state_blocks(table: StateTable, ranges: StateRanges) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tell the block that each place reads its state from, and the one that holds it at the end of its range.
+
+    Returns:
+        int32 ``[places]`` each; the null block to read where a sequence begins.
+    """
+    starts, ends, firsts = ranges
+    places = torch.arange(len(starts), device=starts.device)
+    read, written = (table.block_behind(places, (at.long() - 1).clamp(min=0), firsts) for at in (starts, ends))
+    return torch.where(starts > 0, read, 0), torch.where(ends > 0, written, 0)
+
+
+def state_writes(table: StateTable, ranges: StateRanges, offsets: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Tell for each position of the batch which block the state behind it goes to.
+
+    Args:
+        offsets: int32 ``[places + 1]``, positions before each place; num_tokens: positions wanted.
+
+    Returns:
+        int32 ``[num_tokens]``; the null block where no state is kept, and behind the positions.
+    """
+    starts, ends, firsts = ranges
+    flat = torch.arange(num_tokens, device=starts.device)
+    if len(starts) == 0:
+        return flat.int() * 0
+    place = torch.searchsorted(offsets[1:], flat, right=True, out_int32=False).clamp(max=len(starts) - 1)
+    position = starts[place] + flat - offsets[place]
+    first, end = firsts[place], ends[place]
+    is_boundary = (position + 1) % table.block_size == 0
+    is_kept = (position >= first) | is_boundary | (position + 1 == torch.minimum(first, end))
+    block = table.block_behind(place, position.clamp(min=0), first)
+    return torch.where(is_kept & (flat < offsets[-1]), block, 0)

@@ -1,0 +1,488 @@
+"""BlockTables: the block tables of all groups on a device, by row, and as a step's batch sees them.
+
+Two ways lead in, and a table goes one of them for good. Plans: :meth:`BlockTables.step` carries out all that a
+:class:`~pagedkv.memory.contract.plan.StepPlan` says of tables, batch order and slots. Calls, as other systems have
+them: ``append_block_ids``, ``apply_staged_writes``, ``gather_block_tables``, ``compute_slot_mappings``.
+
+Knows no memory that blocks name, and no plan's moves. Batch order of a plan is that of its ranges: rows ascending.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagedkv.memory.contract.arguments import LARGEST_SIZE, as_array, as_count, as_flag, require_instance
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import PlanError, StepError, TensorError
+from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.contract.spec import SpaceConfig, StepId, keeps_state
+from pagedkv.memory.device.batch_reading import StateTable, page_list, page_table
+from pagedkv.memory.device.kernels.selection import KernelChoice, kernels_for
+from pagedkv.memory.device.large_plans import runs_of, without_writes
+from pagedkv.memory.device.packet_ring import PacketRing
+from pagedkv.memory.device.paging import PageNumbers
+from pagedkv.memory.device.plan_checks import PlanChecks
+from pagedkv.memory.device.space_tables import SpaceTables
+from pagedkv.memory.device.staged_writes import Run, StagedWrites
+from pagedkv.memory.device.step_graph import StepGraph
+from pagedkv.memory.device.step_inputs import StepInputs
+from pagedkv.memory.device.table_arrays import BASE, NUM_TOKENS, PADDED_TO, make_arrays
+from pagedkv.memory.device.tensors import as_device, require_numbers, require_tensor
+
+__all__ = ["BlockTables"]
+
+NUM_BUFFERS: Final = 4
+DEPTH: Final = 8
+"""Steps of a row whose refused tokens are remembered: more than are ever in flight."""
+PACKET_ENTRIES: Final = 65_536
+"""Four groups of 16,384: a million new tokens in blocks of 64, or as many cached ones."""
+LEAST_ENTRIES: Final = 32
+
+
+@final
+class BlockTables:
+    """Block tables of all groups of a space, in one arena.
+
+    Args:
+        config: the space's configuration: groups, ``max_sequences`` rows, ``max_tokens`` a row.
+        max_batched_tokens: positions of a step at most; slots are padded with -1 up to this.
+        device: where the tables lie.
+        kernels: "auto", "triton" or "torch" (:func:`~pagedkv.memory.device.kernels.selection.kernels_for`).
+        packet_entries: table entries that a packet has room for; those of a plan that has more travel ahead of it.
+
+    Attributes:
+        config: the space's configuration.
+        num_groups: groups; widths: entries of a row in each of them; max_rows: rows.
+        arrays: everything that the kernels work on.
+
+    Raises:
+        ConfigurationError, DeviceUnavailableError: as the arguments say.
+    """
+
+    def __init__(
+        self,
+        config: SpaceConfig,
+        *,
+        max_batched_tokens: int = 8192,
+        device: "torch.device | str" = "cpu",
+        kernels: KernelChoice = "auto",
+        packet_entries: int = PACKET_ENTRIES,
+    ) -> None:
+        require_instance(config, SpaceConfig, "config")
+        self.config = config
+        self.device = as_device(device)
+        self.max_rows = config.max_sequences
+        self.max_batched_tokens = as_count(max_batched_tokens, "max_batched_tokens", least=1)
+        self._kernels = kernels_for(self.device, kernels)
+        tables = SpaceTables.of(config)
+        self.num_groups, self.block_sizes, self.widths = tables.num_groups, tables.block_sizes, tables.widths
+        self._sizes = tables.geometry(
+            config,
+            max_tokens=self.max_batched_tokens,
+            num_buffers=NUM_BUFFERS,
+            depth=DEPTH,
+            packet_entries=as_count(packet_entries, "packet_entries", least=LEAST_ENTRIES),
+        )
+        self._num_blocks_of_pool = tables.num_blocks
+        self._checks = PlanChecks(self._sizes, tables.num_blocks, tables.names)
+        self.arrays = make_arrays(self._sizes, self.device)
+        self._ring = PacketRing(self.arrays.ring, self.device)
+        self._tables, batch_tables = self._views_of_arena()
+        self._batch_tables = batch_tables[: self.num_groups]
+        self._state_tables = {
+            group: StateTable(batch_tables[group], self.block_sizes[group], _slots_of(tables, group, batch_tables))
+            for group, spec in enumerate(config.groups)
+            if keeps_state(spec)
+        }
+        self._staged = StagedWrites(tables.layout, self._sizes.num_tables)
+        self._num_blocks: Int32Array = np.zeros((self.num_groups, self.max_rows), np.int32)
+        self._last_step = StepId(0)
+        self._is_called = False
+        self._graph = StepGraph(self._kernels, self._sizes, self.arrays, self.device)
+
+    # Plans
+
+    def step(self, plan: StepPlan) -> StepInputs:
+        """Carry out what a plan says of tables, batch and slots, in the current stream.
+
+        Raises:
+            StepError: the plan's step is not behind the last one, or the tables are driven by calls.
+            PlanError, TensorError: as :meth:`stage`; nothing was written.
+
+        Cost: on the host a few passes over the plan's words and one graph launch; on the device O(entries + positions +
+        rows), and the whole table of each row that is new at its place.
+        """
+        inputs = self.stage(plan)
+        self.launch()
+        self.fence()
+        return inputs
+
+    def stage(self, plan: StepPlan) -> StepInputs:
+        """Put a plan where :meth:`launch` finds it, which may stand in a CUDA graph of the caller's.
+
+        Args:
+            plan: of the space that these tables belong to, the next one behind the last.
+
+        Returns:
+            where the step's inputs will be, once the launch has run.
+
+        Raises:
+            StepError: as :meth:`step`, or the packet before was not launched and fenced.
+            PlanError: a plan of a space with another configuration, entries beyond the tables, blocks beyond their
+                pool, a row twice.
+            TensorError: more positions than ``max_batched_tokens``.
+        """
+        self.require_next(plan)
+        num_rows, num_tokens = self._checks.require_plan(plan.buffer)
+        words = plan.buffer
+        if len(words) > self._ring.num_words:
+            words = self._without_entries(plan)
+        self._ring.stage(words)
+        self._last_step = plan.step_id
+        return self._inputs(plan.step_id, num_rows, num_tokens)
+
+    def require_next(self, plan: StepPlan) -> None:
+        """Refuse what is no plan, or not behind the last one. Raises PlanError or StepError."""
+        if not isinstance(plan, StepPlan):
+            raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
+        if self._is_called or not self._staged.is_empty:
+            raise StepError("these tables are driven by calls (append_block_ids): plans need tables of their own")
+        if plan.step_id <= self._last_step:
+            raise StepError(
+                f"step {plan.step_id} cannot be carried out: step {self._last_step} was, and none twice or backwards"
+            )
+
+    def launch(self) -> None:
+        """Let the device carry out the staged packet: a few kernels, to be captured, or replayed from an own graph.
+
+        Raises:
+            StepError: nothing is staged, outside a capture.
+        """
+        if self._graph.is_captured:
+            self._graph.run()
+            return
+        if not self._ring.is_staged:
+            raise StepError("nothing is staged: stage a plan before each launch")
+        self._graph.replay()
+
+    def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
+        """Say that the launch, or the graph that holds it, stands in a stream; None: the current. Raises StepError."""
+        self._ring.fence(stream)
+
+    def record_refused(self, step_id: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
+        """Tell how many tokens a step has refused in some rows, so that later ranges move down by as many.
+
+        Belongs behind the step's sampling, in the stream of the steps; needs no answer from the device.
+
+        Args:
+            rows: int32 or int64 ``[n]``, on the device; counts: int32 ``[n]``.
+
+        Raises:
+            TensorError: tensors of another type, shape or device.
+        """
+        as_count(step_id, "step_id", most=2**63 - 1, error=TensorError)
+        taken = (torch.int32, torch.int64)
+        require_tensor(rows, "rows", dtype=taken, shape=(None,), device=self.device)
+        require_tensor(counts, "counts", dtype=taken, shape=(len(rows),), device=self.device)
+        require_numbers(rows, "rows", self.max_rows)
+        index = rows.long()
+        known = self.arrays.sample_refused[index]
+        is_this = self.arrays.sample_steps[index] == step_id
+        self.arrays.sample_refused[index] = torch.where(is_this, counts.int()[:, None], known)
+
+    def forget_steps(self, first_step_id: int) -> None:
+        """Forget what steps have refused from this one on, since they were aborted."""
+        is_gone = self.arrays.sample_steps >= as_count(first_step_id, "step_id", most=2**63 - 1, error=StepError)
+        self.arrays.sample_steps.masked_fill_(is_gone, -1)
+        self.arrays.sample_refused.masked_fill_(is_gone, 0)
+
+    # Calls
+
+    def append_block_ids(self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool) -> None:  # noqa: FBT001 - as the field calls it
+        """Let blocks wait to be written behind a row's blocks, or in place of them.
+
+        Args:
+            req_index: the row.
+            new_block_ids: block ids for each group; none is fine.
+            overwrite: whether the row begins anew.
+
+        Raises:
+            TensorError: no such row, not one list a group, ids outside their pool, or more than a row has room for.
+            StepError: the tables are driven by plans.
+        """
+        row = self._row(req_index)
+        begins_anew = as_flag(overwrite, "overwrite", TensorError)
+        require_instance(new_block_ids, Sequence, "new_block_ids", TensorError)
+        if len(new_block_ids) != self.num_groups:
+            raise TensorError(f"{self.num_groups} groups need as many lists of block ids, got {len(new_block_ids)}")
+        runs = []
+        for group, given in enumerate(new_block_ids):
+            block_ids = as_block_ids(given, group)
+            start = 0 if begins_anew else int(self._num_blocks[group, row])
+            if start + len(block_ids) > self.widths[group]:
+                raise TensorError(
+                    f"row {row} of group {group} would have {start + len(block_ids)} blocks, but its table has room "
+                    f"for {self.widths[group]}"
+                )
+            if len(block_ids) and not 0 <= block_ids.min() <= block_ids.max() < self._num_blocks_of_pool[group]:
+                raise TensorError(
+                    f"block ids of group {group} must be from 0 to {self._num_blocks_of_pool[group] - 1}, got "
+                    f"{block_ids.min()} to {block_ids.max()}"
+                )
+            runs.append(Run(row, start, block_ids.astype(np.int32)))
+        for group, run in enumerate(runs):
+            self._num_blocks[group, row] = run.start + len(run.block_ids)
+            if begins_anew or len(run.block_ids):
+                self._staged.add(group, run)
+
+    def apply_staged_writes(self) -> None:
+        """Write all that waits: of all groups at once, in the current stream."""
+        self._require_calls()
+        self._apply_staged()
+
+    def num_blocks(self, group: int, row: int) -> int:
+        """Count the blocks of a row that were appended by calls. Raises TensorError or ConfigurationError."""
+        return int(self._num_blocks[as_count(group, "group", most=self.num_groups - 1), self._row(row)])
+
+    def gather_block_tables(
+        self, idx_mapping: torch.Tensor, num_reqs_padded: int | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Lay rows out in batch order.
+
+        Args:
+            idx_mapping: int32 ``[n]``, the row of each place; -1 for a place that has none.
+            num_reqs_padded: places in all; those behind the rows are null blocks.
+
+        Returns:
+            for each group int32 ``[num_reqs_padded, width]``, the same tensors every time.
+
+        Raises:
+            TensorError: another type, shape or device; fewer places than rows, or more than there are. Rows are looked
+                at where they lie on a CPU.
+        """
+        rows = self._batch(idx_mapping)
+        num_places = len(rows) if num_reqs_padded is None else _padding(num_reqs_padded)
+        if not len(rows) <= num_places <= self.max_rows:
+            raise TensorError(f"{len(rows)} rows need from {len(rows)} to {self.max_rows} places, got {num_places}")
+        self._kernels.gather_rows(self.arrays, rows, num_places)
+        return tuple(table[:num_places] for table in self._batch_tables)
+
+    def compute_slot_mappings(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_tokens_padded: int | None = None,
+        num_refused: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Tell the slot of each position.
+
+        Args:
+            idx_mapping: int32 ``[n]``, the row of each place; -1 for a dummy, whose positions have no slots.
+            query_start_loc: int32 ``[n + 1]``, positions before each place.
+            positions: int64 ``[tokens]``.
+            num_tokens_padded: slots wanted; None: as many as positions.
+            num_refused: int32 ``[n]``, by how much each place's positions move down, known on the device alone.
+
+        Returns:
+            int64 ``[groups, num_tokens_padded]``, a view of the same tensor every time; -1 behind the positions, up to
+            ``max_batched_tokens``, and in groups of states.
+
+        Raises:
+            TensorError: another type, shape or device, or too many positions.
+        """
+        rows = self._batch(idx_mapping)
+        where = {"device": self.device}
+        require_tensor(query_start_loc, "query_start_loc", dtype=torch.int32, shape=(len(rows) + 1,), **where)
+        require_tensor(positions, "positions", dtype=torch.int64, shape=(None,), **where)
+        wanted = len(positions) if num_tokens_padded is None else _padding(num_tokens_padded)
+        if not len(positions) <= wanted <= self.max_batched_tokens:
+            raise TensorError(
+                f"{len(positions)} positions need from {len(positions)} to {self.max_batched_tokens} slots, "
+                f"got {wanted}"
+            )
+        refused = torch.zeros_like(rows) if num_refused is None else num_refused
+        require_tensor(refused, "num_refused", dtype=torch.int32, shape=(len(rows),), **where)
+        self._kernels.map_slots(self.arrays, rows, query_start_loc, positions, refused)
+        return self.arrays.slots[: self.num_groups, :wanted]
+
+    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        """Give tables of null blocks, for runs without requests: the tensors of real steps. Raises TensorError."""
+        rows = torch.full((self._num_places(num_reqs),), -1, dtype=torch.int32, device=self.device)
+        return self.gather_block_tables(rows)
+
+    def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
+        """Give slots of -1, for runs without requests: the tensor that real steps use. Raises TensorError."""
+        if not 0 <= _padding(num_tokens) <= self.max_batched_tokens:
+            raise TensorError(f"there are slots for {self.max_batched_tokens} tokens, not for {num_tokens}")
+        self.arrays.slots.fill_(-1)
+        return self.arrays.slots[: self.num_groups, :num_tokens]
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Let a row stand elsewhere; what is left behind is null blocks. Raises TensorError or StepError."""
+        self._exchange((source, destination), (destination,), (source,))
+        self.clear_row(source)
+
+    def swap_rows(self, first: int, second: int) -> None:
+        """Exchange two rows. Raises TensorError or StepError."""
+        self._exchange((first, second), (first, second), (second, first))
+
+    def clear_row(self, row: int) -> None:
+        """Make a row null blocks, and none of them its own. Raises TensorError or StepError."""
+        index = self._row(row)
+        self._apply_staged()
+        for group in range(self.num_groups):
+            self._tables[group][index].zero_()
+        self.arrays.extents[:, index] = 0
+        self._num_blocks[:, index] = 0
+
+    # What kernels of other block sizes take
+
+    def page_tables(self, group: int, numbers: PageNumbers, num_rows: int) -> torch.Tensor:
+        """Number a group's blocks as the pages of a kernel's own size: int32 ``[num_rows, width * pages a block]``.
+
+        Args:
+            numbers: as :meth:`KVStorage.pages <pagedkv.memory.device.storage.KVStorage.pages>` gives them.
+            num_rows: places of the batch.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: no such group.
+        """
+        table = self.batch_table(group)
+        require_instance(numbers, PageNumbers, "numbers", TensorError)
+        return page_table(table[: self._num_places(num_rows)], numbers)
+
+    def page_lists(
+        self, group: int, num_rows: int, max_pages: int, numbers: PageNumbers | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """List the pages of the last step's batch as FlashInfer takes them, without asking the device for a size.
+
+        Args:
+            num_rows: places of the batch; max_pages: pages of all of them at most.
+            numbers: of a kernel's own block size; None: pages are blocks.
+
+        Returns:
+            indptr int32 ``[num_rows + 1]``, indices int32 ``[max_pages]`` (0 behind the pages), last_page_len int32
+            ``[num_rows]``.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: no such group.
+        """
+        index = as_count(group, "group", most=self.num_groups - 1)
+        numbers = PageNumbers(self.block_sizes[index], 1, 1, 1, 1) if numbers is None else numbers
+        require_instance(numbers, PageNumbers, "numbers", TensorError)
+        as_count(max_pages, "max_pages", error=TensorError)
+        lengths = self.arrays.seq_lens[index, : self._num_places(num_rows)]
+        return page_list(self._batch_tables[index], lengths, max_pages, numbers)
+
+    def state_blocks(self, group: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As :meth:`StepInputs.state_blocks`, of the last step and as many places as a graph is captured for.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: the group keeps no states.
+        """
+        return self._inputs(StepId(0), self._num_places(num_rows), 0).state_blocks(group)
+
+    def state_writes(self, group: int, num_rows: int) -> torch.Tensor:
+        """As :meth:`StepInputs.state_writes`, for as many places. Raises as :meth:`state_blocks`."""
+        return self._inputs(StepId(0), self._num_places(num_rows), 0).state_writes(group)
+
+    def table(self, group: int) -> torch.Tensor:
+        """View a group's table by row: int32 ``[max_rows, width]``. Raises ConfigurationError."""
+        return self._tables[as_count(group, "group", most=self.num_groups - 1)]
+
+    def batch_table(self, group: int) -> torch.Tensor:
+        """View a group's table by place of the batch: int32 ``[max_rows, width]``. Raises ConfigurationError."""
+        return self._batch_tables[as_count(group, "group", most=self.num_groups - 1)]
+
+    # Inside
+
+    def _inputs(self, step_id: StepId, num_rows: int, num_tokens: int) -> StepInputs:
+        return StepInputs(step_id, num_rows, num_tokens, self.arrays, self._batch_tables, self._state_tables)
+
+    def _views_of_arena(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        bases = self.arrays.geometry[:, BASE].tolist()
+        shapes = list(zip(bases, self._sizes.widths, strict=True))
+        tables, batch_tables = (
+            tuple(arena[base : base + self.max_rows * width].view(self.max_rows, width) for base, width in shapes)
+            for arena in (self.arrays.tables, self.arrays.batch_tables)
+        )
+        return tables, batch_tables
+
+    def _without_entries(self, plan: StepPlan) -> Int32Array:
+        """Write a large plan's entries ahead, in packets of their own; return the rest of it."""
+        for writes in plan.table_writes:
+            for run in runs_of(writes):
+                self._staged.add(writes.group, run)
+        self._apply_staged(plan.step_id)
+        return without_writes(plan.buffer, self._sizes.layout)
+
+    def _apply_staged(self, step_id: int = 0) -> None:
+        for words in self._staged.packets(self._ring.num_words, step_id):
+            self._ring.stage(words)
+            self._kernels.pull_packet(self.arrays)
+            self._kernels.step_tables(self.arrays, writes_only=True)
+            # No slot was written: those of the step before still wait to be padded.
+            self.arrays.heads[:, NUM_TOKENS] = self.arrays.heads[:, PADDED_TO]
+            self._ring.fence()
+
+    def _exchange(self, rows: Sequence[int], to: Sequence[int], of: Sequence[int]) -> None:
+        for row in rows:
+            self._row(row)
+        if len(set(rows)) < len(rows):
+            raise TensorError(f"row {rows[0]} is named twice")
+        self._apply_staged()
+        to_index, of_index = list(to), list(of)
+        for table in self._tables:
+            table[to_index] = table[of_index]
+        self.arrays.extents[:, to_index] = self.arrays.extents[:, of_index]
+        self._num_blocks[:, to_index] = self._num_blocks[:, of_index]
+
+    def _require_calls(self) -> None:
+        if self._last_step > 0:
+            raise StepError("these tables are driven by plans: entries that a call brought would be overwritten")
+        self._is_called = True
+
+    def _row(self, row: int) -> int:
+        self._require_calls()
+        return as_count(row, "row", most=self.max_rows - 1, error=TensorError)
+
+    def _batch(self, idx_mapping: torch.Tensor) -> torch.Tensor:
+        rows = require_tensor(idx_mapping, "idx_mapping", dtype=torch.int32, shape=(None,), device=self.device)
+        if len(rows) > self.max_rows:
+            raise TensorError(f"a batch has {self.max_rows} places at most, got {len(rows)} rows")
+        if rows.device.type == "cpu" and len(rows):
+            real = rows[rows >= 0]
+            if int(rows.min()) < -1 or int(rows.max()) >= self.max_rows:
+                raise TensorError(
+                    f"rows must be from 0 to {self.max_rows - 1}, or -1, got {rows.min()} to {rows.max()}"
+                )
+            if len(real.unique()) < len(real):
+                raise TensorError(f"a batch has each row once, got {rows.tolist()}")
+        return rows
+
+    def _num_places(self, num_rows: int) -> int:
+        return as_count(num_rows, "places of the batch", most=self.max_rows, error=TensorError)
+
+
+def _padding(number: int) -> int:
+    """Check how many places or positions are wanted; whether there are so many others say. Raises TensorError."""
+    return as_count(number, "places wanted", least=-LARGEST_SIZE, error=TensorError)
+
+
+def as_block_ids(given: Sequence[int], group: int) -> npt.NDArray[np.int64]:
+    """Turn the block ids of a row into an array, if they are a flat list of whole numbers. Raises TensorError."""
+    ids = as_array(given, f"block ids of group {group}", TensorError)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise TensorError(f"block ids of group {group} must be a flat list of integers, got {ids.dtype} {ids.shape}")
+    if ids.size and ids.max() > LARGEST_SIZE:  # uint64 may be more than int64 holds
+        raise TensorError(f"block ids of group {group} must lie within int32, got {ids.max()}")
+    return ids.astype(np.int64)
+
+
+def _slots_of(tables: SpaceTables, group: int, views: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """View the second table of a group that keeps draft states."""
+    return views[tables.slots_of[group][0]] if group in tables.slots_of else None

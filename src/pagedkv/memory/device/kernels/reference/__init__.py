@@ -1,0 +1,27 @@
+"""The kernels in plain torch: the CPU path, and what the others are tested against."""
+
+from pagedkv.memory.device.kernels.reference.attention import attend_rows
+from pagedkv.memory.device.kernels.reference.blocks import copy_blocks, zero_blocks
+from pagedkv.memory.device.kernels.reference.drawing import draw_tokens, noise_words
+from pagedkv.memory.device.kernels.reference.filtering import find_least
+from pagedkv.memory.device.kernels.reference.lists import list_work
+from pagedkv.memory.device.kernels.reference.states import read_states, write_states
+from pagedkv.memory.device.kernels.reference.tables import gather_rows, map_slots, pull_packet, step_tables
+from pagedkv.memory.device.kernels.reference.tokens import write_tokens
+
+__all__ = [
+    "attend_rows",
+    "copy_blocks",
+    "draw_tokens",
+    "find_least",
+    "gather_rows",
+    "list_work",
+    "map_slots",
+    "noise_words",
+    "pull_packet",
+    "read_states",
+    "step_tables",
+    "write_states",
+    "write_tokens",
+    "zero_blocks",
+]

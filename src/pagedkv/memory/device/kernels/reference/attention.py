@@ -1,0 +1,86 @@
+"""Attention over blocks in plain torch: the keys that each row sees are gathered, and weighed in the open."""
+
+import torch
+
+from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, WorkList
+
+__all__ = ["attend_rows"]
+
+
+def attend_rows(  # noqa: PLR0913, PLR0917 - work, layer, rows, and what goes in and out
+    work: WorkList,
+    layer: PagedLayer,
+    rows: PagedRows,
+    query: torch.Tensor,
+    out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    *,
+    has_prompts: bool = True,
+) -> None:
+    """Answer the queries of a step; this step's own keys are in their slots already.
+
+    Args:
+        work: the list of these rows, made by ``list_work`` in the same step.
+        layer: whose keys and values.
+        rows: the step's. Blocks that no query sees are not read, whatever a table says there.
+        query: ``[tokens, heads, key_dim]``, with elements of a head beside one another.
+        out: ``[tokens, heads, value_dim]``, likewise; tokens of no row are left as they are.
+        sinks: float ``[heads]``: a score of each head that takes part in the softmax and has no value.
+        has_prompts: False promises that no row has more than ``work.few_queries`` queries, which saves a launch.
+
+    Cost: O(seen positions x heads x dimensions).
+    """
+    del has_prompts
+    ranges = zip(rows.starts.tolist(), rows.seq_lens.tolist(), rows.query_start_loc.tolist(), strict=False)
+    for place, (start, stop, token) in enumerate(ranges):
+        if start < stop:
+            tokens = slice(token, token + stop - start)
+            out[tokens] = _attend(work.reading, layer, rows.block_tables[place], query[tokens], start, sinks)
+
+
+def _attend(  # noqa: PLR0913, PLR0917 - as above, of one row
+    reading: Reading,
+    layer: PagedLayer,
+    table: torch.Tensor,
+    query: torch.Tensor,
+    start: int,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    stop, block_size = start + len(query), layer.keys.shape[1]
+    position = torch.arange(start, stop, device=query.device)[:, None]
+    key = torch.arange(stop, device=query.device)
+    seen = _sees(reading, position, key[None, :])
+    taken = key[seen.any(0)]
+    block, offset = table[taken // block_size].long(), taken % block_size
+    keys = _read(layer.keys, block, offset, layer.key_scales, query.dtype).repeat_interleave(reading.heads_of_key, 1)
+    values = _read(layer.values, block, offset, layer.value_scales, query.dtype)
+    values = values.repeat_interleave(reading.heads_of_key, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, keys).float() * layer.scale
+    if layer.soft_cap:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    scores = scores.masked_fill(~seen[:, taken], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, len(query), 1)], dim=2)
+    weights = torch.softmax(scores, dim=2)[:, :, : len(taken)]
+    return torch.einsum("hqk,khd->qhd", weights.to(query.dtype), values)
+
+
+def _sees(reading: Reading, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    seen = key <= position
+    if reading.window:
+        seen = seen & ((key > position - reading.window) | (key < reading.num_sink_tokens))
+    if reading.chunk:
+        seen = seen & (key // reading.chunk == position // reading.chunk)
+    return seen
+
+
+def _read(
+    blocks: torch.Tensor, block: torch.Tensor, offset: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    if blocks.dtype.itemsize == 1:  # eight-bit types have no indexing of their own
+        content = blocks.view(torch.uint8)[block, offset].view(blocks.dtype)
+    else:
+        content = blocks[block, offset]
+    if scales is None:
+        return content.to(dtype)
+    return (content.float() * scales[:, None]).to(dtype)

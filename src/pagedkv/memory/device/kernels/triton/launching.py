@@ -1,0 +1,77 @@
+"""What the launches of all attention kernels have in common: how a layer's numbers become a kernel's."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import e, log2
+from typing import Final
+
+import torch
+import triton
+
+from pagedkv.memory.device.kernels.triton.overlapping import may_overlap
+from pagedkv.memory.device.paged_attention import PagedLayer, WorkList
+
+__all__ = ["Launch"]
+
+LEAST: Final = 16
+"""Extent of a product of tiles, at least."""
+PRETENDED: Final = 3
+"""Processors that a CPU is taken for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What kernels are launched with.
+
+    Args:
+        num_processors: of the device.
+        overlaps: whether a kernel may begin before the one before is over.
+        scale: what products are multiplied with, so that powers of two of them are weights.
+        scales: of keys and values, or what stands in for them.
+        constants: what kernels are compiled for.
+    """
+
+    num_processors: int
+    overlaps: bool
+    scale: float
+    scales: tuple[torch.Tensor, torch.Tensor]
+    constants: dict[str, object]
+
+    @classmethod
+    def of(cls, work: WorkList, layer: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None) -> "Launch":
+        """Describe the launches of one layer."""
+        key_dim, value_dim = layer.keys.shape[3], layer.values.shape[3]
+        is_latent = layer.is_latent and value_dim >= LEAST and value_dim & (value_dim - 1) == 0
+        dim = value_dim if is_latent else max(LEAST, 1 << key_dim.bit_length() - 1)
+        rest = key_dim - dim
+        reading, overlaps = work.reading, may_overlap(query.device)
+        scales, scale_step, is_scaled = (query, query), 0, False
+        if layer.key_scales is not None and layer.value_scales is not None:
+            scales, is_scaled = (layer.key_scales, layer.value_scales), True
+            scale_step = 1 if layer.key_scales.shape[0] > 1 else 0
+        constants = {
+            "WINDOW": reading.window,
+            "CHUNK": reading.chunk,
+            "SINK_TOKENS": reading.num_sink_tokens if reading.window else 0,
+            "BLOCK_SIZE": layer.keys.shape[1],
+            "KEY_DIM": key_dim,
+            "DIM": dim,
+            "REST": max(LEAST, triton.next_power_of_2(rest)) if rest > 0 else 0,
+            "VALUE_DIM": value_dim,
+            "VALUE_TILE": max(LEAST, triton.next_power_of_2(value_dim)),
+            "IS_LATENT": is_latent,
+            "HAS_CAP": layer.soft_cap > 0,
+            "HAS_SINKS": sinks is not None,
+            "IS_SCALED": is_scaled,
+            "scale_step": scale_step,
+            "PRECISION": "ieee" if query.dtype is torch.float32 else "tf32",
+            "OVERLAPS": overlaps,
+        }
+        return cls(_num_processors(query.device), overlaps, layer.scale * log2(e), scales, constants)
+
+
+@lru_cache
+def _num_processors(device: torch.device) -> int:
+    if device.type == "cpu":
+        return PRETENDED
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,81 @@
+"""The ring of packets: pinned buffers that the host fills and a GPU reads, each behind a fence.
+
+A buffer is rewritten only when the event says that the kernel is over which read it. How far the GPU is, it counts
+itself (``clock``): so a captured graph finds the next packet without being told, and the host must launch exactly one
+packet between two that it stages.
+"""
+
+from typing import final
+
+import numpy as np
+import torch
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import StepError
+from pagedkv.memory.device.tensors import require_pinned
+
+__all__ = ["PacketRing"]
+
+
+@final
+class PacketRing:
+    """Buffers for packets on their way to a device.
+
+    Args:
+        buffers: int32 ``[num_buffers, words]``, in pinned memory where the device is a GPU.
+        device: who reads them.
+
+    Raises:
+        TensorError: the device is a GPU, and the buffers are not pinned.
+    """
+
+    def __init__(self, buffers: torch.Tensor, device: torch.device) -> None:
+        if device.type == "cuda":
+            require_pinned(buffers, "the ring of packets")
+        self._views = [buffer.numpy() for buffer in buffers]
+        self._stream_of = device if device.type == "cuda" else None
+        self._events: list[torch.cuda.Event | None] = [None] * len(buffers)
+        self._num_staged = 0
+        self._num_fenced = 0
+
+    @property
+    def num_words(self) -> int:
+        """Words that a buffer holds."""
+        return len(self._views[0])
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a packet waits to be launched."""
+        return self._num_staged > self._num_fenced
+
+    def stage(self, words: Int32Array) -> None:
+        """Put a packet into the next buffer, once the device has read what was there.
+
+        Raises:
+            StepError: the packet before was not launched, or not fenced.
+
+        Cost: O(words); where the device is as many packets behind as there are buffers, the host waits for it.
+        """
+        if self.is_staged:
+            raise StepError("a packet is staged already: launch it before the next one, and fence it")
+        place = self._num_staged % len(self._views)
+        event = self._events[place]
+        if event is not None:
+            event.synchronize()
+        np.copyto(self._views[place][: len(words)], words)
+        self._num_staged += 1
+
+    def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
+        """Say that the launch of the staged packet stands in a stream; None: in the current one.
+
+        Raises:
+            StepError: nothing is staged.
+        """
+        if not self.is_staged:
+            raise StepError("no packet is staged that a fence could stand behind")
+        if self._stream_of is not None:
+            place = self._num_fenced % len(self._views)
+            event = self._events[place] or torch.cuda.Event()
+            event.record(stream or torch.cuda.current_stream(self._stream_of))
+            self._events[place] = event
+        self._num_fenced += 1

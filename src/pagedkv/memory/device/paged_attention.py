@@ -1,0 +1,296 @@
+"""Attention over blocks, as its kernels take it: rows, a layer's memory, and lists of the work that a step holds.
+
+A step's rows are cut into pieces of work that know nothing of each other, so that a row's answer is the same to the
+last bit whatever stands beside it. Rows of few queries (decoding) are cut along their keys: a *tile* is some keys of a
+row, a *span* consecutive tiles whose answer is kept as one partial answer, and spans are merged in their order::
+
+    keys of a row     0      64     128    192    256    320    345
+    tiles             | t    | t    | t    | t    | t    | t   |
+    spans             | slot 0      | slot 1      | slot 2     |     merged: slots 0, 1, 2
+
+How wide a span is follows from the row's own length. Rows of many queries (prompts) are cut along their queries: an
+*item* is some queries of one row with all the keys that they see. Rows that stand behind one another and begin with the
+same blocks may read these once: their shared blocks are items of their leader, whose answers are partial ones of each.
+
+The lists are made on the device from lengths that lie there, once a step for all layers that read alike, so that one
+captured graph serves any step. Kernels walk them with as many programs as the device holds.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
+
+import torch
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = [
+    "ENTRY_WORDS",
+    "MOST_COMMON",
+    "NO_PARTIAL",
+    "NUM_COUNTS",
+    "SEES_ALL",
+    "PagedLayer",
+    "PagedRows",
+    "Reading",
+    "Tiling",
+    "WorkList",
+    "tiling_for",
+]
+
+ENTRY_WORDS: Final = 8
+"""Words of a tile: place, first token, queries, position of the first, first key, slot, partial row, tiles of its span
+before it times two plus whether it is the last. Words of an item: place, first token, queries, position of the first,
+first key, end of its keys, partial row, slot."""
+NO_PARTIAL: Final = -1
+"""Partial row of what is answered at once."""
+NUM_COUNTS: Final = 3
+"""Tiles, items, merges."""
+SEES_ALL: Final = 2**30
+"""Position of queries that see all keys of their item."""
+FEW_HEADS: Final = 16
+"""Heads of latents up to which keys are read for all of them by few warps."""
+HALF_NBYTES: Final = 2
+WIDE: Final = 256
+MIDDLE: Final = 128
+"""Dimensions of a head above which tiles are smaller."""
+MOST_COMMON: Final = 16
+"""Most spans of a shared prefix."""
+
+
+class PagedRows(NamedTuple):
+    """Rows of one group in a step.
+
+    Args:
+        block_tables: int32 ``[places, width]``.
+        starts: int32 ``[places]``, where each row's positions begin; seq_lens: int32 ``[places]``, where they end.
+            A row that computes nothing has none between.
+        query_start_loc: int32 ``[places + 1]``, tokens before each place in the flat row.
+    """
+
+    block_tables: torch.Tensor
+    starts: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+
+
+class PagedLayer(NamedTuple):
+    """One layer's memory, and what it does with scores.
+
+    Args:
+        keys: ``[num_blocks, block_size, key heads, key_dim]``; values: ``[..., value_dim]``; of any strides but for the
+            last. Latents are keys of one head, and their values the keys' first dimensions: the same memory.
+        scale: what a product of query and key is multiplied with.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: they do not.
+        key_scales, value_scales: float32 ``[key heads or 1]`` where eight bits are stored: what a number stands for is
+            it times its scale.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    scale: float
+    soft_cap: float = 0.0
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are a part of the keys."""
+        return self.keys.data_ptr() == self.values.data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a query at position q sees, of the positions p <= q; the same for all layers of one list.
+
+    Args:
+        heads_of_key: heads of queries that share a key head.
+        window: only ``p > q - window``, and the first ``num_sink_tokens`` (StreamingLLM, 2023).
+        chunk: only those with ``p // chunk == q // chunk``.
+    """
+
+    heads_of_key: int
+    window: int = 0
+    chunk: int = 0
+    num_sink_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises ConfigurationError."""
+        as_count(self.heads_of_key, "heads_of_key", least=1)
+        for name in ("window", "chunk", "num_sink_tokens"):
+            as_count(getattr(self, name), name)
+        if self.window and self.chunk:
+            raise ConfigurationError(f"a layer has a window ({self.window}) or a chunk ({self.chunk}), not both")
+
+    def first_seen(self, position: int) -> int:
+        """Tell the first position, but for sink tokens, that a query sees."""
+        if self.window:
+            return max(0, position - self.window + 1)
+        return position // self.chunk * self.chunk if self.chunk else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How work is cut, and how many threads walk it. Answers depend on it to rounding.
+
+    Args:
+        key_tile: keys of a tile; span_tiles: tiles of a span, or a multiple where spans would be more than
+            ``most_spans``.
+        head_tile: heads of a key head that a program holds at once, at most.
+        warps, stages, programs: of the kernel for tiles: warps of a program, tiles under way at once, programs a
+            multiprocessor.
+        query_rows: queries times heads of an item, at least the heads of a key; query_keys: keys that it takes at once.
+        query_warps, query_stages, query_programs: of the kernel for items; query_registers: of a thread there, at most;
+            0: as many as it takes.
+        shared_span: tokens of a shared prefix that one item reads, or a multiple.
+    """
+
+    key_tile: int = 128
+    span_tiles: int = 4
+    most_spans: int = 32
+    head_tile: int = 32
+    warps: int = 4
+    stages: int = 2
+    programs: int = 2
+    query_rows: int = 128
+    query_keys: int = 64
+    query_warps: int = 8
+    query_stages: int = 4
+    query_programs: int = 2
+    query_registers: int = 128
+    shared_span: int = 512
+
+
+@final
+class WorkList:
+    """Work of one step, for all layers that read alike.
+
+    Args:
+        reading: what their queries see.
+        max_places: rows of a step at most; max_tokens: tokens of a step at most; max_length: of a row at most.
+        num_heads: heads of queries; value_dim: of an answer.
+        few_queries: rows of at most so many queries are cut along their keys: one, and drafts.
+        shares: whether rows that begin with the same blocks read them once. Their answers then depend, by rounding, on
+            who shares; off, they depend on nothing but the row.
+        tiling: how work is cut.
+        device: where the lists lie.
+
+    Attributes:
+        tiles, items: int32 ``[capacity, ENTRY_WORDS]``; merges: int32 ``[capacity, 2]``, a token and its spans.
+        by_items: rows of few queries have so many heads that they are cut into items too, one for each span.
+        counts: int32 ``[NUM_COUNTS]``, how many of each there are.
+        shared: int32 ``[max_places, 2]``: tokens that a row shares with its leader, and at the leader how many rows do.
+        partials: float32 ``[slots, partial rows, num_heads, value_dim]``; sums: float32 ``[slots, partial rows,
+            num_heads]``, the logarithm (base 2) of what each partial answer was divided by.
+
+    Raises:
+        ConfigurationError: a number is out of range, or there is not enough memory for the lists.
+    """
+
+    def __init__(  # noqa: PLR0913 - what may come at most has as many sides
+        self,
+        reading: Reading,
+        *,
+        max_places: int,
+        max_tokens: int,
+        max_length: int,
+        num_heads: int,
+        value_dim: int,
+        few_queries: int = 1,
+        shares: bool = False,
+        tiling: Tiling | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        as_count(max_places, "max_places", least=1)
+        as_count(max_tokens, "max_tokens", least=1)
+        as_count(few_queries, "few_queries", least=1)
+        self.reading = reading
+        self.tiling = tiling or Tiling()
+        self.few_queries = few_queries
+        sees_all = not (reading.window or reading.chunk)
+        self.by_items = sees_all and reading.heads_of_key > self.tiling.head_tile
+        self.shares = shares and sees_all and not self.by_items
+        self.max_places, self.max_tokens = max_places, max_tokens
+        cut, rows = self.tiling, max_places * few_queries
+        key_tiles = -(-max_length // cut.key_tile) + -(-reading.num_sink_tokens // cut.key_tile)
+        num_tiles = max_places * -(-few_queries // self.tokens_of_tile) * key_tiles
+        num_items = max_places + -(-max_tokens // self.tokens_of_item)
+        slots = cut.most_spans
+        if self.shares:
+            num_items, slots = num_items * MOST_COMMON, slots + MOST_COMMON
+        if self.by_items:
+            num_items *= cut.most_spans
+
+        def integers(*sizes: int) -> torch.Tensor:
+            return torch.zeros(sizes, dtype=torch.int32, device=device)
+
+        try:
+            self.tiles = integers(num_tiles, ENTRY_WORDS)
+            self.items = integers(num_items, ENTRY_WORDS)
+            self.merges = integers(rows, 2)
+            self.counts = integers(NUM_COUNTS)
+            self.shared = integers(max_places, 2)
+            self.common = integers(max_places if self.shares else 1)
+            self.partials = torch.zeros(slots, rows, num_heads, value_dim, device=device)
+            self.sums = torch.zeros(slots, rows, num_heads, device=device)
+        except torch.OutOfMemoryError as problem:
+            nbytes = 4 * (ENTRY_WORDS * (num_tiles + num_items) + slots * rows * num_heads * (value_dim + 1))
+            raise ConfigurationError(
+                f"lists and partial answers of {max_places} rows of {max_length} tokens take {nbytes / 2**30:.1f} GiB, "
+                "which the device does not have: lower max_places or most_spans"
+            ) from problem
+
+    @property
+    def tokens_of_tile(self) -> int:
+        """Queries of a row that a tile answers at once."""
+        if self.by_items:
+            return self.tokens_of_item
+        return max(1, 16 // self.reading.heads_of_key)
+
+    @property
+    def tokens_of_item(self) -> int:
+        """Queries of a row that an item answers."""
+        return max(1, self.tiling.query_rows // self.reading.heads_of_key)
+
+
+def tiling_for(  # noqa: PLR0911 - one answer a kind of layer
+    layer: PagedLayer, reading: Reading, query_nbytes: int = 2
+) -> Tiling:
+    """Choose how a layer's work is cut, by what was measured on an H200 (docs/decisions/0036-paged-attention.md).
+
+    Args:
+        query_nbytes: of an element of the queries.
+    """
+    widest = max(layer.keys.shape[3], layer.values.shape[3])
+    if query_nbytes > HALF_NBYTES:
+        return Tiling(key_tile=32, span_tiles=16, query_rows=32, query_keys=16, query_warps=4, query_registers=0)
+    if widest <= MIDDLE:
+        if layer.keys.dtype.itemsize == 1:
+            return Tiling(span_tiles=16, warps=2, programs=4)
+        return Tiling()
+    if layer.is_latent and reading.heads_of_key <= FEW_HEADS:
+        return Tiling(
+            key_tile=64,
+            span_tiles=16,
+            head_tile=0,
+            query_rows=max(16, 1 << (reading.heads_of_key - 1).bit_length()),
+            query_keys=32,
+            query_warps=4,
+            query_stages=5,
+            query_registers=0,
+        )
+    if layer.is_latent:
+        return Tiling(
+            key_tile=64,
+            span_tiles=32,
+            head_tile=0,
+            query_rows=64,
+            query_stages=2,
+            query_programs=1,
+            query_registers=0,
+        )
+    if widest <= WIDE:
+        return Tiling(key_tile=64, span_tiles=8, query_rows=64, query_stages=3, query_programs=1, query_registers=0)
+    return Tiling(
+        key_tile=32, span_tiles=16, query_rows=64, query_keys=16, query_stages=3, query_programs=1, query_registers=0
+    )

@@ -1,0 +1,62 @@
+"""Pages: blocks as an attention kernel counts them, where its block is a part of the manager's.
+
+A kernel wants ``keys[page]`` to be ``page_size`` consecutive tokens, and the address of a page to be its number times
+one stride. In a block-major pool the next part of a block lies one stride away, but the next block many::
+
+    block 0                                  block 1
+    | layer 0            | layer 1         | | layer 0 ...
+    | page 0 | page 1    | ...               | page 6 | page 7       here 2 pages a block, and 6 strides from block
+                                                                     to block
+
+So a page's number is ``block * block_step + part * part_step``, the numbers in between belong to other layers, and the
+kernel sees a tensor whose first extent is longer than it has pages, which are views of the same memory.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["PageNumbers", "number_pages"]
+
+
+@dataclass(frozen=True, slots=True)
+class PageNumbers:
+    """How pages are numbered.
+
+    Args:
+        page_size: tokens a page.
+        per_block: pages a block.
+        block_step: from a block's first page to the next block's.
+        part_step: from a page to the next one of the same block.
+        stride: elements from page number n to n + 1.
+    """
+
+    page_size: int
+    per_block: int
+    block_step: int
+    part_step: int
+    stride: int
+
+    def extent(self, num_blocks: int) -> int:
+        """One more than the last page's number."""
+        return (num_blocks - 1) * self.block_step + (self.per_block - 1) * self.part_step + 1
+
+
+def number_pages(block_size: int, page_size: int, block_stride: int, token_stride: int) -> PageNumbers:
+    """Number the pages of one tensor.
+
+    Args:
+        block_size: tokens of a block; page_size: of a page.
+        block_stride, token_stride: elements from a block, and from a token of it, to the next.
+
+    Raises:
+        ConfigurationError: pages do not fill blocks.
+    """
+    if page_size < 1 or block_size % page_size:
+        raise ConfigurationError(f"blocks of {block_size} tokens are not made of pages of {page_size}")
+    per_block = block_size // page_size
+    if per_block == 1:
+        return PageNumbers(page_size, 1, 1, 1, block_stride)
+    stride = gcd(block_stride, page_size * token_stride)
+    return PageNumbers(page_size, per_block, block_stride // stride, page_size * token_stride // stride, stride)

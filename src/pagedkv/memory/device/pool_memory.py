@@ -1,0 +1,139 @@
+"""The memory of one pool: its blocks on the device, and those of the host pool that swapping uses.
+
+Bytes without meaning: which group's keys they are, :mod:`pagedkv.memory.device.storage` knows. A block-major pool is
+its blocks, one behind the other. In any other layout a block is several pieces on the device and one on the host, where
+no kernel reads it::
+
+    device, block-major    | block 0       | block 1       | block 2 ...
+    device, layer-major    | layer 0 of block 0 | of block 1 | ... | layer 1 of block 0 | of block 1 | ...
+    host                   | block 0       | block 1       | block 2 ...
+"""
+
+import mmap
+import weakref
+from typing import Final, final
+
+import torch
+
+from pagedkv.memory.contract.errors import ConfigurationError, StorageError, TensorError
+from pagedkv.memory.device.layout import Pieces
+from pagedkv.memory.device.reserved_memory import no_room, reserve
+from pagedkv.memory.device.tensors import require_pinned, require_tensor
+
+__all__ = ["PoolMemory"]
+
+ALIGNMENT: Final = 16
+"""Bytes that a kernel moves at once; torch's allocations begin at multiples of it."""
+
+
+@final
+class PoolMemory:
+    """Blocks of one pool.
+
+    Attributes:
+        name: of the pool; num_blocks, num_host_blocks: how many there are; block_nbytes: bytes of one.
+        pieces: what a block consists of on the device.
+        device_bytes: uint8 ``[num_blocks * block_nbytes]``; not to be touched while asleep.
+        host_bytes: uint8 ``[num_host_blocks * block_nbytes]``, pinned where the device is a GPU: the caller's, if he
+            brings it, which is left alone when the pool is closed.
+
+    Raises:
+        TensorError: host memory of the caller's that is no such tensor; nothing was allocated.
+        ConfigurationError: there is not as much memory.
+        DeviceUnavailableError: the driver of the GPU cannot reserve addresses.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a pool is, by keywords
+        self,
+        name: str,
+        *,
+        num_blocks: int,
+        num_host_blocks: int,
+        block_nbytes: int,
+        pieces: Pieces,
+        device: torch.device,
+        host_bytes: torch.Tensor | None = None,
+    ) -> None:
+        num_host_bytes, host_pool = num_host_blocks * block_nbytes, f"the host pool of {name!r}"
+        if host_bytes is not None:
+            _require_host_memory(host_bytes, host_pool, num_host_bytes, device)
+        self.name = name
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.block_nbytes = block_nbytes
+        self.pieces = pieces
+        self.device = device
+        self._memory = reserve(num_blocks * block_nbytes, f"pool {name!r}", device)
+        self.device_bytes = self._memory.tensor()
+        self._zero_null_block()
+        self.host_bytes = _allocate_host(num_host_bytes, host_pool) if host_bytes is None else host_bytes
+        self._unpin: weakref.finalize[..., PoolMemory] | None = None
+        if device.type == "cuda" and num_host_blocks and host_bytes is None:
+            _pin(self.host_bytes)
+            self._unpin = weakref.finalize(self, _unpin, self.host_bytes)
+
+    @property
+    def device_nbytes(self) -> int:
+        """Bytes on the device while awake."""
+        return self.num_blocks * self.block_nbytes
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether there is memory on the device."""
+        return self._memory.is_mapped
+
+    def sleep(self) -> None:
+        """Give the device's memory back. Tensors that view it must not be used until :meth:`wake`."""
+        self._memory.unmap()
+
+    def wake(self) -> None:
+        """Take as much memory again, at the same address; views, and graphs that hold them, are valid again."""
+        self._memory.map()
+        self._zero_null_block()
+
+    def close(self) -> None:
+        """Give everything back for good."""
+        if self.is_awake:
+            self.sleep()
+        if self._unpin is not None:
+            self._unpin()
+        self.host_bytes = torch.empty(0, dtype=torch.uint8)
+
+    def require_awake(self) -> None:
+        """Refuse to touch memory that is given back. Raises StorageError."""
+        if not self.is_awake:
+            raise StorageError(f"pool {self.name!r} is asleep: wake the storage before plans are carried out")
+
+    def _zero_null_block(self) -> None:
+        """Let whoever reads the null block read zeros: padded rows of a batch do."""
+        for offset, size in zip(self.pieces.offsets, self.pieces.sizes, strict=True):
+            self.device_bytes[offset : offset + size].zero_()
+
+
+def _require_host_memory(memory: torch.Tensor, what: str, nbytes: int, device: torch.device) -> None:
+    require_tensor(memory, what, dtype=torch.uint8, shape=(nbytes,), device=torch.device("cpu"))
+    if not memory.is_contiguous():
+        raise TensorError(f"{what} must be contiguous, got strides {memory.stride()}")
+    if device.type == "cuda":
+        require_pinned(memory, what)
+
+
+def _allocate_host(nbytes: int, what: str) -> torch.Tensor:
+    """Take whole pages of host memory: what is pinned must share none with anybody."""
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+    except (OSError, OverflowError) as problem:
+        raise no_room(what, nbytes, torch.device("cpu")) from problem
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Pin memory in place: torch's own pinned memory comes in powers of two, which wastes up to half of it."""
+    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(status) != 0:
+        raise ConfigurationError(f"{memory.numel():,} bytes of host memory cannot be pinned: CUDA says {int(status)}")
+
+
+def _unpin(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -1,0 +1,99 @@
+"""How many blocks fit: from a device's free memory, the groups and the shapes of their blocks."""
+
+from collections.abc import Sequence
+from typing import Final, get_args
+
+import torch
+
+from pagedkv.memory.contract.arguments import as_count, as_number
+from pagedkv.memory.contract.budget import blocks_that_fit
+from pagedkv.memory.contract.errors import ConfigurationError, DeviceUnavailableError
+from pagedkv.memory.contract.spec import GroupSpec, keeps_state
+from pagedkv.memory.device.shapes import GroupShape, StateShape
+from pagedkv.memory.device.tensors import as_device
+
+__all__ = ["block_nbytes_of", "free_nbytes", "num_blocks_that_fit", "pair_groups"]
+
+MOST_NBYTES: Final = 2**63 - 1
+
+
+def pair_groups(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> tuple[tuple[GroupSpec, GroupShape], ...]:
+    """Put each group beside its shape.
+
+    Raises:
+        ConfigurationError: not as many shapes as groups, or a state's shape for tokens, or the other way round.
+    """
+    for what, given, kinds in (("groups", groups, get_args(GroupSpec)), ("shapes", shapes, get_args(GroupShape))):
+        if not isinstance(given, Sequence) or not all(isinstance(each, kinds) for each in given):
+            raise ConfigurationError(f"{what} must be a list of what pagedkv names so, got {given!r}")
+    if len(groups) != len(shapes):
+        raise ConfigurationError(f"{len(groups)} groups need as many shapes, got {len(shapes)}")
+    for index, (group, shape) in enumerate(zip(groups, shapes, strict=True)):
+        if keeps_state(group) != isinstance(shape, StateShape):
+            raise ConfigurationError(f"group {index} is {group!r}, but its shape is a {type(shape).__name__}")
+    return tuple(zip(groups, shapes, strict=True))
+
+
+def block_nbytes_of(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> dict[str, int]:
+    """Give the bytes of a block of each pool.
+
+    Raises:
+        ConfigurationError: groups that share a pool, with blocks of different bytes.
+    """
+    nbytes: dict[str, int] = {}
+    for index, (group, shape) in enumerate(pair_groups(groups, shapes)):
+        mine = shape.block_nbytes(group.block_size)
+        if nbytes.setdefault(group.pool, mine) != mine:
+            raise ConfigurationError(
+                f"a block of group {index} has {mine:,} bytes, but pool {group.pool!r} has blocks of "
+                f"{nbytes[group.pool]:,}: give the group a pool of its own, or another block size"
+            )
+    return nbytes
+
+
+def free_nbytes(device: "torch.device | str", fraction: float = 0.9) -> int:
+    """Take a fraction of what is free on a GPU now: load the model, and run it once, before asking.
+
+    Raises:
+        ConfigurationError: the fraction is not in (0, 1].
+        DeviceUnavailableError: no such GPU; host memory is not asked, since swapping takes it unseen.
+    """
+    if not 0 < as_number(fraction, "the fraction of free memory") <= 1:
+        raise ConfigurationError(f"the fraction of free memory must be in (0, 1], got {fraction!r}")
+    where = as_device(device)
+    if where.type != "cuda":
+        raise DeviceUnavailableError("free memory is asked of a GPU: say how many bytes a CPU is to give")
+    free, _ = torch.cuda.mem_get_info(where)
+    return int(free * fraction)
+
+
+def num_blocks_that_fit(
+    groups: Sequence[GroupSpec], shapes: Sequence[GroupShape], nbytes: int, *, mean_tokens: float, step_tokens: int
+) -> dict[str, int]:
+    """Split bytes among the pools, as ``pagedkv replay --model`` does.
+
+    Args:
+        groups: the groups, each in a pool of its own, as those of :mod:`pagedkv.planner.models` are.
+        shapes: what their blocks hold.
+        nbytes: bytes in all, as :func:`free_nbytes` gives them.
+        mean_tokens: tokens of a request, prompt and output, in the mean.
+        step_tokens: most tokens that a step computes, or that are admitted at once.
+
+    Returns:
+        blocks of each pool, the null block included: ``SpaceConfig.num_blocks``.
+
+    Raises:
+        ConfigurationError: a pool would have no block beside the null block, two groups share a pool, or the shapes
+            do not fit the groups.
+    """
+    block_nbytes = block_nbytes_of(groups, shapes)
+    if len(block_nbytes) < len(groups):
+        raise ConfigurationError(
+            f"{len(groups)} groups share {len(block_nbytes)} pools, and nobody knows which takes how much: give each "
+            "group a pool of its own, or say how many blocks there are"
+        )
+    all_nbytes, most_new = as_count(nbytes, "nbytes", most=MOST_NBYTES), as_count(step_tokens, "step_tokens")
+    mean = as_number(mean_tokens, "mean_tokens")
+    if mean <= 0:
+        raise ConfigurationError(f"mean_tokens must be positive, got {mean_tokens!r}")
+    return blocks_that_fit(groups, block_nbytes, all_nbytes, mean, most_new)

@@ -1,0 +1,87 @@
+"""Which tables a space has: one for each group, and behind them a second one for each group that keeps draft states.
+
+The numbers are those of the plans' table writes. Knows no tensors: a configuration goes in, sizes come out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from pagedkv.memory.contract.plan_buffer import PlanLayout
+from pagedkv.memory.contract.spec import SpaceConfig, keeps_state, num_draft_states
+from pagedkv.memory.device.large_plans import buffer_words
+from pagedkv.memory.device.table_arrays import TableGeometry
+
+__all__ = ["SpaceTables"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceTables:
+    """The tables of one space.
+
+    Args:
+        num_groups: how many are groups' own.
+        block_sizes: tokens of an entry, for each group; widths: entries of a row.
+        slots_of: which table has the slots of a group that keeps draft states, and how many slots; by group.
+        num_blocks: for each table, blocks of the pool that its entries name.
+        names: how errors call each table.
+        layout: of the space's plans.
+    """
+
+    num_groups: int
+    block_sizes: tuple[int, ...]
+    widths: tuple[int, ...]
+    slots_of: Mapping[int, tuple[int, int]]
+    num_blocks: tuple[int, ...]
+    names: tuple[str, ...]
+    layout: PlanLayout
+
+    @classmethod
+    def of(cls, config: SpaceConfig) -> "SpaceTables":
+        """Read from a configuration what tables its plans write."""
+        groups, by_pool = config.groups, config.blocks_by_pool()
+        drafting = config.drafting
+        owners = [*range(len(groups)), *drafting]
+        sizes = tuple(_entry_tokens(config, index) for index in range(len(groups)))
+        slots_of = {
+            index: (table, num_draft_states(groups[index])) for table, index in enumerate(drafting, len(groups))
+        }
+        return cls(
+            num_groups=len(groups),
+            block_sizes=sizes,
+            widths=tuple(-(-config.max_tokens // size) for size in sizes),
+            slots_of=MappingProxyType(slots_of),
+            num_blocks=tuple(by_pool[groups[owner].pool] for owner in owners),
+            names=(
+                *(f"group {index}" for index in range(len(groups))),
+                *(f"the draft states of group {index}" for index in drafting),
+            ),
+            layout=PlanLayout(config),
+        )
+
+    def geometry(
+        self, config: SpaceConfig, *, max_tokens: int, num_buffers: int, depth: int, packet_entries: int
+    ) -> TableGeometry:
+        """Size all tables, and packets that have room for so many entries."""
+        has_slots = [not keeps_state(group) for group in config.groups]
+        seconds = self.slots_of.values()
+        sizes = TableGeometry(
+            widths=(*self.widths, *(num_slots for _, num_slots in seconds)),
+            block_sizes=(*self.block_sizes, *(1 for _ in seconds)),
+            has_slots=(*has_slots, *(False for _ in seconds)),
+            max_rows=config.max_sequences,
+            max_tokens=max_tokens,
+            num_buffers=num_buffers,
+            buffer_words=0,
+            depth=depth,
+            layout=self.layout,
+        )
+        return replace(sizes, buffer_words=buffer_words(self.layout, sizes, packet_entries))
+
+
+def _entry_tokens(config: SpaceConfig, index: int) -> int:
+    """Tokens that an entry of a table stands for; a state without checkpoints stands for the whole sequence."""
+    group = config.groups[index]
+    if keeps_state(group) and not (config.prefix_caching and group.prefix_caching):
+        return config.max_tokens
+    return group.block_size

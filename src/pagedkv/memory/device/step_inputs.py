@@ -1,0 +1,182 @@
+"""What a step's attention kernels take: views of arrays that stay where they are, and change with each step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.errors import ConfigurationError, TensorError
+from pagedkv.memory.contract.spec import StepId
+from pagedkv.memory.device.batch_reading import StateRanges, StateTable, state_blocks, state_writes
+from pagedkv.memory.device.table_arrays import BLOCK_SIZE, TableArrays
+from pagedkv.memory.device.tensors import require_numbers, require_tensor
+
+__all__ = ["StepInputs"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class StepInputs:
+    """Tables, slots and ranges of one step.
+
+    A *place* is a row's rank among the rows that the step computes, which lie behind one another in the flat order::
+
+        place           0         1               2
+        rows            4         7               9             numbers of the space
+        flat order    | 12      | 0  1  2  3    | 8  9  |       positions
+                        0         1  1  1  1      2  2          places
+
+    Views are made when they are asked for: they cost two microseconds each, and a graph needs none.
+
+    Args:
+        step_id: the step.
+        num_rows: places of the batch that are in use; num_tokens: positions, before any is found refused.
+    """
+
+    step_id: StepId
+    num_rows: int
+    num_tokens: int
+    _arrays: TableArrays
+    _batch_tables: tuple[torch.Tensor, ...]
+    _state_tables: Mapping[int, StateTable]
+
+    def __repr__(self) -> str:
+        """Tell its sizes: the arrays are those of all steps."""
+        sizes = f"{self.num_rows} rows, {self.num_tokens} tokens, {len(self._batch_tables)} block tables"
+        return f"StepInputs(step {self.step_id}: {sizes})"
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The space's row at each place: int32 ``[num_rows]``."""
+        return self._arrays.held_rows[0, : self.num_rows]
+
+    def places(self, group: int = 0) -> torch.Tensor:
+        """Tell whose each token is: its place, in the flat order, then -1: int64 ``[max_batched_tokens]``.
+
+        Args:
+            group: whose order; that of others differs where a window is replayed, or a group caches no prefixes.
+
+        Cost: O(max_batched_tokens x log rows), a handful of tensor operations. Raises ConfigurationError for an unknown
+        group.
+        """
+        index = self._index_of(group)
+        tokens = torch.arange(self._arrays.slots.shape[1], device=self._arrays.slots.device)
+        places = torch.searchsorted(self.query_start_loc[index, 1:].long(), tokens, right=True)
+        return torch.where(places < self.num_rows, places, -1)
+
+    def positions(self, group: int = 0) -> torch.Tensor:
+        """Tell where each token stands in its sequence, in the flat order, then -1: int64 ``[max_batched_tokens]``.
+
+        This is what rotary embeddings take: the first ``num_tokens`` of it. Refused tokens are taken into account, on
+        the device. Args, cost and errors as of :meth:`places`.
+        """
+        index = self._index_of(group)
+        places = self.places(index)
+        if not self.num_rows:
+            return places
+        tokens = torch.arange(len(places), device=places.device)
+        within = tokens - self.query_start_loc[index, places.clamp(min=0)]
+        return torch.where(places >= 0, self.starts[index, places.clamp(min=0)] + within, -1)
+
+    def _index_of(self, group: int) -> int:
+        return as_count(group, "group", most=len(self._batch_tables) - 1)
+
+    @property
+    def block_tables(self) -> tuple[torch.Tensor, ...]:
+        """For each group int32 ``[num_rows, width]``: block ids by place.
+
+        Where a window moved on, and behind a row's last token, stand null blocks, reserved ones, or what stood there
+        before: block ids that exist, of blocks that may be anybody's. Kernels read as far as ``seq_lens``; for what
+        reads whole rows, and masks afterwards, there is :meth:`padded_block_table`.
+        """
+        return tuple(table[: self.num_rows] for table in self._batch_tables)
+
+    def padded_block_table(self, group: int) -> torch.Tensor:
+        """Copy a group's block table, with null blocks behind each row's last token: int32 ``[num_rows, width]``.
+
+        Nothing stale is reached through it, so that zero times what it names is zero. Cost: O(rows x width).
+        Raises ConfigurationError for an unknown group.
+        """
+        index = self._index_of(group)
+        table = self._batch_tables[index][: self.num_rows]
+        num_tokens = torch.arange(table.shape[1], device=table.device) * self._arrays.geometry[index, BLOCK_SIZE]
+        return torch.where(num_tokens < self.seq_lens[index][:, None], table, 0)
+
+    @property
+    def slot_mappings(self) -> torch.Tensor:
+        """Slot of each position in the flat order, then -1: int64 ``[groups, max_batched_tokens]``."""
+        return self._arrays.slots[: len(self._batch_tables)]
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """Where each place's positions begin: int32 ``[groups, num_rows]``."""
+        return self._arrays.starts[: len(self._batch_tables), : self.num_rows]
+
+    @property
+    def seq_lens(self) -> torch.Tensor:
+        """Where each place's positions end, which is its length: int32 ``[groups, num_rows]``."""
+        return self._arrays.seq_lens[: len(self._batch_tables), : self.num_rows]
+
+    @property
+    def query_start_loc(self) -> torch.Tensor:
+        """Positions before each place in the flat order: int32 ``[groups, num_rows + 1]``."""
+        return self._arrays.offsets[: len(self._batch_tables), : self.num_rows + 1]
+
+    def state_blocks(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tell which block each place reads a recurrent group's state from, and which holds it at the end of its range.
+
+        Draft states are followed, and what was refused by then is taken into account, on the device.
+
+        Returns:
+            int32 ``[num_rows]`` each; the null block to read where a sequence begins.
+
+        Raises:
+            ConfigurationError: the group keeps no states.
+        """
+        table, ranges = self._states(group)
+        return state_blocks(table, ranges)
+
+    def state_writes(self, group: int) -> torch.Tensor:
+        """Tell for each position, in the flat order, which block the state behind it is to be written to.
+
+        That of every draft, of every checkpoint, and of the last position that is none: one kernel may write them all.
+
+        Returns:
+            int32 ``[max_batched_tokens]``; the null block, where nothing is written, for other positions and behind
+            them.
+
+        Raises:
+            ConfigurationError: the group keeps no states.
+        """
+        table, ranges = self._states(group)
+        return state_writes(table, ranges, self.query_start_loc[group], self._arrays.slots.shape[1])
+
+    def states_behind(self, group: int, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Tell which block holds the state behind some positions, for steps that are computed in parts.
+
+        Args:
+            group: one that keeps states; places: int64 ``[n]``, of the batch.
+            positions: int64 ``[n]``, -1 before a sequence's first. Of positions before a place's range, and of those in
+                it that are no draft, only the states that are kept can be told: the last one, and checkpoints.
+
+        Returns:
+            int32 ``[n]``; the null block before a sequence's first.
+
+        Raises:
+            ConfigurationError: the group keeps no states. TensorError: tensors of another type, shape or device.
+        """
+        table, ranges = self._states(group)
+        device = self._arrays.places.device
+        for what, tensor in (("places", places), ("positions", positions)):
+            require_tensor(tensor, what, dtype=torch.int64, shape=(None,), device=device)
+        require_numbers(places, "places", self.num_rows)
+        if len(places) != len(positions):
+            raise TensorError(f"{len(places)} places need as many positions, got {len(positions)}")
+        block = table.block_behind(places, positions.clamp(min=0), ranges.firsts[places])
+        return torch.where(positions >= 0, block, 0)
+
+    def _states(self, group: int) -> tuple[StateTable, StateRanges]:
+        if as_count(group, "group") not in self._state_tables:
+            raise ConfigurationError(f"group {group} has no states: {sorted(self._state_tables)} have")
+        firsts = self._arrays.firsts[: self.num_rows]
+        return self._state_tables[group], StateRanges(self.starts[group], self.seq_lens[group], firsts)

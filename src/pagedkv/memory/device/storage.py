@@ -1,0 +1,342 @@
+"""KVStorage: the memory that block ids name, and the views of it that attention and recurrent layers take.
+
+One :class:`~pagedkv.memory.device.pool_memory.PoolMemory` a pool; groups that share a pool see the same bytes, each in
+its own shape. Owns memory and scales, and nothing about which block holds what: that is the core's to say, and
+:mod:`pagedkv.memory.device.executor` moves what the core decides.
+
+Stale memory: what a block held for its last owner may be NaN or infinite, and zero times NaN is NaN in a masked
+product. So blocks are zeroed when a plan hands them out (``StepPlan.new_blocks``), and the null block is zeros from the
+start.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Protocol, assert_never, final
+
+import torch
+
+from pagedkv.memory.contract.arguments import as_count, require_instance
+from pagedkv.memory.contract.errors import ConfigurationError, StorageError
+from pagedkv.memory.contract.spec import GroupSpec, SpaceConfig
+from pagedkv.memory.device.layout import Part, Pieces
+from pagedkv.memory.device.paging import PageNumbers, number_pages
+from pagedkv.memory.device.pool_memory import PoolMemory
+from pagedkv.memory.device.shapes import FP8_TYPES, GroupShape, KeyValueShape, LatentShape, StateShape
+from pagedkv.memory.device.sizing import block_nbytes_of, pair_groups
+from pagedkv.memory.device.tensors import as_device
+
+__all__ = ["KVStorage", "KernelPages", "MemoryUser"]
+
+NOTHING: Final[Mapping[str, torch.Tensor]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelPages:
+    """Keys and values of a layer in a kernel's own block size; see :mod:`pagedkv.memory.device.paging`.
+
+    Args:
+        keys: ``[extent, page_size, heads, key_dim]``, a view; values: the same with ``value_dim``.
+        numbers: which of the first extent's numbers are pages of which block.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    numbers: PageNumbers
+
+
+class MemoryUser(Protocol):
+    """A copy or a step that is under way."""
+
+    def is_done(self) -> bool:
+        """Tell whether it is over."""
+
+
+@final
+class KVStorage:
+    """Device and host memory of all pools of a space.
+
+    Args:
+        config: the space's configuration: groups, pools, numbers of blocks.
+        shapes: what a block of each group holds, in the order of the groups.
+        device: where the blocks lie.
+        host_memory: for pools whose host blocks are to lie in memory of the caller's, shared with other processes or
+            bound to a socket: uint8 ``[num_host_blocks * block_nbytes]``, pinned where the device is a GPU.
+
+    Attributes:
+        pools: the memory of each pool, by name.
+        device: where it lies.
+
+    Raises:
+        ConfigurationError: shapes that do not fit the groups, groups in one pool whose blocks differ in bytes or in
+            pieces, host memory of an unknown pool, or not enough memory.
+        TensorError: host memory of another type or size, or that is not pinned.
+        DeviceUnavailableError: there is no such device.
+
+    Cost: one allocation a pool and side; nothing is initialised but the null blocks.
+    """
+
+    def __init__(
+        self,
+        config: SpaceConfig,
+        shapes: Sequence[GroupShape],
+        device: "torch.device | str" = "cpu",
+        *,
+        host_memory: Mapping[str, torch.Tensor] = NOTHING,
+    ) -> None:
+        require_instance(config, SpaceConfig, "config")
+        require_instance(host_memory, Mapping, "host_memory")
+        unknown = sorted(set(host_memory) - set(config.pool_names), key=repr)
+        if unknown:
+            raise ConfigurationError(f"host memory is for the pools {list(config.pool_names)}, got some for {unknown}")
+        self.config = config
+        self.device = as_device(device)
+        block_nbytes = block_nbytes_of(config.groups, shapes)
+        self.shapes = tuple(shapes)
+        num_blocks, num_host_blocks = config.blocks_by_pool(), config.host_blocks_by_pool()
+        pieces: dict[str, Pieces] = {}
+        for index, (group, shape) in enumerate(pair_groups(config.groups, shapes)):
+            mine = shape.pieces(num_blocks[group.pool], group.block_size)
+            if pieces.setdefault(group.pool, mine) != mine:
+                raise ConfigurationError(
+                    f"group {index} lays out the blocks of pool {group.pool!r} otherwise than the groups before: use "
+                    "block-major layouts, or give the group a pool of its own"
+                )
+        self.pools: Mapping[str, PoolMemory] = MappingProxyType(
+            {
+                name: PoolMemory(
+                    name,
+                    num_blocks=num_blocks[name],
+                    num_host_blocks=num_host_blocks[name],
+                    block_nbytes=block_nbytes[name],
+                    pieces=pieces[name],
+                    device=self.device,
+                    host_bytes=host_memory.get(name),
+                )
+                for name in config.pool_names
+            }
+        )
+        self._scales = {
+            index: torch.ones(shape.num_layers, *_scales_of_layer(shape), device=self.device)
+            for index, shape in enumerate(self.shapes)
+            if not isinstance(shape, StateShape) and shape.dtype in FP8_TYPES
+        }
+        self._users: list[MemoryUser] = []
+
+    # What lies where
+
+    @property
+    def device_nbytes(self) -> int:
+        """Bytes of all pools on the device, while awake."""
+        return sum(pool.device_nbytes for pool in self.pools.values())
+
+    def pool_of(self, group: int) -> PoolMemory:
+        """The memory that a group's blocks lie in. Raises ConfigurationError for an unknown group."""
+        return self.pools[self._group(group)[0].pool]
+
+    def keys(self, group: int, layer: int) -> torch.Tensor:
+        """View the keys of a layer: ``[num_blocks, block_size, heads, key_dim]``.
+
+        Transposed, ``[num_blocks, heads, block_size, key_dim]``, it is what kernels call HND.
+
+        Args:
+            layer: index among the group's layers.
+
+        Raises:
+            ConfigurationError: no such group or layer, or the group has no keys.
+        """
+        return self._tokens(group, layer, 0)
+
+    def values(self, group: int, layer: int) -> torch.Tensor:
+        """View the values of a layer: ``[num_blocks, block_size, heads, value_dim]``. Raises as :meth:`keys`."""
+        return self._tokens(group, layer, 1)
+
+    def keys_and_values(self, group: int, layer: int) -> torch.Tensor:
+        """View both as FlashInfer takes them: ``[num_blocks, 2, block_size, heads, dim]``.
+
+        Raises:
+            ConfigurationError: as :meth:`keys`, or keys and values have different dimensions.
+        """
+        keys, values = self.keys(group, layer), self.values(group, layer)
+        if keys.shape != values.shape:
+            raise ConfigurationError(f"keys {list(keys.shape)} and values {list(values.shape)} are no one tensor")
+        apart = values.storage_offset() - keys.storage_offset()
+        return keys.as_strided(
+            (keys.shape[0], 2, *keys.shape[1:]), (keys.stride(0), apart, *keys.stride()[1:]), keys.storage_offset()
+        )
+
+    def latents(self, group: int, layer: int) -> torch.Tensor:
+        """View the latents of a layer: ``[num_blocks, block_size, dim]``. Raises ConfigurationError."""
+        spec, shape = self._group(group)
+        if not isinstance(shape, LatentShape):
+            raise ConfigurationError(f"group {group} has no latents: it is a {type(shape).__name__}")
+        _require_layer(shape, layer)
+        pool = self.pools[spec.pool]
+        (part,) = shape.placement(pool.num_blocks, spec.block_size).parts
+        sizes = {"B": pool.num_blocks, "N": spec.block_size, "C": shape.dim}
+        return _view(pool, shape.dtype, part, sizes, layer)
+
+    def states(self, group: int, layer: int) -> Mapping[str, torch.Tensor]:
+        """View each tensor of a recurrent layer's states: ``[num_blocks, *shape]``, by name.
+
+        Raises:
+            ConfigurationError: no such group or layer, or the group keeps no state.
+        """
+        views = self.states_of_layers(group)
+        _require_layer(self.shapes[group], layer)
+        return MappingProxyType({name: states[:, layer] for name, states in views.items()})
+
+    def states_of_layers(self, group: int) -> Mapping[str, torch.Tensor]:
+        """View tensors of the states of all layers: ``[num_blocks, layers, *shape]``, by name; as :meth:`states`."""
+        spec, shape = self._group(group)
+        if not isinstance(shape, StateShape):
+            raise ConfigurationError(f"group {group} has no states: it is a {type(shape).__name__}")
+        pool, offsets = self.pools[spec.pool], shape.offsets()
+        views = {}
+        for tensor in shape.tensors:
+            itemsize = tensor.dtype.itemsize
+            typed = pool.device_bytes.view(tensor.dtype)
+            inner = torch.empty(tensor.shape, device="meta").stride()
+            strides = (pool.block_nbytes // itemsize, tensor.nbytes // itemsize, *inner)
+            sizes = (pool.num_blocks, shape.num_layers, *tensor.shape)
+            views[tensor.name] = typed.as_strided(sizes, strides, offsets[tensor.name] // itemsize)
+        return MappingProxyType(views)
+
+    def pages(self, group: int, layer: int, page_size: int) -> KernelPages:
+        """View a layer in a kernel's block size, which is a part of the manager's.
+
+        Raises:
+            ConfigurationError: as :meth:`keys`; pages do not fill blocks, or keys and values would be numbered
+                differently.
+        """
+        spec, _ = self._group(group)
+        size = as_count(page_size, "page_size", least=1)
+        views, numbers = [], []
+        for tensor in (self.keys(group, layer), self.values(group, layer)):
+            mine = number_pages(spec.block_size, size, tensor.stride(0), tensor.stride(1))
+            extent = mine.extent(tensor.shape[0])
+            shape = (extent, size, *tensor.shape[2:])
+            views.append(tensor.as_strided(shape, (mine.stride, *tensor.stride()[1:]), tensor.storage_offset()))
+            numbers.append((mine.block_step, mine.part_step))
+        if numbers[0] != numbers[1]:
+            raise ConfigurationError(
+                f"pages of {size} tokens have the steps {numbers[0]} among keys and {numbers[1]} among values: "
+                "one table cannot name both; use pages as long as blocks"
+            )
+        return KernelPages(views[0], views[1], mine)
+
+    def scales(self, group: int) -> torch.Tensor:
+        """Give the scales of an eight-bit group, to be read and written: float32 ``[layers, 2, heads or 1]``.
+
+        What is stored is the value divided by its scale; index 0 is of keys, 1 of values; latents have ``[layers, 1,
+        1]``. They are 1 until somebody sets them, and stay through :meth:`sleep`.
+
+        Raises:
+            ConfigurationError: the group is not stored in eight bits.
+        """
+        self._group(group)
+        if group not in self._scales:
+            raise ConfigurationError(f"group {group} has no scales: it is not stored in eight bits")
+        return self._scales[group]
+
+    # Time
+
+    def sleep(self) -> None:
+        """Give the device's memory back; the host pool stays. Tell the space: ``invalidate_memory()``.
+
+        Views stay, and are valid again after :meth:`wake`, at the same addresses: CUDA graphs that hold them, too.
+        Waits for the device.
+
+        Raises:
+            StorageError: copies are in flight, or it sleeps already.
+        """
+        self._require_unused("put to sleep")
+        if not all(pool.is_awake for pool in self.pools.values()):
+            raise StorageError("the storage sleeps already")
+        for pool in self.pools.values():
+            pool.sleep()
+
+    def wake(self) -> None:
+        """Take the memory again, with undefined content.
+
+        Raises:
+            StorageError: it is awake.
+            ConfigurationError: the memory is not to be had by now; it sleeps on.
+        """
+        if all(pool.is_awake for pool in self.pools.values()):
+            raise StorageError("the storage is awake")
+        woken = []
+        try:
+            for pool in self.pools.values():
+                pool.wake()
+                woken.append(pool)
+        except ConfigurationError:
+            for pool in woken:
+                pool.sleep()
+            raise
+
+    def close(self) -> None:
+        """Give device and host memory back for good; the host pool is pinned no longer. Raises StorageError."""
+        self._require_unused("closed")
+        for pool in self.pools.values():
+            pool.close()
+
+    def require_awake(self) -> None:
+        """Refuse to touch memory that is given back. Raises StorageError."""
+        for pool in self.pools.values():
+            pool.require_awake()
+
+    def began(self, user: MemoryUser) -> None:
+        """Note that a copy or a step is under way, so that its memory is not given back before it is over.
+
+        Raises ConfigurationError for what cannot tell whether it is over.
+        """
+        if not callable(getattr(user, "is_done", None)):
+            raise ConfigurationError(f"a copy or a step tells whether it is over, is_done(); got {user!r}")
+        self._users = [other for other in self._users if not other.is_done()]
+        if not user.is_done():
+            self._users.append(user)
+
+    def _require_unused(self, what: str) -> None:
+        self._users = [user for user in self._users if not user.is_done()]
+        if self._users:
+            raise StorageError(
+                f"the storage cannot be {what}: {len(self._users)} copies or steps are in flight, the first is "
+                f"{self._users[0]}; wait for them first"
+            )
+
+    # Inside
+
+    def _group(self, group: int) -> tuple[GroupSpec, GroupShape]:
+        index = as_count(group, "group", most=len(self.shapes) - 1)
+        return self.config.groups[index], self.shapes[index]
+
+    def _tokens(self, group: int, layer: int, part: int) -> torch.Tensor:
+        spec, shape = self._group(group)
+        if not isinstance(shape, KeyValueShape):
+            raise ConfigurationError(f"group {group} has no keys and values: it is a {type(shape).__name__}")
+        _require_layer(shape, layer)
+        pool = self.pools[spec.pool]
+        place = shape.placement(pool.num_blocks, spec.block_size).parts[part]
+        sizes = {"B": pool.num_blocks, "N": spec.block_size, "H": shape.num_heads, "C": shape.dims[part]}
+        return _view(pool, shape.dtype, place, sizes, layer)
+
+
+def _scales_of_layer(shape: KeyValueShape | LatentShape) -> tuple[int, int]:
+    match shape:
+        case LatentShape():
+            return 1, 1
+        case KeyValueShape():
+            return 2, shape.num_heads if shape.scaling == "head" else 1
+        case _:
+            assert_never(shape)
+
+
+def _require_layer(shape: GroupShape, layer: int) -> None:
+    as_count(layer, "layer of the group", most=shape.num_layers - 1)
+
+
+def _view(pool: PoolMemory, dtype: torch.dtype, part: Part, sizes: Mapping[str, int], layer: int) -> torch.Tensor:
+    strides = [part.strides[axis] for axis in sizes]
+    offset = part.offset + layer * part.strides["L"]
+    return pool.device_bytes.view(dtype).as_strided(list(sizes.values()), strides, offset)

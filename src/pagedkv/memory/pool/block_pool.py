@@ -1,0 +1,218 @@
+"""The blocks of one pool, as an object: its arrays, and questions and changes for people, tests and the floors above.
+
+``BlockPool`` owns the arrays of :mod:`~pagedkv.memory.pool.blocks` as a whole: it makes them and knows their sizes.
+What happens to a block is :mod:`~pagedkv.memory.pool.life_cycle`'s; compiled loops call that on the same arrays.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import BlockError, ConfigurationError
+from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.pool import event_log, free_queue
+from pagedkv.memory.pool.blocks import (
+    DEFERRED,
+    FREE,
+    IN_ORDER,
+    IN_SETS,
+    IN_USE,
+    NAME,
+    NEW,
+    NUM_CACHED,
+    NUM_DEFERRED,
+    NUM_EVENTS,
+    NUM_FREE,
+    OPEN_STEP,
+    PENDING_STEP,
+    PLAIN,
+    QUEUE,
+    REF_COUNT,
+    SETTLED_STEP,
+    PoolFeatures,
+)
+from pagedkv.memory.pool.causes import RESET
+from pagedkv.memory.pool.charging import NOBODY, accounts_of, num_permitted, set_payer
+from pagedkv.memory.pool.clock import advance_clock
+from pagedkv.memory.pool.eviction.policy import EvictionPolicy
+from pagedkv.memory.pool.eviction.registry import DEFAULT, require_listed
+from pagedkv.memory.pool.life_cycle import acquire, release
+from pagedkv.memory.pool.prefix_index import PrefixIndex
+from pagedkv.memory.pool.sets import class_of, new_arrays
+from pagedkv.memory.pool.sweeps import drop_all_names
+
+__all__ = ["BlockPool", "KVCacheBlock"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheBlock:
+    """One block as it is now (a copy of its record; later changes do not show).
+
+    Args:
+        block_id: its id.
+        ref_count: table entries that point to it, and tickets that hold it.
+        group: index of the group under whose name it can be found, or None.
+        digest: SHA-256 of its chain while it can be found, else None.
+        is_computed: no step in flight or open still writes it.
+        place: "in use", "free" or "deferred".
+    """
+
+    block_id: int
+    ref_count: int
+    group: int | None
+    digest: bytes | None
+    is_computed: bool
+    place: str
+
+
+class BlockPool:
+    """A pool of blocks of equal size, with reference counts, prefix index and eviction.
+
+    Args:
+        name: for messages.
+        num_blocks: blocks, the null block included.
+        block_size: most tokens that one of its blocks stands for.
+        caching: keep tokens and digests, so that blocks can be named.
+        policy: the order in which cached blocks are evicted; without caching there are none.
+        in_order: blocks that are given back wait for moves only (:class:`~pagedkv.SpaceConfig`).
+        features: what it keeps only where that is asked for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        caching: bool = True,
+        policy: EvictionPolicy = DEFAULT,
+        in_order: bool = False,
+        features: PoolFeatures = PLAIN,
+    ) -> None:
+        """Build an empty pool. O(num_blocks). Raises ConfigurationError for impossible sizes and foreign policies."""
+        if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
+            raise ConfigurationError(
+                f"pool {name!r} needs at least 2 blocks of at least 1 token, got {num_blocks} of {block_size}"
+            )
+        self.name = name
+        self.num_blocks = num_blocks
+        self.policy = policy if caching else DEFAULT
+        require_listed(self.policy)
+        self.arrays = new_arrays(self.policy, num_blocks, block_size, caching=caching, features=features)
+        self.arrays.counts[IN_ORDER] = in_order
+        self.arrays.counts[IN_SETS] = features.num_in_sets
+        self.free_queue = free_queue.FreeBlockQueue(self.arrays)
+        self.prefix_index = PrefixIndex(self.arrays)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now, cached ones included. O(1)."""
+        return int(self.arrays.counts[NUM_FREE])
+
+    @property
+    def accounts(self) -> Int32Array:
+        """View what each tenant has (:mod:`pagedkv.memory.pool.charging`): int32 ``[tenants, 4]``. O(1)."""
+        return accounts_of(self.arrays.tenants, self.num_blocks)
+
+    def num_permitted(self, tenant: int) -> int:
+        """Count the blocks that a tenant may take now, within its cap and beside what floors promise others. O(1).
+
+        All that are free, if there are no tenants.
+        """
+        tenants = self.arrays.tenants
+        return num_permitted(tenants, self.num_blocks, tenant, self.num_free) if len(tenants) else self.num_free
+
+    def let_pay(self, tenant: int) -> None:
+        """Charge what is taken from now on to a tenant. Nothing if there are none."""
+        set_payer(self.arrays.tenants, tenant)
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks that can be found. O(1)."""
+        return int(self.arrays.counts[NUM_CACHED])
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events wait to be drained. O(1)."""
+        return bool(self.arrays.counts[NUM_EVENTS])
+
+    @property
+    def num_deferred(self) -> int:
+        """Unreferenced blocks that wait for a step. O(1)."""
+        return int(self.arrays.counts[NUM_DEFERRED])
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks of an empty pool: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that the bookkeeping of all blocks takes."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def block(self, block_id: int) -> KVCacheBlock:
+        """Look at one block. Raises BlockError for a foreign id. O(1)."""
+        self._require_own(block_id)
+        record = self.arrays.records[block_id]
+        named = bool(record[NAME])
+        return KVCacheBlock(
+            block_id=block_id,
+            ref_count=int(record[REF_COUNT]),
+            group=int(record[NAME]) - 1 if named else None,
+            digest=self.arrays.digests[block_id].astype(">u4").tobytes() if named else None,
+            is_computed=bool(record[PENDING_STEP] <= self.arrays.counts[SETTLED_STEP]),
+            place={NEW: "in use", IN_USE: "in use", FREE: "free", DEFERRED: "deferred"}[int(record[QUEUE])],
+        )
+
+    def acquire(self, n: int) -> list[int] | None:
+        """Take ``n`` blocks, evicting as needed, or None and nothing changed. Raises BlockError if n < 0. O(n).
+
+        They are charged to nobody; the floors of tenants stay free.
+        """
+        if n < 0:
+            raise BlockError(f"cannot take {n} blocks from pool {self.name!r}")
+        if n > self.num_permitted(NOBODY):
+            return None
+        self.let_pay(NOBODY)
+        return [acquire(self.arrays) for _ in range(n)]
+
+    def release(self, block_ids: list[int]) -> None:
+        """Give one reference to each block back.
+
+        Raises:
+            BlockError: a block is foreign or has fewer references; nothing was changed.
+        """
+        for block_id, given_back in Counter(block_ids).items():
+            self._require_own(block_id)
+            held = int(self.arrays.records[block_id, REF_COUNT])
+            if given_back > held:
+                message = f"block {block_id} of pool {self.name!r} has {held} references, {given_back} were released"
+                raise BlockError(message)
+        last_planned = int(self.arrays.counts[OPEN_STEP]) - 1  # nobody says which step may still touch them
+        for block_id in block_ids:
+            release(self.arrays, block_id, last_planned)
+
+    def advance(self, now_s: float) -> None:
+        """Set the clock that eviction policies look at, in seconds; the caller has checked that it never goes back."""
+        advance_clock(self.arrays.counts, now_s)
+
+    def record_events(self, most: int) -> None:
+        """Record events from now on, the latest ``most`` of them, in a pool that has features."""
+        if len(self.arrays.event_log) == 0:
+            arrays = class_of(self.policy, has_features=True)._make(self.arrays)
+            self.arrays = arrays._replace(event_log=event_log.new_log(most))
+
+    def clear_names(self, cause: int = RESET) -> None:
+        """Make everything unfindable, and record that as one event; ``cause``: why. O(blocks)."""
+        drop_all_names(self.arrays._replace(event_log=self.arrays.event_log[:0]), cause)
+        event_log.log_cleared(self.arrays)
+
+    def drain_events(self) -> CacheEvents:
+        """Take the events recorded since the last call, those that the log had room for. O(events)."""
+        return event_log.drain(self.name, self.arrays)
+
+    def _require_own(self, block_id: int) -> None:
+        if not 0 < block_id < self.num_blocks:
+            message = f"block {block_id} is not one of the blocks 1..{self.num_blocks - 1} of pool {self.name!r}"
+            raise BlockError(message)

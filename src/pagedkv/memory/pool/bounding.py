@@ -1,0 +1,122 @@
+"""Bounds: of some groups a pool keeps no more than so many cached blocks that nobody uses.
+
+States are large and each serves few prompts, so how many are kept can be bounded by group. The bounded blocks of one
+group stand in a list of their own beside the free queue, in the order in which they became cached; one more than the
+bound, and the least valuable gives up its name. What it is worth says the reason for which it is kept (``KEPT``), and
+among equals the older goes first::
+
+    given up:  spare (inside a prompt) | before an end | before a junction | what a feature keeps
+
+The links of a block are in its row of ``PoolArrays.bounds``; behind the blocks stands a row for each name, the ends of
+its list, with how many there are and may be. The bound is a matter of names: given up, a block stays free.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.contract.arrays import Int32Array, Uint8Array
+from pagedkv.memory.pool.blocks import FREE, KEPT, NAME, NUM_SENTINELS, QUEUE, PoolArrays
+from pagedkv.memory.pool.moments import stays
+
+__all__ = ["AFTER", "MOST", "NUM_BOUNDED", "first_unbounded", "least_valuable", "leave", "new_bounds", "stand"]
+
+# Columns of ``bounds``: of a block, and of a name.
+AFTER: Final = 0
+BEFORE: Final = 1
+NUM_BOUNDED: Final = 2
+MOST: Final = 3
+NUM_COLUMNS: Final = 4
+
+
+def new_bounds(num_blocks: int, most_by_name: dict[int, int]) -> Int32Array:
+    """Make the lists of a pool of which these names are bounded; empty if there are none."""
+    if not most_by_name:
+        return np.zeros((0, NUM_COLUMNS), np.int32)
+    bounds = np.zeros((num_blocks + 1 + max(most_by_name), NUM_COLUMNS), np.int32)
+    for name, most in most_by_name.items():
+        bounds[num_blocks + name] = num_blocks + name, num_blocks + name, 0, most
+    return bounds
+
+
+@inlined
+def row_of_name(pool: PoolArrays, block: int) -> int:
+    """Tell which row stands for a named block's name; 0 if that is not bounded."""
+    row = len(pool.records) - NUM_SENTINELS + pool.records[block, NAME]
+    return row if row < len(pool.bounds) and pool.bounds[row, MOST] else 0
+
+
+@compiled
+def stand(pool: PoolArrays, block: int) -> bool:
+    """Put a block that has become cached behind the others of its name; tell whether they are too many now."""
+    row = row_of_name(pool, block)
+    if row == 0:
+        return False
+    bounds = pool.bounds
+    last = bounds[row, BEFORE]
+    bounds[block, AFTER], bounds[block, BEFORE] = row, last
+    bounds[last, AFTER] = bounds[row, BEFORE] = block
+    bounds[row, NUM_BOUNDED] += 1
+    return bool(bounds[row, NUM_BOUNDED] > bounds[row, MOST])
+
+
+@compiled
+def leave(pool: PoolArrays, block: int) -> None:
+    """Take a block that is cached no longer out of its list, while it still has its name."""
+    row = row_of_name(pool, block)
+    if row == 0:
+        return
+    bounds = pool.bounds
+    bounds[bounds[block, BEFORE], AFTER] = bounds[block, AFTER]
+    bounds[bounds[block, AFTER], BEFORE] = bounds[block, BEFORE]
+    bounds[row, NUM_BOUNDED] -= 1
+
+
+@compiled
+def least_valuable(pool: PoolArrays, block: int) -> int:
+    """Find what is to be given up of the cached blocks that bear a block's name. O(those)."""
+    row = row_of_name(pool, block)
+    least = pool.bounds[row, AFTER]
+    other = pool.bounds[least, AFTER]
+    while other != row:
+        if _worth(pool, other) < _worth(pool, least):
+            least = other
+        other = pool.bounds[other, AFTER]
+    return int(least)
+
+
+@inlined
+def _worth(pool: PoolArrays, block: int) -> int:
+    """Rank a cached block: first what is spare, then what lies before ends and before junctions, then leases."""
+    return 2**30 if stays(pool, block) else int(pool.records[block, KEPT])
+
+
+@compiled
+def first_unbounded(pool: PoolArrays, is_linked: Uint8Array) -> int:
+    """Name a block that should, or should not, stand in a list, or the row of a list that is wrong; 0 if all is well.
+
+    For ``check()``. O(blocks).
+
+    Args:
+        is_linked: uint8, zeros, one for each row of the bounds.
+    """
+    num_blocks = len(pool.records) - NUM_SENTINELS
+    for row in range(num_blocks, len(pool.bounds)):
+        if pool.bounds[row, MOST] == 0:
+            continue
+        num_linked = 0
+        block = pool.bounds[row, AFTER]
+        while block != row and num_linked <= pool.bounds[row, NUM_BOUNDED]:
+            if row_of_name(pool, block) != row or pool.bounds[pool.bounds[block, AFTER], BEFORE] != block:
+                return row
+            is_linked[block] = 1
+            num_linked += 1
+            block = pool.bounds[block, AFTER]
+        if num_linked != pool.bounds[row, NUM_BOUNDED] or num_linked > pool.bounds[row, MOST]:
+            return row
+    for block in range(1, min(num_blocks, len(pool.bounds))):
+        is_cached = pool.records[block, QUEUE] == FREE and pool.records[block, NAME] and row_of_name(pool, block)
+        if bool(is_cached) != bool(is_linked[block]):
+            return block
+    return 0

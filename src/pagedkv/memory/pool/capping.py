@@ -1,0 +1,139 @@
+"""Victims under caps and floors: which cached block goes so that a tenant can take one.
+
+Where nothing is in the way, the eviction policy decides as without tenants. A tenant at its cap gives up what it has
+cached itself, and nobody gives up for others what its floor promises::
+
+    at its cap       own spare blocks | own cached ones | own leased ones, the largest lease first
+    else             without content | spare | the policy's choice | leased, the largest first; of these what may go:
+                     its own blocks, and those of tenants that are charged for more than their floors
+
+Where the policy's choice may not go, the one does that was released before all others that may, whatever the policy: of
+one sequence the tail before the head. That looks at the first block of each tenant's list, O(tenants); at a cap it is
+O(1). With LRU both are exactly the order of the cold list. A lease that is given up costs what
+:mod:`pagedkv.memory.pool.leasing` says, and O(tenants).
+"""
+
+from pagedkv.memory.compilation.compiled import compiled, unsigned
+from pagedkv.memory.pool import free_queue, moments
+from pagedkv.memory.pool.blocks import NAME, NEXT, NULL_BLOCK, PoolArrays
+from pagedkv.memory.pool.charging import (
+    AFTER,
+    CAP,
+    CLOCK,
+    CLOCK_MASK,
+    IN_CACHED,
+    IN_SPARE,
+    OWN,
+    PAYER,
+    PERMITTED,
+    STAMP,
+    account_of,
+    leave,
+    list_of,
+    may_go,
+    num_charged,
+    num_tenants,
+    uncharge,
+)
+from pagedkv.memory.pool.lease_victims import give_largest_up
+from pagedkv.memory.pool.life_cycle import lose_content
+
+__all__ = ["keep_cap", "make_room"]
+
+
+@compiled
+def make_room(pool: PoolArrays) -> None:
+    """See to it that the first free block is one without content that the payer may take: its cap has room for it.
+
+    The caller has made sure that there is a block which the payer may take.
+    """
+    payer = int(pool.tenants[NULL_BLOCK, PAYER])
+    keep_cap(pool, payer, 1)
+    first = unsigned(pool.records[NULL_BLOCK, NEXT])
+    if first == NULL_BLOCK or pool.records[first, NAME]:
+        _evict(pool, _permitted_victim(pool))
+
+
+@compiled
+def keep_cap(pool: PoolArrays, tenant: int, num_more: int) -> None:
+    """Evict what a tenant has cached until its cap has room for so many more blocks. The tenant is the payer."""
+    cap = int(pool.tenants[account_of(pool, tenant), CAP])
+    while num_charged(pool, tenant) + num_more > cap:
+        _evict(pool, _own_victim(pool, tenant))
+
+
+@compiled
+def _evict(pool: PoolArrays, block: int) -> None:
+    """Make a cached block one without content: the second to be handed out, if there is any other, else the first.
+
+    Who takes a kept state over has just made its block the first.
+    """
+    records = pool.records
+    moments.unlink(pool, block)
+    leave(pool, block)
+    uncharge(pool, block)
+    lose_content(pool, block)
+    place = unsigned(records[NULL_BLOCK, NEXT])
+    if place != NULL_BLOCK and not records[place, NAME]:
+        place = unsigned(records[place, NEXT])
+    free_queue.insert_before(records, pool.counts, place, block)
+
+
+@compiled
+def _own_victim(pool: PoolArrays, tenant: int) -> int:
+    """Name the block that a tenant gives up for itself; it has one cached."""
+    num_blocks = list_of(pool, 0, 0)
+    for kind in (IN_SPARE, IN_CACHED):
+        block = int(pool.tenants[list_of(pool, tenant, kind), AFTER])
+        if block < num_blocks:
+            return block
+    give_largest_up(pool, OWN)
+    return int(pool.tenants[list_of(pool, tenant, IN_CACHED), AFTER])
+
+
+@compiled
+def _permitted_victim(pool: PoolArrays) -> int:
+    """Name the block that goes for the payer, who is below its cap, where no block without content is left."""
+    victim = unsigned(_oldest_permitted(pool, IN_SPARE))  # of one type: Numba unites signed and unsigned as floats
+    if victim == NULL_BLOCK:
+        victim = unsigned(_choice_of_policy(pool))
+    if victim == NULL_BLOCK:
+        victim = unsigned(_oldest_permitted(pool, IN_CACHED))
+    if victim == NULL_BLOCK:
+        give_largest_up(pool, PERMITTED)
+        victim = unsigned(_oldest_permitted(pool, IN_CACHED))
+    return victim
+
+
+@compiled
+def _choice_of_policy(pool: PoolArrays) -> int:
+    """Name the block that the eviction policy would evict, if it may go; the null block if it may not."""
+    records = pool.records
+    num_blocks = list_of(pool, 0, 0)
+    first = int(records[NULL_BLOCK, NEXT])
+    if first == NULL_BLOCK:
+        first = int(records[free_queue.protected_sentinel(records), NEXT])
+    if first >= num_blocks:
+        return unsigned(NULL_BLOCK)
+    block = unsigned(moments.choose_victim(pool, unsigned(first)))
+    return block if may_go(pool, block, PERMITTED) else unsigned(NULL_BLOCK)
+
+
+@compiled
+def _oldest_permitted(pool: PoolArrays, kind: int) -> int:
+    """Name the block of all lists of one kind that was released first, of tenants whose blocks may go; or the null one.
+
+    O(tenants).
+    """
+    tenants = pool.tenants
+    num_blocks = list_of(pool, 0, 0)
+    now = int(tenants[NULL_BLOCK, CLOCK])
+    oldest, greatest_age = NULL_BLOCK, -1
+    for tenant in range(num_tenants(pool)):
+        block = int(tenants[list_of(pool, tenant, kind), AFTER])
+        if block >= num_blocks or not may_go(pool, block, PERMITTED):
+            continue
+        age = (now - int(tenants[block, STAMP])) & CLOCK_MASK
+        if age > greatest_age:
+            oldest, greatest_age = block, age
+    return oldest

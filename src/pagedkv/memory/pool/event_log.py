@@ -1,0 +1,92 @@
+"""What is recorded of names that come and go: a ring of events, which the caller drains.
+
+Owns ``PoolArrays.event_log`` and ``NUM_EVENTS``. Nothing is recorded while the ring has no room.
+"""
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import inlined
+from pagedkv.memory.contract.arguments import LARGEST_SIZE
+from pagedkv.memory.contract.arrays import Uint32Array
+from pagedkv.memory.contract.events import CLEARED, GAP, STORED, CacheEvents
+from pagedkv.memory.pool.blocks import (
+    DIGEST_WORDS,
+    EVENT_FIELDS,
+    LIFE,
+    NAME,
+    NULL_BLOCK,
+    NUM_EVENTS,
+    PARENT,
+    PARENT_LIFE,
+    PoolArrays,
+)
+
+__all__ = ["complete_event", "drain", "log_cleared", "log_event", "new_log", "tell_parent"]
+
+
+def new_log(most: int) -> Uint32Array:
+    """Make a ring that keeps so many events, the latest."""
+    return np.zeros((most, EVENT_FIELDS), np.uint32)
+
+
+@inlined
+def log_event(pool: PoolArrays, kind: int, block: int) -> None:
+    """Record an event, when events are on, over the oldest if the log is full."""
+    if len(pool.event_log) == 0:
+        return
+    event = pool.counts[NUM_EVENTS] % len(pool.event_log)
+    pool.counts[NUM_EVENTS] += 1
+    parent = pool.records[block, PARENT]
+    if kind != STORED or pool.records[parent, LIFE] != pool.records[block, PARENT_LIFE]:
+        parent = NULL_BLOCK
+    pool.event_log[event, 0] = kind
+    pool.event_log[event, 1] = pool.records[block, NAME]
+    pool.event_log[event, 2] = block
+    for word in range(DIGEST_WORDS):
+        pool.event_log[event, 3 + word] = pool.digests[block, word]
+        pool.event_log[event, 3 + DIGEST_WORDS + word] = pool.digests[parent, word]
+
+
+@inlined
+def tell_parent(pool: PoolArrays, digest: Uint32Array) -> None:
+    """Write into the event recorded last whose child the stored block is, where its parent's block may be gone."""
+    event = (pool.counts[NUM_EVENTS] - 1) % len(pool.event_log)
+    for word in range(DIGEST_WORDS):
+        pool.event_log[event, 3 + DIGEST_WORDS + word] = digest[word]
+
+
+def complete_event(pool: PoolArrays, number: int, parent_digest: Uint32Array) -> None:
+    """Write into the event with a number, counted since the last drain, whose child the stored block is."""
+    event = pool.event_log[number % len(pool.event_log)]
+    event[-DIGEST_WORDS:] = parent_digest
+
+
+def log_cleared(pool: PoolArrays) -> None:
+    """Record that no block has a name any more, when events are on."""
+    log = pool.event_log
+    if len(log):
+        event = int(pool.counts[NUM_EVENTS]) % len(log)
+        log[event] = 0
+        log[event, 0] = CLEARED
+        pool.counts[NUM_EVENTS] += 1
+
+
+def drain(name: str, pool: PoolArrays) -> CacheEvents:
+    """Take the events recorded since the last call, those that the log had room for. O(events)."""
+    num_events, capacity = int(pool.counts[NUM_EVENTS]), len(pool.event_log)
+    num_lost = max(0, num_events - capacity)
+    log = pool.event_log[np.arange(num_lost, num_events) % max(1, capacity)]
+    pool.counts[NUM_EVENTS] = 0
+    if num_lost:
+        gap = np.zeros((1, EVENT_FIELDS), np.uint32)
+        gap[0, [0, 2]] = GAP, min(num_lost, LARGEST_SIZE)
+        log = np.concatenate([gap, log])
+    words = log[:, 3:].astype(">u4").view(np.uint8).reshape(len(log), 2, 32)
+    return CacheEvents(
+        pool=name,
+        kinds=log[:, 0].astype(np.int32),
+        groups=log[:, 1].astype(np.int32) - 1,
+        block_ids=log[:, 2].astype(np.int32),
+        digests=words[:, 0].copy(),
+        parent_digests=words[:, 1].copy(),
+    )

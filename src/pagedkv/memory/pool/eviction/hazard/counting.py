@@ -1,0 +1,183 @@
+"""Hits and time at risk, by class and age: what rates are estimated from.
+
+The estimator of Nelson and Aalen with delayed entry, in weighted blocks: a block weighs as much as the mean prompt has
+requests to a block, so that priors, which count requests, mean the same for prompts of any length. Time is counted bin
+by bin: what a run has behind it once it has left a bin, and what an asked block had of the bin that it was in. Bins
+take turns, an eighth of them with each request; what is asked for meanwhile is counted in those that it has left.
+"""
+
+from typing import Final
+
+from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.memory.contract.arrays import Float32Array, Int32Array, Int64Array
+from pagedkv.memory.pool.blocks import PoolArrays
+from pagedkv.memory.pool.eviction.hazard.ages import (
+    age_in_refs,
+    age_in_seconds,
+    age_since,
+    bin_of_refs,
+    bin_of_seconds,
+    ticks_now,
+)
+from pagedkv.memory.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
+from pagedkv.memory.pool.eviction.hazard.horizon import count_against_lru
+from pagedkv.memory.pool.eviction.hazard.layout import (
+    ASKED_AT,
+    ASKED_RUN,
+    CLASSES,
+    ENDS,
+    FIRST_BIN,
+    HAS_DATA,
+    HITS,
+    NEXT_RUN,
+    NUM_ALIVE,
+    NUM_ASKED,
+    NUM_BINS,
+    NUM_RECOMPUTED,
+    NUM_REFS,
+    NUM_REQUESTS,
+    NUM_REUSED,
+    NUM_SECOND_BINS,
+    OLDEST_RUN,
+    PASSED,
+    REFERENCES,
+    REFS,
+    RISK,
+    SECONDS,
+    SERIAL_MASK,
+    START,
+    SUM_ALIVE,
+    TICKS,
+    WIDTH,
+    WORK,
+)
+from pagedkv.memory.pool.eviction.hazard.serials import NO_RUN, slot_of
+
+__all__ = ["count_asked", "note_asked", "pass_bins"]
+
+MOST_PASSED: Final = 640  # runs and bins in one request
+BINS_A_REQUEST: Final = 17  # an eighth of them: some runs leave each bin meanwhile, and few bins are looked at in vain
+
+
+@inlined
+def _weight(state: Int64Array) -> float:
+    """Weight of a block: requests so far to blocks so far."""
+    return float(state[NUM_REQUESTS]) / max(1.0, float(state[NUM_REFS]))
+
+
+@inlined
+def _add(rates: Float32Array, node: int, column: int, amount: float) -> None:
+    rates[unsigned(node), unsigned(column)] = float(rates[unsigned(node), unsigned(column)]) + amount
+
+
+@inlined
+def note_asked(pool: PoolArrays, mark: int) -> None:
+    """Note that a block of a run was asked for. Counted run by run: all of one are asked for at the same time."""
+    state = pool.eviction
+    now = ticks_now(pool)
+    if state[ASKED_RUN] != mark or state[ASKED_AT] != now:
+        count_asked(pool.eviction_runs, pool.eviction_rates, state)
+        state[ASKED_RUN] = mark
+        state[ASKED_AT] = now
+    state[NUM_ASKED] += 1
+
+
+@compiled
+def count_asked(runs: Int32Array, rates: Float32Array, state: Int64Array) -> None:
+    """Count the blocks that were asked for and not counted yet, and let them leave their run."""
+    num_asked = state[NUM_ASKED]
+    slot = slot_of(state, len(runs), state[ASKED_RUN])
+    state[NUM_ASKED] = 0
+    if num_asked == 0 or slot == NO_RUN:
+        state[NUM_REUSED] = state[NUM_RECOMPUTED] = 0
+        return
+    classes = runs[slot, CLASSES]
+    in_a, in_b, in_f = leaf_a(classes), leaf_b(classes), leaf_f(classes)
+    wt = num_asked * _weight(state)
+    age_s = age_in_seconds(runs, slot, state[ASKED_AT])
+    second_bin = bin_of_seconds(age_s)
+    _count_hits(rates, state, in_a, SECONDS, second_bin, age_s, wt)
+    _count_hits(rates, state, in_b, SECONDS, second_bin, age_s, wt)
+    age = age_in_refs(runs, slot, state[NUM_REFS])
+    ref_bin = bin_of_refs(age)
+    _count_hits(rates, state, in_f, REFERENCES, ref_bin, float(age), wt)
+    serial = state[NEXT_RUN] - ((state[NEXT_RUN] - state[ASKED_RUN]) & SERIAL_MASK)
+    _count_unpassed(rates, state, in_a, SECONDS, second_bin, serial, wt)
+    _count_unpassed(rates, state, in_b, SECONDS, second_bin, serial, wt)
+    _count_unpassed(rates, state, in_f, REFERENCES, ref_bin, serial, wt)
+    count_against_lru(runs, state, state[ASKED_RUN], num_asked)
+    state[NUM_REUSED] = state[NUM_RECOMPUTED] = 0
+    runs[slot, NUM_ALIVE] -= num_asked
+    state[SUM_ALIVE] -= num_asked
+
+
+@inlined
+def _count_hits(
+    rates: Float32Array, state: Int64Array, node: int, scale: int, age_bin: int, age: float, wt: float
+) -> None:
+    _add(rates, node, HITS + age_bin, wt)
+    _add(rates, node, RISK + age_bin, (age - float(rates[scale, START + age_bin])) * wt)
+    state[HAS_DATA + node] = 1
+
+
+@inlined
+def _count_unpassed(
+    rates: Float32Array, state: Int64Array, node: int, scale: int, num_bins: int, serial: int, wt: float
+) -> None:
+    """Count the bins that a run has left, and was not passed in since: what was asked for is in it no more by then."""
+    passed = PASSED if scale == SECONDS else PASSED + NUM_SECOND_BINS
+    for age_bin in range(num_bins):
+        if serial >= state[passed + age_bin]:
+            _add(rates, node, RISK + age_bin, float(rates[scale, WIDTH + age_bin]) * wt)
+
+
+@compiled
+def pass_bins(pool: PoolArrays) -> None:
+    """Count what runs have behind them that have left one of the next bins; no more at once than is bounded."""
+    state = pool.eviction
+    count_asked(pool.eviction_runs, pool.eviction_rates, state)
+    now = ticks_now(pool)
+    wt = _weight(state)
+    num_left = MOST_PASSED
+    place = state[FIRST_BIN]
+    for _ in range(BINS_A_REQUEST):
+        num_left = _pass_bin(pool.eviction_runs, pool.eviction_rates, state, place, now, wt, num_left)
+        if num_left == 0:
+            break
+        place = place + 1 if place + 1 < NUM_BINS else 0
+    state[FIRST_BIN] = place
+    state[WORK] += MOST_PASSED - num_left
+
+
+@inlined
+def _pass_bin(
+    runs: Int32Array, rates: Float32Array, state: Int64Array, place: int, now: int, wt: float, num_left: int
+) -> int:
+    """Pass the runs that have left one bin; return how many more may be passed."""
+    in_seconds = place < NUM_SECOND_BINS
+    age_bin = place if in_seconds else place - NUM_SECOND_BINS
+    risk_of_one = float(rates[SECONDS if in_seconds else REFERENCES, WIDTH + age_bin]) * wt
+    begun = TICKS if in_seconds else REFS
+    reached = now if in_seconds else state[NUM_REFS]
+    end = state[ENDS + place]
+    first = max(state[PASSED + place], state[OLDEST_RUN])
+    stop = min(state[NEXT_RUN], first + num_left)
+    serial = first
+    while serial < stop:
+        slot = unsigned(serial & (len(runs) - 1))
+        if age_since(runs[slot, begun], reached) < end:
+            break
+        classes = runs[slot, CLASSES]
+        risk = runs[slot, NUM_ALIVE] * risk_of_one
+        if risk > 0:
+            if in_seconds:
+                _add(rates, leaf_a(classes), RISK + age_bin, risk)
+                _add(rates, leaf_b(classes), RISK + age_bin, risk)
+                state[HAS_DATA + leaf_a(classes)] = 1
+                state[HAS_DATA + leaf_b(classes)] = 1
+            else:
+                _add(rates, leaf_f(classes), RISK + age_bin, risk)
+                state[HAS_DATA + leaf_f(classes)] = 1
+        serial += 1
+    state[PASSED + place] = serial
+    return int(num_left - (serial - first))

@@ -1,0 +1,240 @@
+"""What the policy that learns does at each moment of a block's life, and what it promises of its arrays."""
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import FREE, KEPT, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, QUEUE, SPARE, PoolArrays
+from pagedkv.memory.pool.eviction.hazard.counting import note_asked, pass_bins
+from pagedkv.memory.pool.eviction.hazard.ghosts import fetch_ghosts, fetch_next, leave_ghost, take_ghost
+from pagedkv.memory.pool.eviction.hazard.horizon import judge_doubtful, move_horizon, note_departure
+from pagedkv.memory.pool.eviction.hazard.layout import (
+    ASKED_RUN,
+    CLASSES,
+    COUNTED_LIFE,
+    GHOST_FIELDS,
+    GHOST_RUN,
+    GHOSTS_PER_ROW,
+    HORIZON,
+    INNER,
+    LEAF,
+    LEAF_CLASSES,
+    LEAF_REFS,
+    LEAF_TICKS,
+    NEXT_RUN,
+    NUM_ALIVE,
+    NUM_ASKED,
+    NUM_CHILDREN,
+    NUM_LEAVES,
+    NUM_RECOMPUTED,
+    NUM_REUSED,
+    OLDEST_RUN,
+    PLACE,
+    REFS,
+    ROOT_A,
+    ROOT_B,
+    ROOT_F,
+    RUN,
+    SUM_ALIVE,
+    SUM_WITHIN,
+    TICKS,
+    VICTIM,
+    VICTIM_LEFT,
+    VICTIM_RUN,
+    new_arrays,
+)
+from pagedkv.memory.pool.eviction.hazard.learning import learn, make_curves
+from pagedkv.memory.pool.eviction.hazard.leaves import join_cached, leave_cached, live_parent
+from pagedkv.memory.pool.eviction.hazard.runs import begin_runs, forget_oldest
+from pagedkv.memory.pool.eviction.hazard.serials import NO_RUN, leave_run, slot_of
+from pagedkv.memory.pool.eviction.hazard.victims import OF_LRU, draw
+from pagedkv.memory.pool.eviction.moments import PolicyMoments
+from pagedkv.memory.pool.eviction.policy import EvictionPolicy, PolicyState, check_cold
+from pagedkv.memory.pool.features import FeaturedArrays
+from pagedkv.memory.pool.moments import put_last
+
+__all__ = ["HAZARD"]
+
+
+def _new_state(num_blocks: int) -> PolicyState:
+    """Make empty tables, and curves of the roots, which all classes have at first."""
+    state = new_arrays(num_blocks)
+    for root in (ROOT_A, ROOT_B, ROOT_F):
+        make_curves(state.counts, state.rates, root)
+    return state
+
+
+@inlined
+def _recall(pool: PoolArrays, block: int) -> None:
+    """Give a newly named block the run that its ghost was in, and count that it was asked for."""
+    mark = take_ghost(pool, block)
+    if mark:
+        note_asked(pool, mark)
+    pool.eviction_blocks[block, RUN] = -mark
+
+
+@inlined
+def _note_reuse(pool: PoolArrays, block: int) -> None:
+    """Count that a block was asked for, once a run."""
+    mark = pool.eviction_blocks[block, RUN]
+    if mark > 0:
+        note_asked(pool, mark)
+        pool.eviction[NUM_REUSED] += 1
+        pool.eviction_blocks[block, RUN] = -mark
+
+
+@inlined
+def _note_recomputed(pool: PoolArrays, block: int) -> None:
+    """Count that a block was asked for and could not be hit, once a run."""
+    mark = pool.eviction_blocks[block, RUN]
+    if mark > 0:
+        note_asked(pool, mark)
+        pool.eviction[NUM_RECOMPUTED] += 1
+        pool.eviction_blocks[block, RUN] = -mark
+
+
+@inlined
+def _enqueue(pool: PoolArrays, block: int) -> None:
+    """Keep free blocks in the order of their release, though nobody looks at it, and note who may be evicted."""
+    put_last(pool, block)
+    join_cached(pool, block)
+
+
+@inlined
+def _note_claim(pool: PoolArrays, block: int) -> None:
+    """Note that a block may not be evicted any more."""
+    leave_cached(pool, block)
+
+
+@inlined
+def _note_eviction(pool: PoolArrays, block: int) -> None:
+    """Leave a ghost that takes the block's place in its run; what the block continued is the next victim."""
+    marks = pool.eviction_blocks
+    leave_cached(pool, block)
+    leave_ghost(pool, block, max(0, marks[block, RUN]))
+    if marks[block, RUN] > 0 and pool.eviction[VICTIM_RUN] != OF_LRU:
+        note_departure(pool.eviction, marks[block, RUN])
+    marks[block, RUN] = 0
+    pool.eviction[VICTIM] = live_parent(pool, block)
+    fetch_next(pool)
+
+
+@inlined
+def _note_drop(pool: PoolArrays, block: int) -> None:
+    """Let a block leave its run."""
+    marks = pool.eviction_blocks
+    leave_cached(pool, block)
+    leave_run(pool.eviction_runs, pool.eviction, marks[block, RUN])
+    marks[block, RUN] = 0
+
+
+@compiled
+def _note_request(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> None:
+    """Count hits and time at risk, cut the sequence into runs, forget the oldest, and learn a little."""
+    pass_bins(pool)
+    judge_doubtful(pool.eviction)
+    move_horizon(pool)
+    num_named = begin_runs(pool, blocks, num_outputs)
+    forget_oldest(pool, num_named)
+    learn(pool.eviction, pool.eviction_rates)
+
+
+@inlined
+def _choose_victim(pool: PoolArrays, first: int) -> int:
+    """Choose the next victim. While blocks are cached, one of them is a leaf."""
+    state, marks = pool.eviction, pool.eviction_blocks
+    victim = state[VICTIM]
+    if state[VICTIM_RUN] == OF_LRU and state[VICTIM_LEFT] > 0:
+        victim = first
+    elif state[VICTIM_LEFT] <= 0 or marks[victim, PLACE] <= 0 or marks[victim, RUN] != state[VICTIM_RUN]:
+        victim = draw(pool, first)
+    state[VICTIM_LEFT] -= 1
+    return int(victim)
+
+
+def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) -> None:
+    """Leaves are what no free block continues, runs count their blocks and ghosts, and both are what is remembered."""
+    check_cold(where, pool, cold, protected)
+    _check_leaves(where, pool)
+    _check_rows(where, pool)
+    _check_runs(where, pool)
+
+
+def _check_leaves(where: str, pool: PoolArrays) -> None:
+    """Free cached blocks are leaves or not, by how many of them continue each, and each leaf is in its place."""
+    records, marks = pool.records, pool.eviction_blocks
+    num_children = np.zeros(len(marks), np.int64)
+    cached = [
+        block
+        for block in range(1, len(marks))
+        if records[block, QUEUE] == FREE and records[block, NAME] and records[block, KEPT] != SPARE
+    ]
+    cached = [block for block in cached if not (len(pool.leases) and pool.leases[block])]  # those are nobody's victims
+    for block in cached:
+        parent = records[block, PARENT]
+        if parent != NULL_BLOCK and records[parent, LIFE] == records[block, PARENT_LIFE]:
+            num_children[parent] += 1
+    counted = np.where(marks[:, COUNTED_LIFE] == records[: len(marks), LIFE], marks[:, NUM_CHILDREN], 0)
+    assert (num_children == counted).all(), f"{where}: what continues blocks is miscounted"
+    inner = {block for block in cached if num_children[block]}
+    assert inner == set(np.flatnonzero(marks[:, PLACE] == INNER).tolist()), f"{where}: blocks that others continue"
+    leaves = set(cached) - inner
+    assert leaves == set(np.flatnonzero(marks[:, PLACE] > 0).tolist()), f"{where}: leaves differ from what may go"
+    assert pool.eviction[NUM_LEAVES] == len(leaves), f"{where}: leaves miscounted"
+    assert all(marks[marks[leaf, PLACE], LEAF] == leaf for leaf in leaves), f"{where}: a leaf is not in its place"
+
+
+def _check_rows(where: str, pool: PoolArrays) -> None:
+    """What a leaf's row says is what its run says, as long as that is remembered."""
+    marks, runs = pool.eviction_blocks, pool.eviction_runs
+    for place in range(1, int(pool.eviction[NUM_LEAVES]) + 1):
+        slot = slot_of(pool.eviction, len(runs), marks[marks[place, LEAF], RUN])
+        if slot != NO_RUN:
+            told, known = marks[place, [LEAF_TICKS, LEAF_REFS, LEAF_CLASSES]], runs[slot, [TICKS, REFS, CLASSES]]
+            assert (told == known).all(), f"{where}: place {place} tells {told} of a run that is {known}"
+
+
+def _check_runs(where: str, pool: PoolArrays) -> None:
+    """Runs count those of their blocks and ghosts that were not asked for, and there are not more than there may be."""
+    state, runs = pool.eviction, pool.eviction_runs
+    serials = range(state[OLDEST_RUN], state[NEXT_RUN])
+    assert len(serials) <= len(runs), f"{where}: {len(serials)} runs in {len(runs)} rows"
+    num_alive: dict[int, int] = dict.fromkeys((serial & (len(runs) - 1) for serial in serials), 0)
+    ghosts = pool.eviction_table[:, GHOST_RUN : GHOST_FIELDS * GHOSTS_PER_ROW : GHOST_FIELDS]
+    marks = pool.eviction_blocks[:, RUN]
+    asked = slot_of(state, len(runs), state[ASKED_RUN])
+    if state[NUM_ASKED] and asked != NO_RUN:
+        num_alive[int(asked)] += int(state[NUM_ASKED])  # not counted yet
+    for mark in np.concatenate([ghosts[ghosts != 0].astype(np.int64), marks[marks > 0].astype(np.int64)]).tolist():
+        slot = slot_of(state, len(runs), mark)
+        if slot != NO_RUN:
+            num_alive[int(slot)] += 1
+    for slot, count in num_alive.items():
+        assert count == runs[slot, NUM_ALIVE], f"{where}: a run counts {runs[slot, NUM_ALIVE]} blocks, has {count}"
+    assert sum(num_alive.values()) == state[SUM_ALIVE], f"{where}: remembered blocks miscounted"
+    within = (num_alive[serial & (len(runs) - 1)] for serial in range(state[HORIZON], state[NEXT_RUN]))
+    assert sum(within) == state[SUM_WITHIN], f"{where}: what LRU would have is miscounted"
+    assert state[OLDEST_RUN] <= state[HORIZON] <= state[NEXT_RUN], f"{where}: the horizon lies outside the ring"
+
+
+class HazardArrays(FeaturedArrays):
+    """The arrays of a pool that evicts so."""
+
+    __slots__ = ()
+    policy: ClassVar = PolicyMoments(
+        note_name=_recall,
+        expect=fetch_ghosts,
+        note_reuse=_note_reuse,
+        note_recomputed=_note_recomputed,
+        enqueue=_enqueue,
+        note_eviction=_note_eviction,
+        note_drop=_note_drop,
+        note_claim=_note_claim,
+        note_request=_note_request,
+        choose_victim=_choose_victim,
+    )
+
+
+HAZARD: Final = EvictionPolicy("hazard", HazardArrays, new_state=_new_state, check=_check)

@@ -1,0 +1,124 @@
+"""Which leaf goes: the least worth of 64 drawn at random, and then what it continued, up to 64 blocks of the run.
+
+A sample, since what runs are worth changes with time by itself. The generator is Marsaglia's xorshift of 32 bits
+("Xorshift RNGs", J. Stat. Softw. 8(14), 2003), begun with the same number in every pool.
+"""
+
+import math
+from typing import Final
+
+from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.contract.arrays import Int64Array
+from pagedkv.memory.pool.blocks import PoolArrays
+from pagedkv.memory.pool.eviction.hazard.ages import age_since, bin_of_refs, bin_of_seconds, ticks_now
+from pagedkv.memory.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
+from pagedkv.memory.pool.eviction.hazard.counting import count_asked
+from pagedkv.memory.pool.eviction.hazard.ghosts import fetch_next
+from pagedkv.memory.pool.eviction.hazard.horizon import lies_within, move_horizon, num_departures
+from pagedkv.memory.pool.eviction.hazard.layout import (
+    CURVES,
+    DRAWN,
+    FETCHED,
+    LEAF,
+    LEAF_CLASSES,
+    LEAF_REFS,
+    LEAF_TICKS,
+    MOST_DRAWN,
+    NO_CLASSES,
+    NUM_LEAVES,
+    NUM_REFS,
+    RANDOM,
+    RUN,
+    TICKS_PER_SECOND,
+    VALUE,
+    VICTIM_LEFT,
+    VICTIM_RUN,
+    WORK,
+)
+from pagedkv.memory.pool.moments import FETCHED_AHEAD
+
+__all__ = ["OF_LRU", "draw", "value_of"]
+
+MOST_OF_ONE_RUN: Final = 64
+OF_LRU: Final = -1  # in place of a run: the first in the order of release goes
+WORTHLESS: Final = -1e30  # of no run that is remembered
+WORD: Final = 2**32 - 1
+
+
+@compiled
+def draw(pool: PoolArrays, first: int) -> int:
+    """Draw leaves, all if there are few; choose the least worth, the one released first if several are.
+
+    If that is a departure which is not allowed, what LRU evicts goes: ``first``, and those behind it.
+    """
+    count_asked(pool.eviction_runs, pool.eviction_rates, pool.eviction)
+    move_horizon(pool)
+    num_allowed = num_departures(pool)
+    marks, state = pool.eviction_blocks, pool.eviction
+    num_drawn = _draw_places(pool)
+    now = ticks_now(pool)
+    best = 0  # row 0 has no leaf
+    least = math.inf
+    oldest = 0
+    for number in range(num_drawn):
+        place = state[DRAWN + number]
+        value = value_of(pool, place, now)
+        age = age_since(marks[place, LEAF_REFS], state[NUM_REFS])
+        is_less = (value < least) | ((value == least) & (age > oldest))  # no branch: it would be foreseen wrongly
+        best = place if is_less else best
+        least = value if is_less else least
+        oldest = age if is_less else oldest
+    chosen = marks[best, LEAF]
+    state[WORK] += num_drawn
+    is_departure = lies_within(state, marks[chosen, RUN])
+    if is_departure and num_allowed == 0:
+        state[VICTIM_RUN] = OF_LRU
+        state[VICTIM_LEFT] = MOST_OF_ONE_RUN
+        return int(first)
+    state[FETCHED] = chosen
+    for _ in range(FETCHED_AHEAD):
+        fetch_next(pool)
+    state[VICTIM_RUN] = marks[chosen, RUN]
+    state[VICTIM_LEFT] = min(MOST_OF_ONE_RUN, num_allowed) if is_departure else MOST_OF_ONE_RUN
+    return int(chosen)
+
+
+@inlined
+def _draw_places(pool: PoolArrays) -> int:
+    """Draw the places of leaves, and ask memory for all of them before any is looked at; return how many."""
+    marks, state = pool.eviction_blocks, pool.eviction
+    num_leaves = state[NUM_LEAVES]
+    if num_leaves <= MOST_DRAWN:
+        for number in range(num_leaves):
+            state[DRAWN + number] = 1 + number
+        return int(num_leaves)
+    last = 0
+    for number in range(MOST_DRAWN):
+        place = 1 + ((_next_random(state) * num_leaves) >> 32)
+        state[DRAWN + number] = place
+        last |= marks[place, LEAF]
+    return MOST_DRAWN if last else 0
+
+
+@inlined
+def _next_random(state: Int64Array) -> int:
+    number = state[RANDOM]
+    number ^= (number << 13) & WORD
+    number ^= number >> 17
+    number ^= (number << 5) & WORD
+    state[RANDOM] = number
+    return int(number)
+
+
+@inlined
+def value_of(pool: PoolArrays, place: int, now: int) -> float:
+    """Tell what the leaf in a place is worth: the logarithm of hits per time and block, up to a constant."""
+    marks, rates, state = pool.eviction_blocks, pool.eviction_rates, pool.eviction
+    classes = marks[place, LEAF_CLASSES]
+    if classes == NO_CLASSES:
+        return WORTHLESS
+    age_bin = bin_of_seconds(age_since(marks[place, LEAF_TICKS], now) / TICKS_PER_SECOND)
+    value = float(rates[state[CURVES + leaf_a(classes)], VALUE + age_bin])
+    value += float(rates[state[CURVES + leaf_b(classes)], VALUE + age_bin])
+    ref_bin = bin_of_refs(age_since(marks[place, LEAF_REFS], state[NUM_REFS]))
+    return value + float(rates[state[CURVES + leaf_f(classes)], VALUE + ref_bin])

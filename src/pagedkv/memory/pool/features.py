@@ -1,0 +1,245 @@
+"""What acts at the moments of a pool's blocks where the pool has features, and where the features meet.
+
+A feature knows the core and no other feature; who comes before whom at a moment is said here, once, and what two of
+them mean for each other::
+
+    a free block is of one kind:   leased | spare | cached as the policy says     (a lease goes before spareness)
+    leased and spare blocks        are none of the policy's
+    whatever kind it is            is counted for its tenant, and among the bounded ones of its group
+    what is to be taken            a tenant at its cap gives up its own (capping.py); leases go when all else is gone
+
+What a pool does not keep (an array of it is empty) is found out when it runs: one set of machine code serves all
+features. A pool without any has none of this (:mod:`pagedkv.memory.pool.sets`).
+"""
+
+from typing import ClassVar, Final
+
+from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.events import REMOVED, STORED
+from pagedkv.memory.pool import bounding, charging, free_queue, siblings
+from pagedkv.memory.pool.blocks import FREE, NUM_FREE, NUM_LEASED, QUEUE, PoolArrays
+from pagedkv.memory.pool.capping import make_room as make_room_under_caps
+from pagedkv.memory.pool.causes import EVICTED, SHED
+from pagedkv.memory.pool.charging import ANY, IN_CACHED, IN_LEASED, IN_SPARE
+from pagedkv.memory.pool.epochs import copy_epochs, is_fresher, same_epochs, undate
+from pagedkv.memory.pool.event_log import log_event
+from pagedkv.memory.pool.eviction import moments as policy
+from pagedkv.memory.pool.ghosts import recall, remember
+from pagedkv.memory.pool.lease_order import end_lease
+from pagedkv.memory.pool.lease_victims import give_largest_up
+from pagedkv.memory.pool.leasing import enqueue_leased, is_due, is_leased, unlink_leased
+from pagedkv.memory.pool.life_cycle import drop_name
+from pagedkv.memory.pool.moments import Moments
+from pagedkv.memory.pool.sparing import is_spare
+
+__all__ = ["ALL_FEATURES", "FeaturedArrays"]
+
+
+# A block is taken
+
+
+@inlined
+def _make_room(pool: PoolArrays) -> None:
+    if len(pool.tenants):
+        make_room_under_caps(pool)
+    if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_FREE]:
+        give_largest_up(pool, ANY)
+
+
+@inlined
+def _counts_takes(pool: PoolArrays) -> bool:
+    return len(pool.tenants) > 0
+
+
+@inlined
+def _choose_victim(pool: PoolArrays, first: int) -> int:
+    return policy.choose_victim(pool, first)
+
+
+@inlined
+def _note_eviction(pool: PoolArrays, block: int) -> None:
+    policy.note_eviction(pool, block)
+    policy.note_drop(pool, block)
+
+
+@inlined
+def _note_take(pool: PoolArrays, block: int) -> None:
+    if len(pool.tenants):
+        charging.take(pool, block)
+
+
+@inlined
+def _note_begin(pool: PoolArrays, block: int) -> None:
+    undate(pool, block)
+
+
+# Names
+
+
+@inlined
+def _note_name(pool: PoolArrays, block: int) -> None:
+    policy.note_name(pool, block)
+
+
+@inlined
+def _note_drop(pool: PoolArrays, block: int) -> None:
+    if not (is_leased(pool, block) and pool.records[block, QUEUE] == FREE):
+        policy.note_drop(pool, block)  # else it was dropped when it became leased
+
+
+@inlined
+def _note_named(pool: PoolArrays, block: int) -> None:
+    if len(pool.ghosts):
+        recall(pool, block)
+    log_event(pool, STORED, block)
+
+
+@inlined
+def _note_unnamed(pool: PoolArrays, block: int, cause: int) -> None:
+    if len(pool.ghosts):
+        remember(pool, block, cause)
+    log_event(pool, REMOVED, block)
+    siblings.unlink_child(pool, block)
+    end_lease(pool, block)
+
+
+@inlined
+def _expect(pool: PoolArrays, word: int) -> None:
+    policy.expect(pool, word)
+
+
+@inlined
+def _note_reuse(pool: PoolArrays, block: int) -> None:
+    policy.note_reuse(pool, block)
+
+
+@inlined
+def _note_recomputed(pool: PoolArrays, block: int) -> None:
+    policy.note_recomputed(pool, block)
+
+
+# A block is given back
+
+
+@inlined
+def _note_request(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> None:
+    policy.note_request(pool, blocks, num_outputs)
+
+
+@inlined
+def _note_rest(pool: PoolArrays, block: int) -> None:
+    if len(pool.tenants):
+        charging.rest(pool, block)
+    if is_leased(pool, block) and is_due(pool, block):
+        end_lease(pool, block)
+
+
+@inlined
+def _enqueue(pool: PoolArrays, block: int) -> None:
+    if is_leased(pool, block):
+        enqueue_leased(pool, block)
+    else:
+        policy.enqueue(pool, block)
+
+
+@inlined
+def _put(pool: PoolArrays, block: int) -> None:
+    policy.enqueue(pool, block)
+
+
+@inlined
+def _note_cached(pool: PoolArrays, block: int) -> None:
+    if len(pool.tenants):
+        charging.join(pool, block, _kind_of(pool, block))
+    if len(pool.bounds):
+        _keep_bound(pool, block)
+
+
+@inlined
+def _kind_of(pool: PoolArrays, block: int) -> int:
+    """Tell in which of its tenant's lists a free named block belongs."""
+    if is_leased(pool, block):
+        return IN_LEASED
+    return IN_SPARE if is_spare(pool, block) else IN_CACHED
+
+
+@compiled
+def _keep_bound(pool: PoolArrays, block: int) -> None:
+    """A block has become cached: if its group has too many now, the least valuable loses its name."""
+    if bounding.stand(pool, block):
+        least = bounding.least_valuable(pool, block)
+        drop_name(pool, least, SHED if is_spare(pool, least) else EVICTED)
+
+
+@inlined
+def _note_rank(pool: PoolArrays, block: int) -> None:
+    if len(pool.tenants):
+        charging.leave(pool, block)
+        charging.join(pool, block, _kind_of(pool, block))
+
+
+@inlined
+def _unlink(pool: PoolArrays, block: int) -> None:
+    if len(pool.bounds):
+        bounding.leave(pool, block)
+    if is_leased(pool, block):
+        unlink_leased(pool, block)
+    else:
+        free_queue.remove(pool.records, pool.counts, block)
+
+
+@inlined
+def _note_claim(pool: PoolArrays, block: int) -> None:
+    if is_leased(pool, block):
+        policy.note_name(pool, block)
+    if len(pool.tenants):
+        charging.resume(pool, block)
+    policy.note_claim(pool, block)
+
+
+@inlined
+def _note_vacant(pool: PoolArrays, block: int) -> None:
+    if len(pool.tenants):
+        charging.leave(pool, block)
+        charging.uncharge(pool, block)
+
+
+ALL_FEATURES: Final = Moments(
+    make_room=_make_room,
+    counts_takes=_counts_takes,
+    note_payer=charging.let_pay,
+    choose_victim=_choose_victim,
+    note_eviction=_note_eviction,
+    note_take=_note_take,
+    note_begin=_note_begin,
+    note_name=_note_name,
+    note_drop=_note_drop,
+    note_named=_note_named,
+    note_unnamed=_note_unnamed,
+    note_child=siblings.link_child,
+    next_child=siblings.next_child,
+    expect=_expect,
+    note_reuse=_note_reuse,
+    note_recomputed=_note_recomputed,
+    note_copy=copy_epochs,
+    are_alike=same_epochs,
+    is_fresher=is_fresher,
+    note_request=_note_request,
+    note_rest=_note_rest,
+    enqueue=_enqueue,
+    note_cached=_note_cached,
+    put=_put,
+    note_rank=_note_rank,
+    unlink=_unlink,
+    note_claim=_note_claim,
+    note_vacant=_note_vacant,
+    stays=is_leased,
+)
+
+
+class FeaturedArrays(PoolArrays):
+    """The arrays of a pool that has features, and evicts as LRU does unless a class made of this one says otherwise."""
+
+    __slots__ = ()
+    moments: ClassVar = ALL_FEATURES

@@ -1,0 +1,39 @@
+"""The audit of ghosts: they are of content that nobody can find, each once, and know why it went."""
+
+from typing import Final
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import NAME, NUM_SENTINELS, PoolArrays
+from pagedkv.memory.pool.causes import NUM_CAUSES
+from pagedkv.memory.pool.ghosts import GHOSTS_A_SET, are_same, find_ghost, ghost_cause, is_ghost
+
+__all__ = ["check_ghosts"]
+
+FAULTS: Final = ("", "a ghost of content that can be found", "two ghosts of one content", "a ghost gone for no reason")
+NONE, GHOST_OF_NAMED, SAME_GHOST, NO_CAUSE = range(len(FAULTS))
+
+
+def check_ghosts(pool: BlockPool) -> None:
+    """Prove it. Raises AssertionError with the first contradiction. O(blocks + ghosts)."""
+    fault = _ghosts_fault(pool.arrays)
+    assert fault == NONE, f"{pool.name}: {FAULTS[fault]}"
+
+
+@compiled
+def _ghosts_fault(pool: PoolArrays) -> int:
+    """Ghosts are of content that nobody can find, each once, and know why it went."""
+    for block in range(len(pool.records) - NUM_SENTINELS):
+        if pool.records[block, NAME] and find_ghost(pool, pool.records[block, NAME], pool.digests[block]) >= 0:
+            return GHOST_OF_NAMED
+    for number in range(len(pool.ghosts)):
+        for way in range(GHOSTS_A_SET):
+            place = number * GHOSTS_A_SET + way
+            if not is_ghost(pool, place):
+                continue
+            if not 0 < ghost_cause(pool, place) < NUM_CAUSES:
+                return NO_CAUSE
+            for other in range(place + 1, (number + 1) * GHOSTS_A_SET):
+                if are_same(pool, place, other):
+                    return SAME_GHOST
+    return NONE

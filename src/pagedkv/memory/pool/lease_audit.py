@@ -1,0 +1,61 @@
+"""The audit of leases: whatever is leased has a name, and stands where the order of leases has it while it is free."""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import (
+    FREE,
+    KEPT,
+    NAME,
+    NULL_BLOCK,
+    NUM_LEASED,
+    OPEN_STEP,
+    PENDING_STEP,
+    QUEUE,
+    SPARE,
+    PoolArrays,
+)
+from pagedkv.memory.pool.free_queue import free_leased
+from pagedkv.memory.pool.lease_order import first_misplaced
+from pagedkv.memory.pool.leasing import is_leased
+
+__all__ = ["check_leases"]
+
+FAULTS: Final = (
+    "",
+    "a block without a lease waits among leased ones",
+    "a leased block waits elsewhere, or has no name",
+    "nobody will compute a cached block",
+)
+NONE, NOT_LEASED, LEASED_ELSEWHERE, PROMISED_TO_NOBODY = range(len(FAULTS))
+
+
+def check_leases(pool: BlockPool) -> None:
+    """Prove it. Raises AssertionError with the first contradiction. O(blocks)."""
+    misplaced = first_misplaced(pool.arrays)
+    assert misplaced == NULL_BLOCK, f"{pool.name}: leased block {misplaced} is not where the order of leases has it"
+    fault = _leased_fault(pool.arrays, np.flatnonzero(free_leased(pool.arrays)).astype(np.int32))
+    assert fault == NONE, f"{pool.name}: {FAULTS[fault]}"
+
+
+@compiled
+def _leased_fault(pool: PoolArrays, leased: Int32Array) -> int:
+    """Leased blocks that are free, and only these, stand in their list; whatever is leased has a name."""
+    records = pool.records
+    for block in leased:
+        if records[block, QUEUE] != FREE or not is_leased(pool, block) or records[block, KEPT] == SPARE:
+            return NOT_LEASED
+        if records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+            return PROMISED_TO_NOBODY
+    num_leased = 0
+    for block in range(1, len(pool.leases)):
+        if is_leased(pool, block):
+            num_leased += records[block, QUEUE] == FREE
+            if not records[block, NAME]:
+                return LEASED_ELSEWHERE
+    is_counted = num_leased == len(leased) and num_leased == pool.counts[NUM_LEASED]
+    return NONE if is_counted else LEASED_ELSEWHERE

@@ -1,0 +1,44 @@
+"""The sets of code that pools run: the class of a pool's arrays says which, when a loop is compiled.
+
+Two sets for a policy would be made of every loop that takes a pool; so there is one without any feature, for LRU, and
+one with all of them for each policy. A space's pools have one class, since loops take pools of both sides.
+"""
+
+from pagedkv.memory.pool import bounding
+from pagedkv.memory.pool.blocks import PLAIN, PoolArrays, PoolFeatures
+from pagedkv.memory.pool.charging import new_accounts
+from pagedkv.memory.pool.empty_pool import new_pool_arrays
+from pagedkv.memory.pool.eviction.lru import LRU
+from pagedkv.memory.pool.eviction.policy import EvictionPolicy
+from pagedkv.memory.pool.ghosts import new_ghosts
+
+__all__ = ["class_of", "new_arrays"]
+
+
+def class_of(policy: EvictionPolicy, *, has_features: bool) -> type[PoolArrays]:
+    """Choose the class of the arrays of a pool."""
+    return PoolArrays if policy is LRU and not has_features else policy.arrays
+
+
+def new_arrays(
+    policy: EvictionPolicy, num_blocks: int, block_size: int, *, caching: bool, features: PoolFeatures
+) -> PoolArrays:
+    """Make the arrays of an empty pool that evicts by a policy, which has features. O(blocks)."""
+    state = policy.new_state(num_blocks - 1)
+    arrays = new_pool_arrays(num_blocks, block_size, caching=caching, features=features)
+    has_features = features._replace(num_in_sets=0) != PLAIN
+    return (
+        class_of(policy, has_features=has_features)
+        ._make(arrays)
+        ._replace(
+            eviction=state.counts,
+            eviction_table=state.table,
+            ranks=state.ranks,
+            eviction_blocks=state.blocks,
+            eviction_runs=state.runs,
+            eviction_rates=state.rates,
+            ghosts=new_ghosts(features.ghosts if caching else 0),
+            bounds=bounding.new_bounds(num_blocks, dict(features.bounds)),
+            tenants=new_accounts(num_blocks, features.limits),
+        )
+    )

@@ -1,0 +1,75 @@
+"""Whether the processor has the SHA instructions of x86: known when code is compiled, or asked when it runs.
+
+Code for the processor at hand knows. Code for a kind of processors (:mod:`pagedkv.memory.compilation.targets`), of
+which some have the instructions, asks: it reads a byte that each process writes once. The byte has a name, which is
+looked up when code is loaded, so that code on disk holds no address of a process.
+"""
+
+import ctypes
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, TypeAlias, cast
+
+from llvmlite import binding, ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from pagedkv.memory.compilation.compiled import is_compiling_at_all
+from pagedkv.memory.compilation.targets import own_processor
+
+__all__ = ["FEATURES", "PRESENCE", "SHA", "Known", "has_sha_instructions"]
+
+CodeContext: TypeAlias = Any  # Numba's, whose methods are not annotated
+
+NAME: Final = "pagedkv_has_sha_instructions"
+BYTE: Final = ir.IntType(8)
+FEATURES: Final = '"target-features"="+sse4.1,+ssse3,+sha"'
+"""The attribute of a function in which LLVM may take the instructions for granted, whatever it compiles for."""
+
+
+class Known(Enum):
+    """What is known of the instructions when code is compiled."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+    ASKED = "asked when code runs"
+
+
+def _known() -> Known:
+    if not is_compiling_at_all():
+        return Known.ABSENT
+    triple, _name, features = own_processor()
+    if "+sha" in features.split(","):
+        return Known.PRESENT
+    return Known.ASKED if triple.startswith("x86_64-") else Known.ABSENT
+
+
+def _this_machine_has_them() -> bool:
+    """Ask LLVM of the processor itself, whatever Numba compiles for."""
+    try:
+        return bool(binding.get_host_cpu_features().get("sha"))
+    except RuntimeError:  # LLVM cannot tell
+        return False
+
+
+SHA: Final = _known()
+
+PRESENCE: Final = ctypes.c_uint8(SHA is not Known.ABSENT and _this_machine_has_them())
+"""What code that asks reads. Written here, and by tests that want to see both answers."""
+
+binding.add_symbol(NAME, ctypes.addressof(PRESENCE))
+
+
+def _emit_question(
+    _context: CodeContext, builder: ir.IRBuilder, _signature: CodeContext, _arguments: list[ir.Value]
+) -> ir.Value:
+    presence = builder.module.globals.get(NAME) or ir.GlobalVariable(builder.module, BYTE, NAME)
+    return builder.icmp_unsigned("!=", builder.load(presence), ir.Constant(BYTE, 0))
+
+
+def _typed_question(_context: object) -> tuple[object, Callable[..., ir.Value]]:
+    return types.boolean(), _emit_question
+
+
+has_sha_instructions: Final = cast("Callable[[], bool]", intrinsic(_typed_question))
+"""Ask, in compiled code, whether the processor has the instructions. One load."""

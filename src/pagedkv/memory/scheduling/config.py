@@ -1,0 +1,62 @@
+"""What a scheduler is told: the limits of a step, and what becomes of a request that must give its blocks up."""
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from pagedkv.memory.contract.arguments import as_count, as_flag
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["PreemptionKind", "SchedulingConfig", "require_preemption"]
+
+PreemptionKind: TypeAlias = Literal["recompute", "swap"]
+"""What becomes of a request that must give its blocks up."""
+
+
+FIRST_PROMISE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingConfig:
+    """The limits of a step. The watermark, and the sizes of pools, are the block space's.
+
+    Args:
+        max_sequences: sequences that run at once, samples and beams counted one by one.
+        max_batched_tokens: tokens that a step computes, decoded ones included.
+        preemption: what becomes of a request that must give its blocks up.
+        first_promise: tokens that a request, and all who run, can grow by when it returns from its first preemption;
+            twice as many after each further one. See :mod:`~pagedkv.memory.scheduling.promises`.
+        most_drafts: guessed tokens that a sequence has in a step at most; 0: nobody is asked for guesses. See
+            :mod:`~pagedkv.memory.scheduling.drafting`.
+        publishes_answers: what requests generate can be hit by others, as their prompts can. An engine says no where
+            its model computes a token otherwise when it decodes it than in a prompt.
+
+    Raises:
+        ConfigurationError: a value is out of range, or two of them contradict each other.
+    """
+
+    max_sequences: int = 256
+    max_batched_tokens: int = 8192
+    preemption: PreemptionKind = "recompute"
+    first_promise: int = FIRST_PROMISE
+    most_drafts: int = 0
+    publishes_answers: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        as_count(self.max_sequences, "max_sequences (--max-sequences)", least=1)
+        as_count(self.max_batched_tokens, "max_batched_tokens", least=1)
+        if self.max_batched_tokens < self.max_sequences:
+            raise ConfigurationError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_sequences "
+                f"({self.max_sequences}), so that every sequence can decode in every step"
+            )
+        as_count(self.first_promise, "first_promise", least=1)
+        as_count(self.most_drafts, "most_drafts")
+        as_flag(self.publishes_answers, "publishes_answers")
+        require_preemption(self.preemption)
+
+
+def require_preemption(preemption: object) -> None:
+    """Refuse what is no kind of preemption. Raises ConfigurationError."""
+    if not isinstance(preemption, str) or preemption not in get_args(PreemptionKind):
+        raise ConfigurationError(f"preemption must be recompute or swap, got {preemption!r}")

@@ -1,0 +1,103 @@
+"""Drafts: guesses at the tokens that follow, computed in the step that would have shown the first of them alone.
+
+The last phase of a step, so drafts are nobody's loss: they take what is left of its tokens and of the free blocks, and
+where a sequence's do not fit it has none. Nobody is preempted, and nobody waits, for a guess. What was wrong is rolled
+back when the batch is finished; the space keeps a row's drafts from being found until then.
+
+Only requests of one sequence have drafts: samples and beams of one prompt go on in step.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.arguments import as_counts
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import TokenError
+from pagedkv.memory.scheduling.batch import Batch, BatchDraft, Drafts
+from pagedkv.memory.scheduling.decoding import Decoding
+from pagedkv.memory.scheduling.request import Request
+from pagedkv.memory.scheduling.state import SchedulerState
+
+__all__ = ["append_drafts", "as_accepted", "take_drafts_back"]
+
+
+def append_drafts(state: SchedulerState, draft: BatchDraft, budget: int) -> None:
+    """Append guesses to those who decode, as many as there is room for. O(requests), and what guessing takes."""
+    if draft.decoding is None or not state.config.most_drafts:
+        return
+    proposed = _proposed(draft.decoding, state.config.most_drafts, budget)
+    if proposed:
+        appended = _append(state, draft.decoding, proposed)
+        counts = np.zeros(len(draft.decoding.rows), np.int32)
+        for place in appended:
+            counts[place] = len(proposed[place])
+        if appended:
+            draft.drafts = Drafts(counts, np.concatenate([proposed[place] for place in appended]))
+
+
+def as_accepted(batch: Batch, num_accepted: npt.ArrayLike | None) -> Int32Array | None:
+    """Check how many drafts are said to be right; None where a batch had none. Raises TokenError."""
+    num_decoded = len(batch.decoded_token_ids)
+    if num_accepted is None:
+        return None if batch.drafts is None else np.zeros(num_decoded, np.int32)
+    accepted = as_counts(num_accepted, num_decoded, "num_accepted")
+    had = 0 if batch.drafts is None else batch.drafts.counts
+    if (accepted < 0).any() or (accepted > had).any():
+        place = int(((accepted < 0) | (accepted > had)).argmax())
+        num_drafts = 0 if batch.drafts is None else batch.drafts.counts[place]
+        raise TokenError(
+            f"step {batch.plan.step_id} computes {num_drafts} drafts of sequence {place}, and {accepted[place]} of "
+            "them are said to be right"
+        )
+    return None if batch.drafts is None else accepted.astype(np.int32)
+
+
+def take_drafts_back(state: SchedulerState, batch: Batch, num_accepted: Int32Array) -> None:
+    """Roll back the drafts that were wrong, of those who still have their rows, and accept the others."""
+    decoding, drafts = batch.decoding, batch.drafts
+    assert decoding is not None
+    assert drafts is not None
+    counts = [
+        part if _awaits(request, decoding) else np.zeros_like(part)
+        for request, part in zip(decoding.requests, decoding.parts(drafts.counts), strict=True)
+    ]
+    places = np.flatnonzero(np.concatenate(counts))
+    rows = decoding.rows[places]
+    state.space.truncate(rows, state.space.lengths(rows) - drafts.counts[places] + num_accepted[places])
+
+
+def _awaits(request: Request, decoding: Decoding) -> bool:
+    """Whether a request that decoded then is still where it was."""
+    return request.decoding is decoding or request.awaited is decoding
+
+
+def _proposed(decoding: Decoding, most_drafts: int, budget: int) -> dict[int, Int32Array]:
+    """Ask for guesses: by place among the sequences, within the budget and each request's own limit."""
+    proposed: dict[int, Int32Array] = {}
+    place = 0
+    for request in decoding.requests:
+        # The token behind the last draft is the request's as well, if all of them are right.
+        most = min(most_drafts, budget, request.max_new_tokens - request.num_generated - 1)
+        if most > 0 and request.propose is not None and request.num_sequences == len(request.rows) == 1:
+            token_ids = request.propose(most)
+            assert len(token_ids) <= most, f"request {request.number} was to guess {most} tokens, not {len(token_ids)}"
+            if len(token_ids):
+                proposed[place] = token_ids
+                budget -= len(token_ids)
+        place += len(request.rows)
+    return proposed
+
+
+def _append(state: SchedulerState, decoding: Decoding, proposed: dict[int, Int32Array]) -> list[int]:
+    """Append guesses together, or where blocks are short one by one; return the places whose guesses found room."""
+    places = list(proposed)
+    appended: list[int] = []
+    for some in (places, *([place] for place in places if len(places) > 1)):
+        token_ids = np.concatenate([proposed[place] for place in some])
+        counts = [len(proposed[place]) for place in some]
+        shortage = state.space.append(decoding.rows[some], token_ids, counts, num_draft=counts)
+        if shortage is None:
+            appended += some
+        if shortage is None and some is places:
+            break
+    return appended

@@ -1,0 +1,149 @@
+"""What sampled tokens change: prompts are forked, sequences end, finished requests give their blocks up.
+
+Tokens of some requests may come later than the batch is finished: who samples them waits for somebody else. Such a
+request keeps its blocks and waits apart from those who decode, until it is supplied.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.scheduling.batch import Batch, Chunk, Progress
+from pagedkv.memory.scheduling.branching import fork_sequences
+from pagedkv.memory.scheduling.decoding import Decoding
+from pagedkv.memory.scheduling.drafting import take_drafts_back
+from pagedkv.memory.scheduling.request import Request
+from pagedkv.memory.scheduling.state import BY_KEY, SchedulerState
+
+__all__ = ["Sampled", "finish", "supply"]
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What a batch sampled; see :meth:`Scheduler.finish <pagedkv.memory.scheduling.Scheduler.finish>`."""
+
+    token_ids: Int32Array
+    ended: Sequence[int]
+    parents: Mapping[Request, Sequence[int]]
+    held: Collection[Request]
+    num_accepted: Int32Array | None
+
+
+def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
+    """Take in what the oldest batch sampled; its step is acknowledged."""
+    token_ids, ended, held = sampled.token_ids, sampled.ended, sampled.held
+    if sampled.num_accepted is not None:
+        take_drafts_back(state, batch, sampled.num_accepted)
+    if held and batch.decoding is not None and state.is_current(batch.decoding):
+        state.close_decoding()  # those who are held do not advance with the others
+    goes_on = None
+    if len(ended):
+        goes_on = np.ones(len(token_ids), np.bool_)
+        goes_on[ended] = False
+    decoded = [] if batch.decoding is None else _take_decoded(state, batch.decoding, sampled, goes_on)
+    for request, beams in sampled.parents.items():
+        if not request.is_done:
+            request.parents = beams
+    first_tokens = []
+    start = len(batch.decoded_token_ids)
+    for chunk in batch.prefilling:
+        if chunk.request.awaited is chunk and chunk.request not in held:
+            stop = start + chunk.num_samples
+            _take_first(state, chunk.request, token_ids[start:stop], None if goes_on is None else goes_on[start:stop])
+            first_tokens.append(chunk.request)
+        start += chunk.num_samples
+    return Progress(tuple(first_tokens), _drop_finished(state, decoded + first_tokens))
+
+
+def supply(state: SchedulerState, request: Request, token_ids: Int32Array, ended: Sequence[int]) -> Progress:
+    """Take in the tokens that a request was held for."""
+    goes_on = np.ones(len(token_ids), np.bool_)
+    goes_on[np.array(ended, np.int64)] = False
+    is_first = isinstance(request.awaited, Chunk)
+    if is_first:
+        _take_first(state, request, token_ids, goes_on)
+    else:
+        request.take(token_ids)
+        state.note_newcomer()
+        if not goes_on.all():
+            _end_sequences(state, request, goes_on)
+    return Progress((request,) if is_first else (), _drop_finished(state, [request]))
+
+
+def _drop_finished(state: SchedulerState, requests: list[Request]) -> tuple[Request, ...]:
+    """Let those give their blocks up that have all their tokens; return them in order of their keys."""
+    finished = sorted((request for request in requests if request.has_all_tokens), key=BY_KEY)
+    for request in finished:
+        state.free(request)
+        request.drop()
+    return tuple(finished)
+
+
+def _take_decoded(
+    state: SchedulerState,
+    decoding: Decoding,
+    sampled: Sampled,
+    goes_on: BoolArray | None,
+) -> list[Request]:
+    """Note a token of each sequence that has decoded; return the requests that may be finished by it."""
+    if state.is_current(decoding):
+        decoding.take(sampled.token_ids[: len(decoding.rows)])
+        if sampled.num_accepted is not None:
+            decoding.accept(sampled.num_accepted)
+        if goes_on is None and decoding.num_steps_left > 0:
+            return []
+        requests = list(decoding.requests)
+    else:
+        requests = _take_apart(state, decoding, sampled)
+    if goes_on is not None:
+        for request, stays in zip(decoding.requests, decoding.parts(goes_on), strict=True):
+            if not stays.all() and request in requests:
+                _end_sequences(state, request, stays)
+    return requests
+
+
+def _take_apart(state: SchedulerState, decoding: Decoding, sampled: Sampled) -> list[Request]:
+    """Note a token of each sequence that still waits for it, of those that decode together no more."""
+    requests = []
+    accepted = np.zeros(len(decoding.rows), np.int32) if sampled.num_accepted is None else sampled.num_accepted
+    parts = zip(decoding.requests, decoding.parts(sampled.token_ids), decoding.parts(accepted), strict=True)
+    for request, part, num_accepted in parts:
+        if request.awaited is decoding and request not in sampled.held:
+            request.accept(int(num_accepted[0]))
+            request.take(part)
+            state.note_newcomer()
+            requests.append(request)
+    return requests
+
+
+def _take_first(state: SchedulerState, request: Request, token_ids: Int32Array, goes_on: BoolArray | None) -> None:
+    """Note the token that follows a prompt, of each sequence, and fork the prompt."""
+    request.awaited = None
+    if len(token_ids):
+        request.take(token_ids)
+    if goes_on is not None and not goes_on.all():
+        _end_sequences(state, request, goes_on)
+    if request.num_sequences > 1 and not request.has_all_tokens:
+        fork_sequences(state, request)
+    state.note_newcomer()
+
+
+def _end_sequences(state: SchedulerState, request: Request, goes_on: BoolArray) -> None:
+    """Go on with some sequences of a request only; the last to end leave their rows to the request's end."""
+    if request.decoding is not None:
+        state.close_decoding()
+    request.num_sequences = int(goes_on.sum())
+    if not request.num_sequences or request.has_all_tokens:
+        return
+    request.next_token_ids = request.next_token_ids[goes_on]
+    if len(request.rows) == len(goes_on) > 1:
+        ended = [row for row, stays in zip(request.rows, goes_on, strict=True) if not stays]
+        state.free_rows(request, ended)
+        request.rows = [row for row, stays in zip(request.rows, goes_on, strict=True) if stays]
+        state.num_changes += 1

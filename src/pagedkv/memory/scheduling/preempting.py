@@ -1,0 +1,71 @@
+"""Whose blocks are taken away when they run short: the last in order, by swap or by recompute."""
+
+from bisect import insort
+
+from pagedkv.memory.contract.answers import Shortage
+from pagedkv.memory.contract.spec import AllocStatus
+from pagedkv.memory.scheduling.batch import BatchDraft, Preempted
+from pagedkv.memory.scheduling.request import Request
+from pagedkv.memory.scheduling.state import BY_KEY, SchedulerState
+
+__all__ = ["preempt_last"]
+
+
+def preempt_last(state: SchedulerState, draft: BatchDraft) -> None:
+    """Take the blocks of the last who runs away: to the host pool, or for good. Alone, it is rejected."""
+    request = state.running[-1]
+    request.num_preemptions += 1
+    if len(state.running) == 1:
+        _free(state, draft, request)
+        request.drop()
+        draft.rejected.append(request)
+    elif _may_swap(state, draft, request):
+        _swap_out(state, draft, request)
+    else:
+        _recompute(state, draft, request)
+
+
+def _may_swap(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
+    """Whether a request can go to the host pools: nothing is being computed for it, and there is room, and rows."""
+    return (
+        state.config.preemption == "swap"
+        and _has_spare_rows(state, request)
+        and not request.num_unscheduled
+        and not request.is_awaiting
+        and not _has_decoded(draft, request)
+        and state.space.can_swap_out(request.rows) is AllocStatus.OK
+    )
+
+
+def _has_spare_rows(state: SchedulerState, request: Request) -> bool:
+    """Whether as many sequences as may run find rows beside those who are swapped out, which keep theirs."""
+    num_swapped = request.num_sequences + sum(other.num_sequences for other in state.swapped)
+    return num_swapped <= state.space.config.max_sequences - state.config.max_sequences
+
+
+def _has_decoded(draft: BatchDraft, request: Request) -> bool:
+    return draft.decoding is not None and request.decoding is draft.decoding
+
+
+def _swap_out(state: SchedulerState, draft: BatchDraft, request: Request) -> None:
+    num_computed = int(state.space.lengths(request.rows).max())
+    state.leave(request)
+    moves = state.space.swap_out(request.rows)
+    assert not isinstance(moves, Shortage), f"a host pool that was to have room has none: {moves}"
+    insort(state.swapped, request, key=BY_KEY)
+    draft.preempted.append(Preempted(request, "swap", num_computed))
+
+
+def _recompute(state: SchedulerState, draft: BatchDraft, request: Request) -> None:
+    num_computed = int(state.space.lengths(request.rows).max()) - _has_decoded(draft, request)
+    _free(state, draft, request)
+    request.start_over()
+    state.waiting.push(request)
+    draft.preempted.append(Preempted(request, "recompute", num_computed))
+
+
+def _free(state: SchedulerState, draft: BatchDraft, request: Request) -> None:
+    decoded = draft.decoding if _has_decoded(draft, request) else None
+    state.free(request)
+    if decoded is not None:
+        draft.decoding = state.without(decoded, request)

@@ -1,0 +1,192 @@
+"""One request under way: what it wants, how far it has come, and which rows serve it.
+
+A ``Request`` owns no block and decides nothing; the scheduler moves it through its life::
+
+    waiting --admitted--> prefilling --prompt computed--> decoding --last token--> finished
+       ^                      |                              |  ^
+       |                      |                              v  |
+       +----- recompute ------+------------------------------+  +--- swapped out
+
+Of the tokens that it generates only the last of each sequence is held here. Whoever samples them keeps them all, and is
+asked for them when they are to be computed again.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.memory.space import Receipt
+
+__all__ = ["NO_TOKENS", "CommonSteps", "Propose", "Request", "RequestKey"]
+
+RequestKey: TypeAlias = tuple[int, int]
+"""``(-priority, number)``: smaller goes first."""
+
+Propose: TypeAlias = Callable[[int], Int32Array]
+"""Guesses at most so many tokens that follow those of a request: int32; empty where nothing suggests itself."""
+
+EMPTY_RECEIPT: Final = Receipt()
+NO_TOKENS: Final = np.zeros(0, np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class CommonSteps:
+    """Steps that several requests take together, counted once for all of them.
+
+    Args:
+        num_steps: tokens that each of their sequences has generated in these steps.
+        is_scheduled: whether a batch that is not finished samples the next ones.
+    """
+
+    num_steps: int = 0
+    is_scheduled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request under way. What follows ``propose`` is the scheduler's to change.
+
+    Args:
+        number: its place in the order of arrival; no two have the same.
+        num_prompt_tokens: tokens of its prompt, at least 1.
+        max_new_tokens: tokens that each sequence generates at most; 0 to compute the prompt and nothing else.
+        load: gives int32 ``[num_prompt_tokens + n]``, the prompt and the first n tokens generated. Called with n = 0
+            when the request is admitted, so that a long queue takes no memory; with n > 0 only after a preemption of a
+            request of one sequence.
+        num_sequences: samples or beams that still go on.
+        priority: higher goes first.
+        keys: extra keys of its blocks.
+        max_hit_tokens: leading tokens that may hit when it is admitted; None: all. Its engine may change it.
+        propose: guesses what follows its tokens, the last one generated included; None: nobody does. Asked while it
+            decodes as one sequence.
+        rows: rows of its sequences while it has blocks; one until the prompt is computed.
+        known_token_ids: int32, what is to be computed before it can decode.
+        num_scheduled: tokens of these that are in the space.
+        checkpoint: where a chunk is to end, so that its recurrent states are kept there; 0: nowhere.
+        next_token_ids: int32 ``[num_sequences]``, tokens that it appends next; while it decodes, ``decoding`` has them.
+        num_preemptions: how often it had to give its blocks up.
+        promised_tokens: length up to which blocks were kept for each of its sequences when somebody returned.
+        receipt: what its rows took that were given back: all of it when it is done, if the space keeps receipts.
+        parents: which old beam each new one is to continue, until that is done.
+        decoding: those that it decodes together with.
+        awaited: what was scheduled and will sample its next tokens, besides ``decoding``.
+        is_done: whether it is finished, aborted or rejected.
+        key: its place in every order; smaller goes first.
+        most_tokens: tokens of each sequence when it has its last block.
+    """
+
+    number: int
+    num_prompt_tokens: int
+    max_new_tokens: int
+    load: Callable[[int], Int32Array]
+    num_sequences: int = 1
+    priority: int = 0
+    keys: RequestKeys = NO_KEYS
+    max_hit_tokens: int | None = None
+    propose: Propose | None = None
+    rows: list[int] = field(default_factory=list)
+    known_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    num_scheduled: int = 0
+    checkpoint: int = 0
+    next_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    num_preemptions: int = 0
+    promised_tokens: int = 0
+    receipt: Receipt = EMPTY_RECEIPT
+    parents: Sequence[int] | None = None
+    decoding: CommonSteps | None = None
+    awaited: object | None = None
+    is_done: bool = False
+    key: RequestKey = field(init=False)
+    most_tokens: int = field(init=False)
+    _num_generated: int = 0
+
+    def __post_init__(self) -> None:
+        """Work out its key, and its length at most: the last token generated is never appended."""
+        self.key = -self.priority, self.number
+        self.most_tokens = self.num_prompt_tokens + max(self.max_new_tokens, 1) - 1
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far, of each sequence."""
+        return self._num_generated + (self.decoding.num_steps if self.decoding is not None else 0)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of each sequence that are known, the last one generated included."""
+        return self.num_prompt_tokens + self.num_generated
+
+    @property
+    def num_unscheduled(self) -> int:
+        """Known tokens that are not in the space yet."""
+        return len(self.known_token_ids) - self.num_scheduled
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether its next tokens are sampled by a batch that is not finished."""
+        return self.awaited is not None or (self.decoding is not None and self.decoding.is_scheduled)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can join those who decode: nothing is left to compute first, and its next tokens are known."""
+        return not self.num_unscheduled and self.awaited is None
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """Whether it has generated all that it may, or all its sequences ended."""
+        return self.num_generated >= self.max_new_tokens or not self.num_sequences
+
+    def end_of_chunk(self, start: int, budget: int) -> int:
+        """Tell where a chunk of its known tokens ends that begins at ``start`` and has at most so many."""
+        end = min(start + budget, len(self.known_token_ids))
+        return self.checkpoint if start < self.checkpoint < end else end
+
+    def load_tokens(self) -> None:
+        """Have the known tokens at hand: the prompt, and what was generated before a preemption."""
+        if not len(self.known_token_ids):
+            self.known_token_ids = self.load(self._num_generated)
+
+    def take(self, token_ids: Int32Array) -> None:
+        """Note the next token of each sequence, sampled apart from others."""
+        self.awaited = None
+        self._num_generated += 1
+        self.next_token_ids = token_ids
+
+    def accept(self, num_drafts: int) -> None:
+        """Note that drafts were right: tokens that it generated before the one that it takes."""
+        self._num_generated += num_drafts
+
+    def leave_decoding(self, token_ids: Int32Array) -> None:
+        """Decode with the others no more; ``token_ids`` come next, unless they are still awaited."""
+        decoding = self.decoding
+        assert decoding is not None, "a request that decodes with nobody"
+        self._num_generated += decoding.num_steps
+        self.awaited = decoding if decoding.is_scheduled else None
+        self.decoding = None
+        self.next_token_ids = token_ids
+
+    def start_over(self) -> None:
+        """Give up the progress, its blocks having been freed: wait again with what is known by now.
+
+        Several sequences begin again at their prompt.
+        """
+        if self.num_sequences > 1:
+            self._num_generated = 0
+        self.rows = []
+        self.known_token_ids = self.next_token_ids = NO_TOKENS
+        self.num_scheduled = self.promised_tokens = self.checkpoint = 0
+        self.parents = self.awaited = None
+
+    def note_receipts(self, receipts: Iterable[Receipt]) -> None:
+        """Add what rows took that it gave back."""
+        self.receipt = sum(receipts, self.receipt)
+
+    def drop(self) -> None:
+        """Be done, its blocks having been freed."""
+        self.is_done = True
+        self.rows = []
+        self.known_token_ids = self.next_token_ids = NO_TOKENS
+        self.parents = self.awaited = None

@@ -1,0 +1,134 @@
+"""Who waits, who runs, who is swapped out, and who decodes together: the lists that all phases share."""
+
+from bisect import insort
+from collections import deque
+from operator import attrgetter
+
+from pagedkv.memory.contract.answers import Shortage
+from pagedkv.memory.contract.spec import keeps_state
+from pagedkv.memory.scheduling.batch import Batch
+from pagedkv.memory.scheduling.config import SchedulingConfig
+from pagedkv.memory.scheduling.decoding import Decoding
+from pagedkv.memory.scheduling.request import Request
+from pagedkv.memory.scheduling.waiting import WaitingQueue
+from pagedkv.memory.space import BlockSpace
+
+__all__ = ["SchedulerState"]
+
+BY_KEY = attrgetter("key")
+
+
+class SchedulerState:
+    """The state of a scheduler.
+
+    Args:
+        config: the limits.
+        space: the block space.
+
+    Attributes:
+        waiting, running, swapped: the requests that wait, run and are swapped out, in order of their keys.
+        prefilling: those who run and have known tokens that are not scheduled, in order of their keys.
+        in_flight: batches that are not finished, oldest first.
+        block_size: tokens of the largest block.
+        keeps_states: prompts are split where their recurrent states are kept, which takes a step more.
+        replays: windows that are gone may be computed again.
+        num_changes: grows whenever a row begins or ceases to run.
+    """
+
+    def __init__(self, config: SchedulingConfig, space: BlockSpace) -> None:
+        self.config = config
+        self.space = space
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []
+        self.swapped: list[Request] = []
+        self.prefilling: list[Request] = []
+        self.in_flight: deque[Batch] = deque()
+        self.num_changes = 0
+        self.block_size = max(group.block_size for group in space.config.groups)
+        config_of_space = space.config
+        self.keeps_states = config_of_space.prefix_caching and any(
+            keeps_state(group) and group.prefix_caching for group in config_of_space.groups
+        )
+        self.replays = bool(config_of_space.replaying)
+        self._decoding: Decoding | None = None
+        self._has_newcomers = False
+
+    def join(self, request: Request) -> None:
+        """Let a request run that has its blocks."""
+        insort(self.running, request, key=BY_KEY)
+        self.num_changes += 1
+        if request.num_unscheduled:
+            insort(self.prefilling, request, key=BY_KEY)
+        else:
+            self._has_newcomers = True
+
+    def leave(self, request: Request) -> None:
+        """Let a request run no more."""
+        if request.decoding is not None:
+            self.close_decoding()
+        self.running.remove(request)
+        self.num_changes += 1
+        if request in self.prefilling:
+            self.prefilling.remove(request)
+
+    def free(self, request: Request) -> None:
+        """Let a request run no more, and give its blocks up."""
+        self.leave(request)
+        self.free_rows(request, request.rows)
+
+    def free_rows(self, request: Request, rows: list[int]) -> None:
+        """Give rows of a request back, with their receipts."""
+        request.note_receipts(self.space.free(rows, num_generated=[request.num_generated] * len(rows)))
+
+    def num_sequences_with(self, newcomer: Request) -> int:
+        """Sequences of all who run and one more, those to be forked included."""
+        return newcomer.num_sequences + sum(request.num_sequences for request in self.running)
+
+    def next_in_line(self) -> Request | None:
+        """Give the one who is to run next, of those who wait and those swapped out; None if there is nobody."""
+        if self.swapped and (not self.waiting or self.swapped[0].key < self.waiting.first().key):
+            return self.swapped[0]
+        return self.waiting.first() if self.waiting else None
+
+    def is_coming(self, shortage: Shortage) -> bool:
+        """Whether the blocks that are missing will be free when the steps under way are acknowledged."""
+        return shortage.num_needed <= shortage.num_free + self.space.num_deferred_blocks(shortage.pool)
+
+    def is_in_flight(self, awaited: object) -> bool:
+        """Whether a batch that is not finished samples what somebody awaits."""
+        return any(awaited is batch.decoding or awaited in batch.prefilling for batch in self.in_flight)
+
+    # Who decodes together
+
+    def gather_decoding(self) -> Decoding | None:
+        """Give those who can decode now; None if nobody can."""
+        if self._decoding is not None and not self._decoding.is_scheduled and not self._has_newcomers:
+            return self._decoding
+        if self._decoding is not None and not self._decoding.is_scheduled:
+            self.close_decoding()
+        ready = [request for request in self.running if request.is_ready and request.decoding is None]
+        if ready:
+            self.close_decoding()
+            self._decoding = Decoding(ready)
+        self._has_newcomers = False
+        return self._decoding if ready else None
+
+    def without(self, decoding: Decoding, request: Request) -> Decoding | None:
+        """Let one who left be no part of those whom the open step decodes."""
+        others = [other for other in decoding.requests if other is not request]
+        self._decoding = Decoding(others, is_scheduled=True) if others else None
+        return self._decoding
+
+    def is_current(self, decoding: Decoding) -> bool:
+        """Whether nobody has come or gone since some decode together."""
+        return decoding is self._decoding
+
+    def close_decoding(self) -> None:
+        """Let those who decode together do so no more."""
+        if self._decoding is not None:
+            self._decoding.close()
+            self._decoding = None
+
+    def note_newcomer(self) -> None:
+        """Note that somebody who runs can decode from the next step on."""
+        self._has_newcomers = True

@@ -1,0 +1,204 @@
+"""Aborting steps in flight: what they promised is taken back, and what they leave undefined is lost.
+
+Content that the aborted steps were to compute, on device or host, counts as never computed::
+
+    its names                      withdrawn, and published again by the next plan that computes it
+    the row that was to compute    rewound: its next plan computes the positions again
+    a row that shares it           lost: it may have moved on, and nobody can say from which position it is wrong
+    destinations of copies, swaps  undefined, with what the open plan moves on from there: their holders are lost
+    what a ticket holds            its ticket is told: the blocks stay held, and computed again they have content again
+    a recurrent state in place     lost, if the aborted range read the block that it also writes; what is not accepted
+                               has states of its own, where the group keeps such
+"""
+
+import numpy as np
+
+from pagedkv.memory.contract.answers import AbortedSteps
+from pagedkv.memory.contract.plan import BlockMoves
+from pagedkv.memory.contract.spec import Row, StepId, keeps_state
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import NAME
+from pagedkv.memory.pool.causes import CALLED_OFF
+from pagedkv.memory.pool.life_cycle import drop_name
+from pagedkv.memory.pool.sweeps import withdraw_since
+from pagedkv.memory.space.filling import drop_unsampled
+from pagedkv.memory.space.holding import undefined_tickets
+from pagedkv.memory.space.planning import renew_new_blocks
+from pagedkv.memory.space.publishing import publish
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.stepping import settle
+from pagedkv.memory.space.steps import InFlightStep, StepLedger
+from pagedkv.memory.tables.aborting import renew_pending
+from pagedkv.memory.tables.row_record import note_change, set_column, set_status
+from pagedkv.memory.tables.rows import (
+    AT,
+    LOST,
+    LOST_ON_HOST,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DRAFT_STATES,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    SWAPPED,
+)
+
+__all__ = ["abort"]
+
+
+def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedSteps:
+    """A step in flight failed: take back what it and all later ones promised.
+
+    Names of content that was never computed are withdrawn; rows compute again what was planned for them. A row
+    is lost whose memory the aborted steps leave undefined: it shares what another row was to compute, its
+    blocks were to be copied or swapped, or a recurrent state was being advanced in place.
+    """
+    ledger.require_in_flight(step_id)
+    state.is_changing = True
+    aborted = ledger.abort(step_id)
+    for observer in state.observers:
+        for step in aborted:
+            observer.aborted(step)
+    first = step_id - state.num_steps_before
+    moved = _moved_blocks(state, ledger, aborted)
+    tickets = undefined_tickets(state, first, {name: on_device for name, (on_device, _) in moved.items()})
+    settle(state, ledger)
+    for pool in state.all_pools:
+        withdraw_since(pool.arrays, first)
+    lost = _lost_rows(state, moved, aborted)
+    rewound = _rewind_rows(state, aborted, lost)
+    if state.is_overlapped:
+        drop_unsampled(state, rewound)
+    for feature in state.features:
+        feature.rewound(rewound)
+    stranded = _stranded(state, rewound)
+    lost |= stranded
+    _declare_lost(state, lost)
+    _tell_tables_again(state, aborted)
+    renew_new_blocks(state, ledger, aborted)
+    uncomputed = (state.rows[:, STATUS] == RUNNING) & (state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS])
+    running = np.flatnonzero(uncomputed).astype(np.int32)
+    for group in state.groups:
+        renew_pending(*group.view, running, first)
+    publish(state, ledger, running)
+    ids = tuple(step.plan.step_id for step in aborted)
+    answer = AbortedSteps(
+        ids, tuple(Row(row) for row in rewound if row not in lost), tuple(map(Row, sorted(lost))), tickets
+    )
+    state.is_changing = False
+    return answer
+
+
+def _moved_blocks(
+    state: SpaceState, ledger: StepLedger, aborted: list[InFlightStep]
+) -> dict[str, tuple[set[int], set[int]]]:
+    """By pool, the blocks on the device and on the host that moves of aborted steps leave undefined."""
+    moved = {}
+    for name in state.pools:
+        on_device = _destinations(name, [move for step in aborted for move in (*step.plan.copies, *step.plan.swaps_in)])
+        on_host = _destinations(name, [move for step in aborted for move in step.plan.swaps_out])
+        moved[name] = ledger.spread(name, on_device, on_host)
+    return moved
+
+
+def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], aborted: list[InFlightStep]) -> set[int]:
+    """Find the rows whose memory is undefined, and drop the names of undefined blocks."""
+    first = aborted[0].plan.step_id - state.num_steps_before
+    present = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
+    lost = set(np.flatnonzero(present & (state.relies_on >= first)).tolist())
+    for name, (on_device, on_host) in moved.items():
+        _drop_names(state.pools[name], on_device)
+        if on_host:
+            _drop_names(state.host_pools[name], on_host)
+        lost |= _holders(state, name, RUNNING, on_device) | _holders(state, name, SWAPPED, on_host)
+    for group in state.groups:
+        if keeps_state(group.spec):  # it reads its state from the block that it also writes
+            lost |= {
+                row
+                for row, start in _aborted_starts(state, aborted, group)
+                if start % group.block_size and not _has_state(state, group, row, start)
+            }
+    return lost
+
+
+def _has_state(state: SpaceState, group: Group, row: int, start: int) -> bool:
+    """Tell whether a row still has the state before a position: no step advances what is not accepted in place."""
+    keeps_states = group.arrays.parameters[NUM_DRAFT_STATES] > 0
+    return bool(keeps_states and start >= state.rows[row, NUM_ACCEPTED])
+
+
+def _drop_names(pool: BlockPool, block_ids: set[int]) -> None:
+    for block in block_ids:
+        if pool.arrays.records[block, NAME]:
+            drop_name(pool.arrays, block, CALLED_OFF)
+
+
+def _destinations(name: str, moves: list[BlockMoves]) -> set[int]:
+    return {block for move in moves if move.pool == name for block in move.dst_ids.tolist()}
+
+
+def _holders(state: SpaceState, pool_name: str, status: int, block_ids: set[int]) -> set[int]:
+    """Rows with that status that hold any of these blocks."""
+    if not block_ids:
+        return set()
+    rows = np.flatnonzero(state.rows[:, STATUS] == status)
+    wanted = list(block_ids)
+    return {
+        int(row)
+        for group in state.groups
+        if group.pool.name == pool_name
+        for row in rows
+        if np.isin(group.arrays.table[row], wanted).any()
+    }
+
+
+def _aborted_starts(state: SpaceState, aborted: list[InFlightStep], group: Group) -> list[tuple[int, int]]:
+    """Rows that the aborted steps computed for and that still serve the same sequence, with their starts in a group."""
+    return [
+        (row, start)
+        for step in aborted
+        for row, start in step.live_starts(state.serials, group.index)
+        if state.rows[row, STATUS] in {RUNNING, SWAPPED}
+    ]
+
+
+def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int]) -> list[int]:
+    rewound: dict[int, None] = {}
+    sharing = next(group for group in state.cached_groups if not group.has_own_start)
+    for group in (sharing, *state.own_starts):
+        for row, start in _aborted_starts(state, aborted, group):
+            if row not in lost:
+                set_column(state.rows, row, group.planned, min(state.rows[row, group.planned], start))
+                rewound[row] = None
+    return list(rewound)
+
+
+def _stranded(state: SpaceState, rewound: list[int]) -> set[int]:
+    """Rows that were rolled back into their hit after the step was planned that was to compute it in some group.
+
+    They have nothing to compute in the groups that hit, and no plan has a row that computes nothing there.
+    """
+    num_tokens, planned = state.rows[:, NUM_TOKENS], state.rows[:, NUM_PLANNED]
+    return {
+        row
+        for group in state.own_starts
+        for row in rewound
+        if state.rows[row, group.planned] < num_tokens[row] <= planned[row]
+    }
+
+
+def _tell_tables_again(state: SpaceState, aborted: list[InFlightStep]) -> None:
+    """Let the next plan carry the tables of running rows whose entries the aborted plans carried."""
+    for writes in (writes for step in aborted for writes in step.plan.table_writes):
+        table = state.tables[writes.group].arrays
+        at, num_slots = int(table.parameters[AT]), int(table.parameters[NUM_DRAFT_STATES])
+        is_second = writes.group >= len(state.groups)
+        for row in writes.rows.tolist():
+            if state.rows[row, STATUS] == RUNNING:
+                note_change(state.rows, row, at, 0, num_slots if is_second else int(state.rows[row, at + NUM_BLOCKS]))
+
+
+def _declare_lost(state: SpaceState, lost: set[int]) -> None:
+    for row in lost:
+        set_status(state.rows, row, LOST if state.rows[row, STATUS] == RUNNING else LOST_ON_HOST)

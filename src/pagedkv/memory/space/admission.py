@@ -1,0 +1,340 @@
+"""Admitting a sequence: does its prompt fit, what of it is cached, and its first blocks."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.answers import Allocation, Shortage
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.errors import ConfigurationError, TokenError
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.contract.spec import AllocStatus, Row, TokenIds
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import FREE, NULL_BLOCK, QUEUE
+from pagedkv.memory.pool.contents import set_digests
+from pagedkv.memory.pool.digests import ROOT_WORDS
+from pagedkv.memory.space.checkpoints import Tail
+from pagedkv.memory.space.forking import require_vacant_rows, take_rows
+from pagedkv.memory.space.hits import PrefixHit, Prompt
+from pagedkv.memory.space.matching import match_again, match_prompt
+from pagedkv.memory.space.pending import note_reliance
+from pagedkv.memory.space.prompts import digests_of_prefix, prepare_prompt, require_beginning
+from pagedkv.memory.space.publishing import limit_publishing, publish, tag_blocks
+from pagedkv.memory.space.replaying import begin_replay
+from pagedkv.memory.space.scarcity import find_shortage, fits_beside, fits_empty_pools, fits_now, spare_room
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.tables.row_record import freeze, set_column
+from pagedkv.memory.tables.rows import AT, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS
+
+__all__ = [
+    "Admission",
+    "admission_status",
+    "allocate",
+    "answer_for_whole",
+    "as_policy",
+    "free_blocks_needed",
+    "seat_prompt",
+]
+
+NO_BLOCKS: Final = np.zeros(0, np.int32)
+
+
+class Admission(NamedTuple):
+    """What is to be admitted.
+
+    Args:
+        prompt: the prompt.
+        num_lookahead: slots reserved beyond it, for each sequence.
+        num_sequences: sequences that are to share it, the others by forks.
+        max_chunk: most tokens of it that one step computes.
+        num_reached: leading tokens that an earlier life of the request had, as its receipt says.
+        publishes: whether others may find what it computes; prompt_only: nothing of what is appended to it.
+        tenant: number of the tenant that pays for it.
+        prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part.
+    """
+
+    prompt: Prompt
+    num_lookahead: int
+    num_sequences: int
+    max_chunk: int
+    num_reached: int = 0
+    publishes: bool = True
+    prompt_only: bool = False
+    tenant: int = 0
+    prompt_length: int = 0
+
+
+def as_policy(publish: object) -> tuple[bool, bool]:
+    """Check what a sequence is to publish: whether anything, and whether its prompt only. Raises ConfigurationError."""
+    if isinstance(publish, str) and publish == "prompt":
+        return True, True
+    if not isinstance(publish, bool | np.bool_):
+        raise ConfigurationError(f'publish must be True or False, or "prompt", got {publish!r}')
+    return bool(publish), False
+
+
+def answer_for_whole(
+    state: SpaceState, tokens: Int32Array, whole: TokenIds, keys: RequestKeys, answer: PrefixHit | None
+) -> PrefixHit:
+    """Match the whole prompt that ``tokens`` begin, unless there is an answer for it.
+
+    Raises:
+        TokenError: the whole prompt does not begin so, or is not what was asked about; see also
+            :func:`~pagedkv.memory.space.prompts.prepare_prompt`.
+    """
+    prompt = prepare_prompt(state, whole, keys, None, 0)
+    require_beginning(prompt.tokens, tokens)
+    if answer is None:
+        return match_prompt(state, prompt)
+    if isinstance(answer, PrefixHit) and not np.array_equal(answer.prompt.tokens, prompt.tokens):
+        raise TokenError("match is the answer for another prompt than the one that prompt says")
+    return answer
+
+
+def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
+    """Count, by pool, what allocating takes out of the free queue: new blocks, and hits that are free now."""
+    needed = dict.fromkeys(state.pools, 0)
+    num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
+    for group in state.groups:
+        count = group.num_slots_blocks(num_tokens, num_lookahead)
+        if hit is not None:
+            count += hit.num_free[group.index] - len(hit.block_ids[group.index])
+        if admission.num_sequences > 1:
+            count += _num_fork_blocks(group, admission)
+        needed[group.pool.name] += count
+    return needed
+
+
+def _num_fork_blocks(group: Group, admission: Admission) -> int:
+    """Count what the forks of a prompt take in one group to reserve slots of their own."""
+    num_forks = admission.num_sequences - 1
+    return num_forks * group.num_own_blocks(len(admission.prompt.tokens), admission.num_lookahead)
+
+
+def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
+    """Count, by pool, the most blocks that a prompt has taken from the free queue at any time while it is prefilled.
+
+    Chunks of ``max_chunk`` tokens begin behind the hit, the first one at 0 in groups outside prefix caching, and where
+    a replay begins in groups that are replayed; each step is acknowledged before the next chunk, so that windows have
+    slid. Forks follow the last one. Without a hit: what an empty pool must have.
+    """
+    num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
+    starts = np.arange(0 if hit is None else hit.num_tokens, num_tokens, admission.max_chunk)
+    needed = {name: np.zeros(len(starts), np.int64) for name in state.pools}
+    for group in state.groups:
+        blocks = NO_BLOCKS if hit is None else hit.block_ids[group.index]
+        waiting = (group.pool.arrays.records[blocks, QUEUE] == FREE) & (blocks != NULL_BLOCK)
+        own_starts = np.append(_first_start(group, int(starts[0]), hit), starts[1:])
+        needed[group.pool.name] += _taken_by_chunks(group, num_tokens, num_lookahead, own_starts, waiting)
+        needed[group.pool.name][-1] += _num_fork_blocks(group, admission)
+    return {name: int(by_chunk.max()) for name, by_chunk in needed.items()}
+
+
+def _first_start(group: Group, start: int, hit: PrefixHit | None) -> int:
+    """Tell where the first chunk of a prompt begins in a group, where others begin at ``start``."""
+    if group.stays_out:
+        return 0
+    return start - hit.num_replayed if group.replays and hit is not None else start
+
+
+def _taken_by_chunks(
+    group: Group, num_tokens: int, num_lookahead: int, starts: npt.NDArray[np.int64], waiting: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Count what one group has taken at each chunk; ``waiting`` tells which blocks of the hit are free."""
+    num_hits, num_sinks = len(waiting), int(group.arrays.parameters[NUM_SINK_BLOCKS])
+    stops = -(-np.append(starts[1:], num_tokens) // group.block_size)
+    stops[-1] = group.num_slots_blocks(num_tokens, num_lookahead)
+    firsts = np.array([group.first_needed_token(start) // group.block_size for start in starts.tolist()])
+    own = stops - np.maximum(firsts, num_hits) + np.maximum(0, np.minimum(num_sinks, firsts) - num_hits)
+    num_waiting_below = np.concatenate([[0], np.cumsum(waiting)])
+    below = np.minimum(firsts, num_hits)
+    held = num_waiting_below[-1] - num_waiting_below[below]
+    taken: npt.NDArray[np.int64] = own + held + num_waiting_below[np.minimum(below, num_sinks)]
+    return taken
+
+
+def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit | None) -> AllocStatus:
+    """Tell whether a prompt, shared by so many sequences, fits now, later or never. Changes nothing.
+
+    The watermark holds back admissions, so that running sequences can grow; it does not apply while a pool
+    serves nobody, since a sequence that fits an empty pool must be admitted at some time.
+    """
+    prompt, num_sequences, tenant = admission.prompt, admission.num_sequences, admission.tenant
+    count_needed = free_blocks_needed if admission.max_chunk >= len(prompt.tokens) else peak_free_blocks_needed
+    most = count_needed(state, admission, None)
+    if num_sequences > state.config.max_sequences:
+        return AllocStatus.NEVER
+    is_possible = fits_empty_pools(state, {tenant: most})
+    has_rows = num_sequences <= len(state.vacant_rows)
+    if is_possible and not has_rows:
+        return AllocStatus.LATER
+    hit = match_again(state, prompt, answer)
+    needs = {tenant: count_needed(state, admission, hit)}
+    if has_rows and fits_now(state, needs):
+        return AllocStatus.OK
+    return AllocStatus.LATER if is_possible or fits_beside(state, needs, hit.blocks_by_pool()) else AllocStatus.NEVER
+
+
+def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit, tenant: int) -> tuple[Tail, ...]:
+    """Find the tails of a hit that nobody holds, in pools without room for a copy beside them."""
+    counts = free_tails(state, hit.tails)
+    is_tight = {
+        name: count + counts[name] > spare_room(state, state.pools[name], tenant) for name, count in needed.items()
+    }
+    return tuple(
+        tail
+        for tail in hit.tails
+        if (pool := state.groups[tail.group].pool) and is_tight[pool.name] and is_free(pool, tail.block)
+    )
+
+
+def is_free(pool: BlockPool, block: int) -> bool:
+    """Tell whether nobody holds or awaits a block."""
+    return bool(pool.arrays.records[block, QUEUE] == FREE)
+
+
+def allocate(
+    state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None
+) -> Allocation | Shortage:
+    """Give a prompt a row and its blocks, or return the shortage, that of its forks too, with nothing changed."""
+    hit = match_again(state, admission.prompt, answer)
+    needed = free_blocks_needed(state, admission, hit)
+    shortage = find_shortage(state, {admission.tenant: needed})
+    if shortage is not None:
+        return shortage
+    taken_over = _tails_to_take_over(state, needed, hit, admission.tenant) if hit.tails else ()
+    require_vacant_rows(state, admission.num_sequences)
+    state.is_changing = True
+    state.version += 1
+    row = seat_prompt(state, ledger, admission, hit, taken_over)
+    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
+    state.is_changing = False
+    return allocation
+
+
+def seat_prompt(
+    state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit, taken_over: tuple[Tail, ...] = ()
+) -> Row:
+    """Give a prompt a row and its blocks; there are enough of both.
+
+    Of the hit's tails those ``taken_over`` become the row's own blocks; the others are copied.
+    """
+    prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
+    batch = _take_row(state, admission.tenant)
+    row = int(batch[0])
+    for observer in state.observers:
+        observer.admitting(row, hit)
+    _take_hit(state, ledger, batch, hit)
+    for group, blocks in zip(state.groups, hits, strict=True):
+        for tail in taken_over:
+            if tail.group == group.index:
+                take_over(state, tail)
+        state.loops.seat(*group.view, row, blocks, prompt.tokens, num_lookahead)
+    if hit.tails:
+        resume_states(state, ledger, row, hit.tails)
+    for feature in state.features:
+        feature.taken(admission.tenant)
+    set_column(state.rows, row, NUM_PLANNED, hit.num_tokens)
+    _note_policy(state, row, admission)
+    if state.config.prefix_caching:
+        _start_chains(state, row, prompt, hit)
+        if prompt.has_extra_keys(state.identity_epoch):
+            _tag(state, row, prompt)
+        _take_digests(state, row, prompt, hit)
+        publish(state, ledger, batch)
+    _note_prompt(state, row, admission, hit)
+    for observer in state.observers:
+        observer.admitted(row, hit, admission.num_reached)
+    return Row(row)
+
+
+def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
+    """Refer to all of a hit for the one row of a batch, before any new block is taken, which might evict some of it."""
+    for feature in state.features:
+        for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+            feature.reviving(group.pool, blocks)
+    for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+        if len(blocks):
+            state.loops.reuse_all(group.pool.arrays, blocks)
+            note_reliance(state, ledger, group, batch, blocks)
+    if hit.tails:
+        claim_tails(state, ledger, batch, hit.tails)
+    for feature in state.features:
+        feature.hit_taken(int(batch[0]), hit)
+
+
+def _note_prompt(state: SpaceState, row: int, admission: Admission, hit: PrefixHit) -> None:
+    """Note where the whole prompt ends, and what is to be kept there."""
+    if admission.publishes:  # else its end would not stand for those of others
+        for feature in state.features:
+            feature.prompt_known(row, admission.prompt_length, hit)
+    if state.checkpoints is not None:
+        state.checkpoints.wanted[row] = checkpoint_of(state, admission.prompt_length, hit.num_tokens)
+
+
+def _note_policy(state: SpaceState, row: int, admission: Admission) -> None:
+    """Note what a new row is to publish."""
+    if not admission.publishes:
+        freeze(state.rows, row)
+    limit_publishing(state, row, admission.prompt_length, prompt_only=admission.prompt_only)
+
+
+def _take_row(state: SpaceState, tenant: int) -> Int32Array:
+    """Take a vacant row for a tenant, who pays for what it takes from now on: int32 ``[1]``."""
+    batch = take_rows(state, 1)
+    for feature in state.features:
+        feature.row_taken(batch, tenant)
+        feature.taking(tenant)
+    return batch
+
+
+def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
+    """Continue the digest chain of each lane behind the hit.
+
+    Its last block knows the digest, in one group of the lane at least; but where a lane is all chunks and the hit ends
+    where a chunk begins, there may be none. A tail knows what comes before it.
+    """
+    hits = hit.block_ids
+    parents = {state.groups[tail.group].lane: tail.parent for tail in hit.tails}
+    for chains, lane in zip(state.chains, state.lanes, strict=True):
+        if lane[0].lane in parents:
+            chains[row] = parents[lane[0].lane]
+            continue
+        num_blocks = hit.num_tokens // lane[0].block_size
+        ends = [(group, hits[group.index][-1]) for group in lane if len(hits[group.index]) == num_blocks > 0]
+        known = [group.pool.arrays.digests[block] for group, block in ends if block != NULL_BLOCK]
+        if num_blocks and not known:
+            known = [digests_of_prefix(state, prompt, lane[0].block_size, num_blocks)[-1]]
+        chains[row] = known[0] if known else ROOT_WORDS
+
+
+def _digests_of_hit(state: SpaceState, group: Group, prompt: Prompt, hit: PrefixHit, stop: int) -> Uint32Array:
+    """Give the digests of a prompt's first blocks, which full attention hits, in a group of any block size."""
+    whole = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
+    if whole is None:
+        return digests_of_prefix(state, prompt, group.block_size, stop)
+    return whole.pool.arrays.digests[hit.block_ids[whole.index][:stop]]
+
+
+def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
+    tag_blocks(state, row, prompt.keys)
+    if prompt.keys.media:
+        state.media_keys[row] = prompt.keys
+        state.media_reach[row] = prompt.keys.media_reach
+
+
+def _take_digests(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
+    """Use the digests that are known of blocks which did not hit: of windows that are computed again, or brought."""
+    if state.replaying_groups:
+        begin_replay(state, row, hit, lambda group, stop: _digests_of_hit(state, group, prompt, hit, stop))
+    if len(prompt.digests) == 0:
+        return
+    for group in state.cached_groups:
+        column = int(group.arrays.parameters[AT]) + NUM_DIGESTED
+        first, stop = int(state.rows[row, column]), len(prompt.digests)
+        set_digests(group.pool.arrays, group.arrays.table[row, first:stop], prompt.digests[first:])
+        set_column(state.rows, row, column, stop)
+        state.chains[group.lane][row] = prompt.digests[-1]

@@ -1,0 +1,281 @@
+"""Epochs of the model's weights, counted: what rows hold of which, and what may still be hit.
+
+A new epoch does not stop anything. Rows keep what older weights computed for them and go on with the new ones; what
+they hold is a chain of ranges::
+
+    epoch     3   3   3   4   4   7          which weights computed each block of a row
+    oldest    3   3   3   3   3   3          what contributed to it: the range that the block keeps
+    newest    3   3   3   4   4   7
+
+A hit may rest on weights of at most ``max_epoch_lag`` epochs back. No match looks at that: what lies farther back loses
+its name when an epoch begins, and rows that hold any of it are frozen, since nothing that they compute can ever be hit.
+The epoch is no part of a digest here, so that a chain goes on through epochs; to the outside, a block is its digest and
+its range (:class:`~pagedkv.StoredBlock`).
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.answers import EpochSpan, Load
+from pagedkv.memory.contract.arguments import as_epoch
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.spec import keeps_state
+from pagedkv.memory.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
+from pagedkv.memory.pool.epochs import set_epoch_in_force, set_ranges
+from pagedkv.memory.pool.sweeps import drop_stale
+from pagedkv.memory.space.feature import SpaceFeature
+from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.steps import InFlightStep
+from pagedkv.memory.tables.epochs import date_computed, date_open
+from pagedkv.memory.tables.row_record import freeze
+from pagedkv.memory.tables.rows import (
+    LOST_ON_HOST,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    SWAPPED,
+    VACANT,
+    blocks_for,
+)
+
+__all__ = ["EpochFeature", "as_epochs", "as_next_epoch", "begin_epoch", "epochs_of_block", "epochs_of_row"]
+
+NOT_TOLD: Final = -1
+
+
+# A new epoch
+
+
+def as_next_epoch(state: SpaceState, weights_epoch: object) -> int:
+    """Check the number of the epoch that is to begin. Raises ConfigurationError if it goes back, or is text."""
+    current = _current(state)
+    if isinstance(weights_epoch, str):
+        raise ConfigurationError(
+            f"weights_epoch must be a number, as the first one was, got {weights_epoch!r}; the epoch is {current}"
+        )
+    epoch = as_epoch(weights_epoch)
+    if epoch < current:
+        raise ConfigurationError(f"weights_epoch cannot go back from {current} to {epoch}: number new weights upwards")
+    return epoch
+
+
+def begin_epoch(state: SpaceState, epoch: int) -> None:
+    """Count on: what is farther back than hits may rest on is dropped, and rows that hold any of it are frozen."""
+    state.is_changing = True
+    state.weights_epoch = epoch
+    bound = epoch - state.config.max_epoch_lag
+    for pool in state.all_pools:
+        set_epoch_in_force(pool.arrays, epoch)
+        if state.config.prefix_caching:
+            drop_stale(pool.arrays, bound)
+    is_stale = (state.oldest_epochs < bound) & (state.rows[:, STATUS] != VACANT)
+    freeze(state.rows, is_stale)
+    for loading in state.loads.values():
+        loading.is_frozen |= loading.oldest_epoch < bound
+    state.is_changing = False
+
+
+def _current(state: SpaceState) -> int:
+    assert not isinstance(state.weights_epoch, str)
+    return state.weights_epoch
+
+
+# Dating
+
+
+class EpochFeature(SpaceFeature):
+    """What is done of epochs beside the operations, where they are counted."""
+
+    def __init__(self, state: SpaceState) -> None:
+        """Follow a space. O(1)."""
+        self._state = state
+
+    def hit_taken(self, row: int, hit: PrefixHit) -> None:
+        """A row is as old as the oldest of what it hits."""
+        _note_hit(self._state, row, hit)
+
+    def forked(self, parent: int, children: Int32Array) -> None:
+        """Children are as old as their parent."""
+        self._state.oldest_epochs[children] = self._state.oldest_epochs[parent]
+
+    def cleared(self, batch: Int32Array) -> None:
+        """New rows have nothing of any epoch."""
+        self._state.oldest_epochs[batch] = UNDATED
+
+    def publishing(self, group: Group, batch: Int32Array) -> None:
+        """What the open step computes is as old as its row."""
+        date_open(*group.view, batch, self._state.oldest_epochs)
+
+    def planned(self, step: InFlightStep) -> None:
+        """What a plan computes, it computes with the weights in force."""
+        _date_step(self._state, step)
+
+    def rewound(self, rows: list[int]) -> None:
+        """Rows that are to compute all again have nothing of any epoch."""
+        _forget_dates(self._state, rows)
+
+    def declared(self, batch: Int32Array) -> None:
+        """What no plan computes counts as computed with the weights in force."""
+        _date_declared(self._state, batch)
+
+    def moved(self, step: InFlightStep, refused: Int32Array) -> None:
+        """What a step computes behind refused tokens is in other blocks now."""
+        _date_moved(self._state, step, refused)
+
+    def load_begun(self, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
+        """What is brought is of the epochs that its caller names."""
+        _date_load(self._state, answer, hit, epochs)
+
+
+def _note_hit(state: SpaceState, row: int, hit: PrefixHit) -> None:
+    """A new row goes on from what it hits, as old as the oldest of it."""
+    blocks = [(group.pool.arrays, hit.block_ids[group.index]) for group in state.cached_groups]
+    blocks += [(state.groups[tail.group].pool.arrays, np.array([tail.block], np.int32)) for tail in hit.tails]
+    oldest = [pool.epochs[held[held != NULL_BLOCK], OLDEST].min(initial=UNDATED) for pool, held in blocks]
+    state.oldest_epochs[row] = min(oldest)
+
+
+def _date_step(state: SpaceState, step: InFlightStep) -> None:
+    """A plan is made: what it computes, it computes with the weights in force. O(rows + blocks that it writes)."""
+    step.epoch = _current(state)
+    is_new = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
+    state.oldest_epochs[is_new] = step.epoch  # all that they wait for, this plan computes, for them or for another row
+    for group in state.cached_groups:
+        _date(state, group, step.rows, step.starts_in(group.index), step.ends, step.epoch)
+
+
+def _date_declared(state: SpaceState, batch: Int32Array) -> None:
+    """Rows are declared computed: what no plan computes counts as computed with the weights in force."""
+    epoch = _current(state)
+    state.oldest_epochs[batch] = np.minimum(state.oldest_epochs[batch], epoch)
+    for group in state.cached_groups:
+        starts, ends = (np.ascontiguousarray(state.rows[batch, column]) for column in (group.planned, NUM_TOKENS))
+        _date(state, group, batch, starts, ends, epoch)
+    is_new = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
+    for row in np.flatnonzero(is_new).tolist():  # it may share what was declared
+        state.oldest_epochs[row] = min(_oldest_held(state, group, row) for group in state.cached_groups)
+
+
+def _oldest_held(state: SpaceState, group: Group, row: int) -> int:
+    """The oldest epoch that contributed to what a row holds in a group up to where it is planned."""
+    blocks = group.arrays.table[row, : blocks_for(int(state.rows[row, group.planned]), group.block_size)]
+    return int(group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK], OLDEST].min(initial=UNDATED))
+
+
+def _date_moved(state: SpaceState, step: InFlightStep, refused: Int32Array) -> None:
+    """Tokens were refused: what a step in flight computes behind them is in other blocks now."""
+    is_moved = (state.serials[step.rows] == step.serials) & (refused[step.rows] > 0)
+    for group in state.cached_groups:
+        starts = step.starts_in(group.index)[is_moved]
+        _date(state, group, step.rows[is_moved], starts, step.ends[is_moved], step.epoch)
+
+
+def _date(  # noqa: PLR0913, PLR0917 - ranges of one group
+    state: SpaceState, group: Group, batch: Int32Array, starts: Int32Array, ends: Int32Array, epoch: int
+) -> None:
+    date_computed(group.pool.arrays, group.arrays, batch, starts, ends, state.oldest_epochs, epoch)
+
+
+def _forget_dates(state: SpaceState, rewound: list[int]) -> None:
+    """Steps failed: rows that are to compute all again have nothing of any epoch."""
+    rows = np.array(rewound, np.int32)
+    state.oldest_epochs[rows[state.rows[rows, NUM_PLANNED] == 0]] = UNDATED
+
+
+def as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, int]:
+    """Check the epochs that contributed to what is brought from elsewhere; None means those in force.
+
+    Raises:
+        ConfigurationError: epochs are not counted; no pair; epochs that have not begun, or too far back to be hit.
+    """
+    if not state.config.counts_epochs:
+        if epochs is not None:
+            raise ConfigurationError(f"epochs = {epochs!r}, but they are not counted: SpaceConfig(weights_epoch=0)")
+        return 0, 0
+    current = _current(state)
+    if epochs is None:
+        return current, current
+    if not isinstance(epochs, tuple | list) or len(epochs) != 2:  # noqa: PLR2004 - oldest and newest
+        raise ConfigurationError(f"epochs must be a pair, the oldest and the newest, got {epochs!r}")
+    oldest, newest = map(as_epoch, epochs)
+    bound = current - state.config.max_epoch_lag
+    if not bound <= oldest <= newest <= current:
+        raise ConfigurationError(
+            f"epochs {oldest} to {newest} cannot be loaded: hits may rest on epochs {max(0, bound)} to {current}"
+        )
+    return oldest, newest
+
+
+def _date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
+    """Blocks are to be filled from elsewhere, behind a hit."""
+    oldest, newest = epochs
+    for group in state.cached_groups:
+        blocks = hit.block_ids[group.index]
+        held = group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK]]
+        oldest = min(oldest, int(held[:, OLDEST].min(initial=oldest)))
+        newest = max(newest, int(held[:, NEWEST].max(initial=newest)))
+    for group in state.cached_groups:
+        taken = answer.block_ids[group.index]
+        set_ranges(group.pool.arrays, taken[taken != NULL_BLOCK], oldest, newest)
+    state.loads[answer].oldest_epoch = oldest
+
+
+# Telling
+
+
+def epochs_of_block(pool: PoolArrays, block: int) -> tuple[int, int] | None:
+    """Tell the oldest and the newest epoch that contributed to a block; None if nobody knows."""
+    if len(pool.epochs) == 0 or pool.epochs[block, NEWEST] == UNDATED:
+        return None
+    oldest, newest = pool.epochs[block].tolist()
+    return oldest, newest
+
+
+def epochs_of_row(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:
+    """Tell what contributed to what a row holds in any cached group, in runs of equal ranges, up to what has no date.
+
+    Equal prompts may hit blocks of different epochs in different groups. O(groups x positions).
+    """
+    planned = int(state.rows[row, NUM_PLANNED])
+    told = np.full((planned, 2), (UNDATED, NOT_TOLD), np.int32)
+    is_on_host = state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
+    for group in state.cached_groups:
+        pool = group.pool if group.host_pool is None or not is_on_host else group.host_pool
+        blocks = group.arrays.table[row, : blocks_for(planned, group.block_size)]
+        _widen(told, pool.arrays.epochs[blocks], blocks != NULL_BLOCK, group)
+    _fill_gaps(told, int(state.oldest_epochs[row]))
+    return tuple(_spans(told))
+
+
+def _widen(told: Int32Array, ranges: Int32Array, is_held: npt.NDArray[np.bool_], group: Group) -> None:
+    """Draw in what one group holds: keys and values of whole blocks, or the state at a block's last position."""
+    first = np.arange(len(ranges)) * group.block_size
+    stop = np.minimum(first + group.block_size, len(told))
+    for index in np.flatnonzero(is_held).tolist():
+        part = told[(stop[index] - 1 if keeps_state(group.spec) else first[index]) : stop[index]]
+        oldest, newest = ranges[index].tolist()
+        part[:, OLDEST] = np.minimum(part[:, OLDEST], oldest)
+        part[:, NEWEST] = np.maximum(part[:, NEWEST], newest)
+
+
+def _fill_gaps(told: Int32Array, row_oldest: int) -> None:
+    """What has left all windows was computed before what is left."""
+    for position in range(len(told) - 2, -1, -1):
+        if told[position, NEWEST] == NOT_TOLD:
+            told[position] = row_oldest, told[position + 1, NEWEST]
+
+
+def _spans(told: Int32Array) -> Iterator[EpochSpan]:
+    """Draw runs of positions together."""
+    is_dated = (told[:, NEWEST] != NOT_TOLD) & (told[:, NEWEST] != UNDATED)
+    told = told[: int(is_dated.argmin()) if not is_dated.all() else len(told)]
+    changes = 1 + np.flatnonzero((told[1:] != told[:-1]).any(axis=1))
+    for start, stop in pairwise([*([0] if len(told) else []), *changes.tolist(), len(told)]):
+        yield EpochSpan(start, stop, *told[start].tolist())

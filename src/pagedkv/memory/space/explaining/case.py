@@ -1,0 +1,92 @@
+"""What is to be explained: a prompt and its hit, and what the passes make of it, one after the other."""
+
+from typing import NamedTuple
+
+from pagedkv.memory.contract.arrays import Uint32Array
+from pagedkv.memory.contract.explanation import MissCause
+from pagedkv.memory.space.hits import PrefixHit, Prompt
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.tables.rows import HIT_ALIGNMENT, NAME_IN_POOL
+
+__all__ = ["Case", "Finding", "Lack", "Verdict", "name_of", "open_case"]
+
+
+class Case(NamedTuple):
+    """A prompt that hits no more than it does.
+
+    Args:
+        state: the space; prompt: the prompt; hit: what it hits.
+        is_thorough: whether all that continues what hits is looked at, rather than the latest alone.
+        alignment: hits of whole blocks end at multiples of so many tokens.
+        most: where the longest hit that any cache could serve ends; bounded: the same within the caller's bound.
+    """
+
+    state: SpaceState
+    prompt: Prompt
+    hit: PrefixHit
+    is_thorough: bool
+    alignment: int
+    most: int
+    bounded: int
+
+    def aligned(self, length: int) -> int:
+        """Lower a length to one where hits can end."""
+        return length // self.alignment * self.alignment
+
+
+class Lack(NamedTuple):
+    """The block that ends a hit.
+
+    Args:
+        group: the group that lacks it; place: its logical number there.
+        parent: the block before it, as far as that is cached and leads there; None where it is not.
+        digests: of the prompt's blocks up to this one at least, uint32 ``[more than place, 8]``.
+    """
+
+    group: Group
+    place: int
+    parent: int | None
+    digests: Uint32Array
+
+    @property
+    def start(self) -> int:
+        """The block's first position."""
+        return self.place * self.group.block_size
+
+
+class Verdict(NamedTuple):
+    """What became of a block.
+
+    Args:
+        cause: why it does not hit.
+        position: the token that the cause concerns.
+        token_id, age: as in :class:`~pagedkv.Explanation`.
+    """
+
+    cause: MissCause
+    position: int
+    token_id: int | None = None
+    age: int | None = None
+
+
+class Finding(NamedTuple):
+    """Why a hit ends.
+
+    Args:
+        verdict: the cause; lack: the block that is lacking, None if it is not a block that ends the hit.
+    """
+
+    verdict: Verdict
+    lack: Lack | None
+
+
+def open_case(state: SpaceState, prompt: Prompt, hit: PrefixHit, *, is_thorough: bool) -> Case:
+    """Tell where hits of a prompt could end."""
+    alignment = max(1, int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT]))
+    most, bounded = ((tokens // alignment * alignment) for tokens in (len(prompt.tokens) - 1, prompt.num_hittable))
+    return Case(state, prompt, hit, is_thorough, alignment, most, bounded)
+
+
+def name_of(group: Group) -> int:
+    """Tell under which name a group's blocks are found in their pool."""
+    return int(group.arrays.parameters[NAME_IN_POOL])

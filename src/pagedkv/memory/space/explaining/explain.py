@@ -1,0 +1,64 @@
+"""The passes in their order: of a prompt that asks, of one that a replay admits, and of one that is given a row."""
+
+from pagedkv.memory.contract.explanation import Explanation, Miss, MissCause
+from pagedkv.memory.space.explaining.case import Case, Finding, Verdict, open_case
+from pagedkv.memory.space.explaining.lacks import first_lack
+from pagedkv.memory.space.explaining.misses import misses_of
+from pagedkv.memory.space.explaining.verdicts import verdict_of
+from pagedkv.memory.space.hits import PrefixHit, Prompt
+from pagedkv.memory.space.state import SpaceState
+
+__all__ = ["explain", "is_bare", "tell_misses"]
+
+
+def explain(state: SpaceState, prompt: Prompt, hit: PrefixHit, *, is_thorough: bool = True) -> Explanation:
+    """Explain a hit that was found just now.
+
+    Args:
+        state: the space.
+        prompt: the prompt.
+        hit: what it hits.
+        is_thorough: look at all that continues what hits, and tell of all tokens that do not hit; else at the latest
+            continuation alone, and at the first block. O(blocks of the pool + of the prompt), or O(1).
+    """
+    case = open_case(state, prompt, hit, is_thorough=is_thorough)
+    finding = _why_it_ends(case)
+    misses = misses_of(case, finding) if is_thorough else ()
+    verdict, index = finding.verdict, None if finding.lack is None else finding.lack.group.index
+    return Explanation(len(prompt.tokens), hit.num_tokens, verdict.cause, verdict.position, index, *verdict[2:], misses)
+
+
+def tell_misses(state: SpaceState, hit: PrefixHit) -> tuple[Miss, ...]:
+    """Tell of all tokens of a prompt that do not hit why, looking at the latest continuation alone. O(tokens)."""
+    case = open_case(state, hit.prompt, hit, is_thorough=False)
+    return misses_of(case, _why_it_ends(case))
+
+
+def _why_it_ends(case: Case) -> Finding:
+    """Tell why the hit ended, and for which block's sake, if for one's."""
+    end = case.hit.num_tokens
+    cause = _cause_without_a_block(case)
+    if cause is not None:
+        return Finding(Verdict(cause, end), None)
+    lack = first_lack(case, case.aligned(end) + case.alignment)
+    if lack is None:
+        return Finding(Verdict(MissCause.BEING_COMPUTED, end), None)
+    return Finding(verdict_of(case, lack), lack)
+
+
+def _cause_without_a_block(case: Case) -> MissCause | None:
+    """Tell why no longer hit was to be had, whatever is cached; None if one was."""
+    if not case.state.config.prefix_caching:
+        return MissCause.NOT_CACHING
+    if case.hit.num_tokens >= case.most:
+        return MissCause.NOT_FULL
+    if case.hit.num_tokens >= case.bounded:
+        return MissCause.BOUNDED
+    return None if case.hit.loading is None else MissCause.LOADING
+
+
+def is_bare(state: SpaceState, hit: PrefixHit) -> bool:
+    """Tell whether the block behind a hit has no extra keys of its own, and no earlier epoch concerns it."""
+    if hit.num_tokens:
+        return not hit.prompt.keys.media
+    return not state.former_epochs and not hit.prompt.has_extra_keys(state.identity_epoch)

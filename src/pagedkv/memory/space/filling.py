@@ -1,0 +1,277 @@
+"""Unknown tokens across groups: appended before they are sampled, filled in afterwards, dropped with failed steps.
+
+:mod:`pagedkv.memory.tables.filling` draws what a step samples. A row that ever had unknown tokens counts as
+*overlapped*, and publishes what it completes when the step is over that computed it, until somebody appends known
+tokens to it again, or declares it computed.
+"""
+
+from typing import Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.answers import Shortage
+from pagedkv.memory.contract.arguments import as_counts
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import SharedPrefixError, TokenError
+from pagedkv.memory.pool.blocks import NULL_BLOCK, REF_COUNT
+from pagedkv.memory.space import growing
+from pagedkv.memory.space.batches import require_status
+from pagedkv.memory.space.draft_states import accept_states, require_slots
+from pagedkv.memory.space.growing import Growth
+from pagedkv.memory.space.publishing import publish
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.steps import InFlightStep, Samplers, StepLedger
+from pagedkv.memory.tables.filling import (
+    drop_unknown,
+    is_unfilled,
+    lower_ranges,
+    repeat_pending,
+)
+from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING
+
+__all__ = [
+    "accept",
+    "append_unknown",
+    "drop_unsampled",
+    "fill",
+    "oldest_samplers",
+]
+
+
+NO_TOKENS: Final = np.zeros(0, np.int32)
+
+
+def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> list[tuple[int, int]] | Shortage:
+    """Grow rows by tokens that nobody knows yet, or return the shortage with nothing changed.
+
+    Raises:
+        TokenError: drafts are said to be among them, or no step would judge those before them, or a recurrent state
+            could have to be rolled back; see also :func:`~pagedkv.memory.space.growing.require_growth`.
+    """
+    if growth.num_draft:
+        raise TokenError(
+            f"num_draft = {growth.num_draft} with unknown tokens: all of them wait for a step to judge them"
+        )
+    growing.require_growth(state, growth)
+    _require_no_rollback(state, growth)
+    growth = growth._replace(is_unknown=True)
+    batch, rows, accepted = growth.batch, state.rows, state.accepted_scratch
+    if state.loops.note_accepted(rows, state.num_known, batch, accepted):
+        _require_judged_drafts(state, ledger, growth)
+    shortage = growing.growth_shortage(state, growth)
+    if shortage is not None:
+        return shortage
+    state.is_changing = True
+    copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
+    state.loops.begin_unknown(rows, state.num_known, batch, growth.counts, accepted)
+    state.is_overlapped = True
+    for observer in state.observers:
+        observer.grown(batch)
+    state.is_changing = False
+    return copies
+
+
+def _require_no_rollback(state: SpaceState, growth: Growth) -> None:
+    """A recurrent state takes one unknown token at a time, which its step cannot refuse, or as many as it keeps."""
+    if state.num_draft_states:
+        require_slots(state, growth.batch, growth.counts)
+    if not state.is_recurrent or state.num_draft_states:
+        return
+    planned, num_tokens = (state.rows[growth.batch, column] for column in (NUM_PLANNED, NUM_TOKENS))
+    unfit = (growth.counts > 1) | ((growth.counts > 0) & (planned < num_tokens))
+    if unfit.any():
+        place = int(unfit.argmax())
+        raise TokenError(
+            f"row {growth.batch[place]} cannot take {growth.counts[place]} unknown tokens behind {num_tokens[place]}, "
+            f"of which {planned[place]} are planned: a group is a recurrent state, which cannot be rolled back; append "
+            "one a step, once what is before it is planned, or give it num_draft_states"
+        )
+
+
+def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth) -> None:
+    """Drafts are judged by the step that computes the token before them: it samples what takes their place.
+
+    A range that begins with them was planned as if they were known, and nothing would compute it again.
+    """
+    begins = growth.batch[(state.num_known[growth.batch] == 0) & (growth.counts > 0)]
+    accepted, num_tokens = (state.rows[begins, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
+    _require_own_drafts(state, begins, accepted, num_tokens)
+    drafting = dict(zip(begins[accepted < num_tokens].tolist(), accepted[accepted < num_tokens].tolist(), strict=True))
+    for step in ledger.in_flight:
+        is_live = (state.serials[step.rows] == step.serials) & (step.starts < step.ends)  # else it was rolled back
+        for row, start in zip(step.rows[is_live].tolist(), step.starts[is_live].tolist(), strict=True):
+            if row in drafting and start >= drafting[row]:
+                raise TokenError(
+                    f"row {row} cannot take unknown tokens: its drafts, from position {start} on, are all that step "
+                    f"{step.plan.step_id} computes of it, so that no step judges them; roll it back to {start} tokens, "
+                    "or accept some, or acknowledge the step first"
+                )
+
+
+def _require_own_drafts(state: SpaceState, batch: Int32Array, accepted: Int32Array, num_tokens: Int32Array) -> None:
+    """Drafts that a step is to judge may be overwritten, so no other sequence and no ticket may hold them."""
+    for row, first, stop in zip(batch.tolist(), accepted.tolist(), num_tokens.tolist(), strict=True):
+        for group in state.groups if first < stop else ():
+            table = group.arrays.table[row, first // group.block_size : -(-stop // group.block_size)]
+            if (group.pool.arrays.records[table[table != NULL_BLOCK], REF_COUNT] > 1).any():
+                raise SharedPrefixError(
+                    f"row {row} cannot take unknown tokens: other sequences or tickets hold its drafts, positions "
+                    f"{first} to {stop - 1}, in group {group.index}; accept them, or roll them back, first"
+                )
+
+
+def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> Samplers:
+    """Tell which step samples the first unknown token of each row of a batch."""
+    steps, limits = np.zeros((2, len(state.rows)), np.int32)
+    for place, step in enumerate(ledger.unfilled):
+        if place and not state.loops.is_any_unlimited(state.num_known, batch, limits):
+            break
+        number = step.plan.step_id - state.num_steps_before
+        state.loops.find_samplers(
+            state.num_known,
+            state.serials,
+            step.rows,
+            step.serials,
+            step.starts,
+            step.ends,
+            number,
+            steps,
+            limits,
+        )
+    return Samplers(state.version, steps, limits)
+
+
+def _limits_to_fill(state: SpaceState, ledger: StepLedger, batch: Int32Array, numbers: Int32Array) -> Int32Array:
+    """Check that rows can take so many tokens; give the limits of :class:`~pagedkv.memory.space.steps.Samplers`.
+
+    What the plan before this operation has found out is taken if it says it all; else all steps are asked.
+    """
+    found, ledger.samplers = ledger.samplers, None  # filling changes it
+    is_current = found is not None and found.version == state.version - 1
+    if found is not None and is_current and _first_unfit(state, batch, numbers, found, least_limit=1) < 0:
+        return found.limits
+    require_status(state, batch, RUNNING)
+    found = oldest_samplers(state, ledger, batch)
+    place = _first_unfit(state, batch, numbers, found, least_limit=0)
+    if place >= 0:
+        row = int(batch[place])
+        _refuse_filling(state, row, int(numbers[place]), int(found.steps[row]), int(found.limits[row]))
+    return found.limits
+
+
+def _first_unfit(
+    state: SpaceState, batch: Int32Array, numbers: Int32Array, samplers: Samplers, *, least_limit: int
+) -> int:
+    return state.loops.first_unfit_fill(
+        state.rows, state.num_known, batch, numbers, samplers.steps, samplers.limits, state.next_mark(), least_limit
+    )
+
+
+def fill(
+    state: SpaceState, ledger: StepLedger, batch: Int32Array, counts: npt.ArrayLike | None, tokens: Int32Array
+) -> None:
+    """Fill in what the oldest step has sampled that rows wait for; the rest of its unknown tokens is refused.
+
+    Raises:
+        SequenceError: a row that is not running, or named twice.
+        TokenError: counts that do not add up, known tokens, none that a step has sampled, too many or too few.
+    """
+    numbers = _as_numbers(state, batch, counts, tokens)
+    limits = _limits_to_fill(state, ledger, batch, numbers)
+    state.is_changing = True
+    for group in state.cached_groups if state.config.prefix_caching else ():
+        state.loops.write_known(group.pool.arrays, group.arrays, state.num_known, batch, numbers, tokens)
+    refused = state.refused_scratch
+    before = state.rows[batch, NUM_ACCEPTED] if state.draft_tables else None
+    num_refused, any_accepted = state.loops.advance(
+        state.groups[0].pool.arrays, state.rows, state.num_known, batch, numbers, limits, state.planned_array, refused
+    )
+    if num_refused:
+        _move_down(state, ledger, refused, limits)
+        for observer in state.observers:
+            observer.refused(refused, limits)
+        refused[:] = 0
+    if any_accepted:
+        if before is not None:
+            accept_states(state, batch, before, state.rows[batch, NUM_ACCEPTED])
+        publish(state, ledger, batch)
+    ledger.forget_filled(lambda step: _is_unfilled(state, step))
+    state.is_changing = False
+
+
+def _as_numbers(state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | None, tokens: Int32Array) -> Int32Array:
+    """Check how many tokens each row gets; None means one each."""
+    if counts is None and len(batch) == len(tokens):
+        return state.ones[: len(batch)]
+    given = np.ones(len(batch), np.int64) if counts is None else as_counts(counts, len(batch), "counts")
+    if given.min(initial=0) < 0 or given.max(initial=0) > len(tokens) or given.sum() != len(tokens):
+        raise TokenError(
+            f"the counts {given.tolist()[:8]} do not add up to the {len(tokens)} token ids that were given"
+        )
+    return given.astype(np.int32)
+
+
+def _refuse_filling(state: SpaceState, row: int, count: int, sampler: int, limit: int) -> NoReturn:
+    known, num_tokens = int(state.num_known[row]), int(state.rows[row, NUM_TOKENS])
+    if not is_unfilled(state.rows, state.num_known, row):
+        raise TokenError(f"row {row} cannot be filled: all of its {num_tokens} tokens are known")
+    if not sampler:
+        raise TokenError(
+            f"row {row} cannot be filled: its first unknown token, at position {known}, is sampled by the open step, "
+            "which is not planned yet"
+        )
+    if limit >= num_tokens:
+        raise TokenError(
+            f"row {row} cannot be filled: it has no slot for the token behind its drafts, at position {limit}; append "
+            "an unknown one first"
+        )
+    raise TokenError(f"row {row} cannot be filled with {count} tokens: its step sampled 1 to {limit - known + 1}")
+
+
+def _move_down(state: SpaceState, ledger: StepLedger, refused: Int32Array, limits: Int32Array) -> None:
+    """Move what steps in flight, and the open one, compute behind refused tokens."""
+    for step in ledger.unfilled:
+        lower_ranges(state.serials, refused, limits, step.rows, step.serials, step.starts, step.ends)
+        number = step.plan.step_id - state.num_steps_before
+        for group in state.groups:
+            starts, pool = step.starts_in(group.index), group.pool.arrays
+            repeat_pending(
+                pool, group.arrays, state.serials, refused, step.rows, step.serials, starts, step.ends, number
+            )
+        for feature in state.features:
+            feature.moved(step, refused)
+    rows = np.flatnonzero(refused).astype(np.int32)
+    for group in state.groups:
+        starts, ends = (np.ascontiguousarray(state.rows[rows, column]) for column in (group.planned, NUM_TOKENS))
+        serials = state.serials[rows]
+        repeat_pending(
+            group.pool.arrays, group.arrays, state.serials, refused, rows, serials, starts, ends, state.open_step
+        )
+
+
+def _is_unfilled(state: SpaceState, step: InFlightStep) -> bool:
+    return (
+        state.loops.count_unfilled(state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends) > 0
+    )
+
+
+def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
+    """A step is over: what it computed of known tokens is accepted, and full blocks of it are published."""
+    full_rows = state.row_scratch
+    before = state.rows[step.rows, NUM_ACCEPTED] if state.draft_tables else None
+    num_full, num_unfilled = state.loops.accept_computed(
+        state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns, full_rows
+    )
+    if before is not None:
+        accept_states(state, step.rows, before, state.rows[step.rows, NUM_ACCEPTED])
+    if num_unfilled:
+        ledger.over.append(step)
+    if num_full:
+        publish(state, ledger, full_rows[:num_full].copy())
+
+
+def drop_unsampled(state: SpaceState, rewound: list[int]) -> None:
+    """Steps failed: rewound rows lose the unknown tokens that these, or later steps, would have sampled."""
+    for row in rewound:
+        drop_unknown(state.rows, state.num_known, row)

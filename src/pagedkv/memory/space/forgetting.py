@@ -1,0 +1,100 @@
+"""Forgetting content by its name: a prompt, or what of it lies behind a position, and all that continues it.
+
+For content that is not to be asked for again, or must not be: a user's data, a branch that a search has given up.
+Nobody finds it from then on, on the device or on the host, in whichever group. Rows that hold any of it keep their
+blocks and run on; they publish nothing any more, so that it does not come back. What is loading meanwhile is found by
+nobody.
+
+Where no full-attention group of equal block size shows what continues a block, the prompt's own blocks are forgotten;
+what continues them cannot be hit without such a group, unless a window holds all that is read.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import NULL_BLOCK
+from pagedkv.memory.pool.causes import DISMISSED
+from pagedkv.memory.pool.digests import DIGEST_NBYTES
+from pagedkv.memory.pool.life_cycle import drop_name
+from pagedkv.memory.pool.prefix_index import find
+from pagedkv.memory.space.hits import Prompt
+from pagedkv.memory.space.matching import match_prompt
+from pagedkv.memory.space.prompts import digests_of_prefix
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.tables.row_record import freeze
+from pagedkv.memory.tables.rows import AT, LOST_ON_HOST, NUM_DIGESTED, STATUS, SWAPPED, VACANT
+from pagedkv.memory.tables.withdrawing import TAINTED, spread_taint
+
+__all__ = ["forget"]
+
+
+def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
+    """Take the names of what a prompt has cached from position ``start`` on; return how many blocks."""
+    if not state.config.prefix_caching:
+        return 0
+    state.is_changing = True
+    gone = [_digests_behind(state, lane, prompt, start) for lane in state.lanes]
+    num_dropped = sum(_drop(pool, gone, state) for pool in state.all_pools)
+    num_dropped += _drop_tails(state, prompt, start)
+    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
+        if any(_holds(state, group, row, gone[group.lane]) for group in state.cached_groups):
+            freeze(state.rows, row)
+    for loading in state.loads.values():
+        known = zip(loading.digests, gone, strict=True)
+        loading.is_frozen |= any(not digests.isdisjoint(_as_bytes(own)) for own, digests in known)
+    state.is_changing = False
+    return num_dropped
+
+
+def _digests_behind(state: SpaceState, lane: tuple[Group, ...], prompt: Prompt, start: int) -> set[bytes]:
+    """Digests of the prompt's blocks that reach beyond a position, and of all that is known to continue them."""
+    block_size = lane[0].block_size
+    own = digests_of_prefix(state, prompt, block_size, len(prompt.tokens) // block_size)[start // block_size :]
+    gone = set(_as_bytes(own))
+    for group in lane:
+        if group.keeps_whole_prefix:
+            arrays, name = group.pool.arrays, group.index + 1
+            marks = np.zeros(group.pool.num_blocks, np.uint8)
+            for digest in own:
+                marks[find(arrays, name, digest)] = TAINTED
+            marks[NULL_BLOCK] = 0
+            spread_taint(arrays, name, marks)
+            gone.update(_as_bytes(arrays.digests[np.flatnonzero(marks == TAINTED)]))
+    return gone
+
+
+def _drop(pool: BlockPool, gone: list[set[bytes]], state: SpaceState) -> int:
+    blocks = pool.prefix_index.named_blocks().tolist()
+    names = [state.groups[(pool.block(block).group or 0)].lane for block in blocks]
+    digests = _as_bytes(pool.arrays.digests[blocks])
+    found = [block for block, lane, digest in zip(blocks, names, digests, strict=True) if digest in gone[lane]]
+    for block in found:
+        drop_name(pool.arrays, block, DISMISSED)
+    return len(found)
+
+
+def _drop_tails(state: SpaceState, prompt: Prompt, start: int) -> int:
+    """Take the names of states that are kept inside intervals and that the prompt hits behind a position."""
+    num_dropped = 0
+    while True:
+        hit = match_prompt(state, prompt)
+        tails = [tail for tail in hit.tails if state.groups[tail.group] in state.state_groups]
+        if not tails or hit.num_tokens <= start:
+            return num_dropped
+        for tail in tails:
+            drop_name(state.groups[tail.group].pool.arrays, tail.block, DISMISSED)
+            num_dropped += 1
+
+
+def _holds(state: SpaceState, group: Group, row: int, gone: set[bytes]) -> bool:
+    """Tell whether a row holds content that is forgotten."""
+    is_on_host = state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
+    pool = group.host_pool if is_on_host and group.host_pool is not None else group.pool
+    table = group.arrays.table[row, : int(state.rows[row, int(group.arrays.parameters[AT]) + NUM_DIGESTED])]
+    return not gone.isdisjoint(_as_bytes(pool.arrays.digests[table[table != NULL_BLOCK]]))
+
+
+def _as_bytes(digests: npt.NDArray[np.uint32]) -> list[bytes]:
+    raw = np.ascontiguousarray(digests).tobytes()
+    return [raw[first : first + DIGEST_NBYTES] for first in range(0, len(raw), DIGEST_NBYTES)]

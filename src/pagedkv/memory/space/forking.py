@@ -1,0 +1,78 @@
+"""Forking: new rows that share every block of another one; and rows taken for new sequences."""
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import SequenceError, TooManySequencesError
+from pagedkv.memory.space.draft_states import require_accepted
+from pagedkv.memory.space.pending import note_reliance
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.tables.row_record import set_column, set_lengths
+from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, SURE, blocks_for
+
+__all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
+
+
+def require_vacant_rows(state: SpaceState, num_rows: int) -> None:
+    """Raise TooManySequencesError unless so many rows are vacant."""
+    if num_rows > len(state.vacant_rows):
+        raise TooManySequencesError(
+            f"{num_rows} more sequences need {num_rows} rows, but only {len(state.vacant_rows)} of "
+            f"max_sequences = {state.config.max_sequences} are vacant"
+        )
+
+
+def take_rows(state: SpaceState, num_rows: int) -> Int32Array:
+    """Take vacant rows for new sequences. The caller has made sure that there are so many."""
+    taken = np.array([state.vacant_rows.pop() for _ in range(num_rows)], np.int32)
+    state.clear_rows(taken, RUNNING)
+    return taken
+
+
+def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
+    """Note of new rows, whose numbers of tokens are set, what holds of ``parent`` whatever its length."""
+    rows = state.rows
+    state.loops.inherit(rows, state.planned_array, state.relies_on, state.publish_limits, parent, children)
+    for group in state.replaying_groups:
+        sure = group.arrays.parameters[SURE]
+        set_column(rows, children, sure, rows[parent, sure])
+    if parent in state.media_keys:
+        state.media_keys |= dict.fromkeys(children.tolist(), state.media_keys[parent])
+        state.media_reach[children] = state.media_reach[parent]
+    for feature in state.features:
+        feature.forked(parent, children)
+
+
+def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) -> Int32Array:
+    """Make new rows that share every block of ``parent``.
+
+    Raises:
+        TooManySequencesError: there are fewer vacant rows.
+        SequenceError: a recurrent state would have to be advanced for several sequences at once, or be rolled back.
+    """
+    rows = state.rows
+    if state.is_recurrent and rows[parent, NUM_PLANNED] < rows[parent, NUM_TOKENS]:
+        raise SequenceError(
+            f"row {parent} has tokens {rows[parent, NUM_PLANNED]} to {rows[parent, NUM_TOKENS]} not planned yet: "
+            "its recurrent state can be forked only after plan_step"
+        )
+    require_accepted(state, parent)
+    require_vacant_rows(state, num_children)
+    state.is_changing = True
+    children = take_rows(state, num_children)
+    num_tokens = int(rows[parent, NUM_TOKENS])
+    set_lengths(rows, children, num_tokens, int(rows[parent, NUM_ACCEPTED]))
+    if state.is_overlapped:
+        state.num_known[children] = state.num_known[parent]
+    inherit(state, parent, children)
+    for group in state.groups:
+        state.loops.fork_row(*group.view, parent, children)
+        table = group.arrays.table[parent, : blocks_for(num_tokens, group.block_size)]
+        note_reliance(state, ledger, group, children, table)
+    for chains in state.chains:
+        chains[children] = chains[parent]
+    for observer in state.observers:
+        observer.forked(parent, children, num_tokens)
+    state.is_changing = False
+    return children

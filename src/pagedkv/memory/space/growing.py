@@ -1,0 +1,329 @@
+"""Growing: tokens appended to, and slots reserved for, whole batches of rows, all of them or none.
+
+Loops know one number of drafts for all rows they are given. Where rows have different numbers, the batch is checked and
+its blocks are counted as a whole, and then its parts grow one after the other.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.answers import Shortage
+from pagedkv.memory.contract.arguments import as_count, as_counts
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import TokenError
+from pagedkv.memory.pool.blocks import NUM_FREE
+from pagedkv.memory.pool.charging import NOBODY
+from pagedkv.memory.space.batches import require_known, require_status
+from pagedkv.memory.space.draft_states import count_draft_blocks, require_drafts, take_states
+from pagedkv.memory.space.pending import leave_shared_blocks
+from pagedkv.memory.space.publishing import publish, tag_blocks
+from pagedkv.memory.space.scarcity import Needs, find_shortage
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.states import give_way
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.space.tenants import batches_by_tenant
+from pagedkv.memory.tables.growing import count_copies
+from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_DRAFT_STATES, NUM_TOKENS, RUNNING
+
+__all__ = ["Growth", "append", "as_growth", "extend", "grow", "growth_shortage", "require_growth"]
+
+
+class Growth(NamedTuple):
+    """What a batch of rows is to grow by, checked as far as it can be without looking at the rows.
+
+    Args:
+        batch: int32 ``[n]``, the rows.
+        starts: int32 ``[n]``, the tokens that each row has, once :func:`require_growth` has looked.
+        counts: int32 ``[n]``, tokens that each row gets.
+        num_tokens: their sum; most: the largest of them.
+        num_lookahead: slots reserved beyond the tokens of every row.
+        num_draft: trailing tokens of every row that are guesses; where rows differ, the most.
+        is_unknown: nobody knows any of the tokens yet.
+        drafts: int32 ``[n]``, trailing tokens of each row that are guesses, where rows differ.
+    """
+
+    batch: Int32Array
+    starts: Int32Array
+    counts: Int32Array
+    num_tokens: int
+    most: int
+    num_lookahead: int
+    num_draft: int
+    is_unknown: bool = False
+    drafts: Int32Array | None = None
+
+    def at(self, places: npt.NDArray[np.integer]) -> "Growth":
+        """Give the same of some rows."""
+        drafts = None if self.drafts is None else self.drafts[places]
+        return self._replace(batch=self.batch[places], counts=self.counts[places], drafts=drafts)
+
+    def parts(self) -> Iterator[tuple["Growth", npt.NDArray[np.integer]]]:
+        """Split it into rows of equally many drafts, with their places. O(rows x different numbers of drafts)."""
+        assert self.drafts is not None, "rows have equally many drafts"
+        for num_draft in np.unique(self.drafts).tolist():
+            places = np.flatnonzero(self.drafts == num_draft)
+            part = self.at(places)
+            yield part._replace(starts=self.starts[places], num_draft=num_draft, drafts=None), places
+
+
+def as_growth(
+    state: SpaceState,
+    batch: Int32Array,
+    counts: npt.ArrayLike | None,
+    num_lookahead: int,
+    num_draft: int | npt.ArrayLike,
+) -> Growth:
+    """Check the counts of a growth; None means one token each.
+
+    Raises:
+        TokenError: counts, or numbers of drafts, that are not integers, not one for each row, or negative.
+        ConfigurationError: ``num_lookahead``, or ``num_draft`` as one number, is negative or no integer.
+    """
+    if type(num_lookahead) is not int or num_lookahead:  # a decode step's plain 0 is not asked about
+        num_lookahead = as_count(num_lookahead, "num_lookahead")
+    drafts: Int32Array | None = None
+    if type(num_draft) is not int or num_draft:
+        num_draft, drafts = _as_drafts(num_draft, len(batch), state.config.max_tokens)
+    assert isinstance(num_draft, int)
+    if num_draft:
+        require_drafts(state, num_draft)
+    starts = state.start_scratch[: len(batch)]
+    if counts is None:
+        growth = Growth(batch, starts, state.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
+        return growth if drafts is None else growth._replace(drafts=drafts)
+    growing = as_counts(counts, len(batch), "counts")
+    most = int(growing.max(initial=0))
+    if growing.min(initial=0) < 0 or most > state.config.max_tokens:
+        raise TokenError(
+            f"counts must lie between 0 and max_tokens = {state.config.max_tokens}, got {growing.min()} to {most}"
+        )
+    each, total = growing.astype(np.int32), int(growing.sum())
+    growth = Growth(batch, starts, each, total, most, num_lookahead, num_draft)
+    return growth if drafts is None else growth._replace(drafts=drafts)
+
+
+def _as_drafts(num_draft: int | npt.ArrayLike, num_rows: int, max_tokens: int) -> tuple[int, Int32Array | None]:
+    """Check one number of drafts, or one a row: the most, and each row's where they differ."""
+    if not isinstance(num_draft, list | tuple | np.ndarray) or (
+        isinstance(num_draft, np.ndarray) and not num_draft.ndim
+    ):
+        return as_count(num_draft, "num_draft"), None
+    drafts = as_counts(num_draft, num_rows, "num_draft")
+    least, most = int(drafts.min(initial=0)), int(drafts.max(initial=0))
+    if least < 0 or most > max_tokens:
+        raise TokenError(f"num_draft must lie between 0 and max_tokens = {max_tokens}, got {least} to {most}")
+    return most, drafts.astype(np.int32) if len(drafts) and drafts.min() < most else None
+
+
+def require_growth(state: SpaceState, growth: Growth) -> None:
+    """Check that the rows can grow so.
+
+    Raises:
+        SequenceError: a row that is not running, or named twice.
+        TokenError: more drafts than tokens, or a row that would exceed ``max_tokens``.
+    """
+    most_tokens = state.config.max_tokens - growth.num_lookahead
+    batch, counts = growth.batch, growth.counts
+    num_draft = growth.num_draft if growth.drafts is None else 0
+    place = state.loops.first_unfit_growth(
+        state.rows, batch, counts, num_draft, most_tokens, state.next_mark(), growth.starts
+    )
+    if place < 0 and growth.drafts is not None and (counts < growth.drafts).any():
+        place = int((counts < growth.drafts).argmax())
+    if place >= 0:
+        require_status(state, batch, RUNNING)
+        row = int(batch[place])
+        num_draft = growth.num_draft if growth.drafts is None else int(growth.drafts[place])
+        raise TokenError(
+            f"row {row} cannot take {counts[place]} tokens, {num_draft} of them drafts, and "
+            f"{growth.num_lookahead} lookahead slots: it has {state.rows[row, NUM_TOKENS]} tokens, and "
+            f"max_tokens = {state.config.max_tokens}"
+        )
+
+
+def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
+    """Tell exactly whether the free blocks suffice for growing. Changes nothing."""
+    if _is_ample(state, growth):
+        return None
+    return find_shortage(state, _needed_blocks(state, growth)[0])
+
+
+def _is_ample(state: SpaceState, growth: Growth) -> bool:
+    """Tell whether there is, in every group, a block for every slot and a copy on write: a generous bound."""
+    if state.tenant_names:
+        return False
+    bound = len(growth.batch) * (growth.most + growth.num_lookahead + 1) * len(state.groups)
+    if state.draft_tables:
+        bound += len(growth.batch) * sum(
+            int(drafts.arrays.parameters[NUM_DRAFT_STATES]) for drafts in state.draft_tables
+        )
+    return all(bound <= counts[NUM_FREE] for counts in state.pool_counts)
+
+
+def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
+    """Count, by tenant and pool, the blocks that growing must have, and with the copies that keep states.
+
+    Rows of different tenants share no partly filled block: forks have their parent's.
+    """
+    if not state.tenant_names:
+        needed, keeping = _needed_blocks_of_one(state, growth)
+        return {NOBODY: needed}, {NOBODY: keeping}
+    counted = {
+        tenant: _needed_blocks_of_one(state, growth.at(places))
+        for tenant, places in batches_by_tenant(state, growth.batch)
+    }
+    return (
+        {tenant: needed for tenant, (needed, _) in counted.items()},
+        {tenant: keeping for tenant, (_, keeping) in counted.items()},
+    )
+
+
+def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, int], dict[str, int]]:
+    """Count, by pool, the blocks of rows of one tenant."""
+    needed = dict.fromkeys(state.pools, 0)
+    keeping = dict.fromkeys(state.pools, 0)
+    for group in state.groups:
+        shared = state.row_scratch
+        num_new, num_writers = state.loops.count_growth(
+            group.pool.arrays.records,
+            group.arrays,
+            state.rows,
+            growth.batch,
+            growth.counts,
+            growth.num_lookahead,
+            shared,
+        )
+        if num_writers and group.arrays.parameters[NUM_DRAFT_STATES] and not growth.is_unknown:
+            num_writers = _count_writers(state, group, growth, shared)
+        num_copies, num_kept = count_copies(group.pool.arrays, shared[:num_writers]) if num_writers else (0, 0)
+        needed[group.pool.name] += num_new + num_copies
+        keeping[group.pool.name] += num_new + num_copies + num_kept
+    if state.draft_tables:
+        for part in [growth] if growth.drafts is None else [part for part, _ in growth.parts()]:
+            for pool, count in count_draft_blocks(
+                state, part.batch, part.counts, part.num_draft, is_unknown=growth.is_unknown
+            ).items():
+                needed[pool] += count
+                keeping[pool] += count
+    return needed, keeping
+
+
+def _count_writers(state: SpaceState, group: Group, growth: Growth, shared: Int32Array) -> int:
+    """Count the rows that copy their state on write: not those that accept one which nobody else has."""
+    rows, records = state.rows[growth.batch], group.pool.arrays.records
+    copies = rows[:, group.planned] <= rows[:, NUM_ACCEPTED]
+    batch, counts = growth.batch[copies], growth.counts[copies]
+    _, num_writers = state.loops.count_growth(
+        records, group.arrays, state.rows, batch, counts, growth.num_lookahead, shared
+    )
+    return int(num_writers)
+
+
+def append(
+    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
+) -> list[tuple[int, int]] | Shortage:
+    """Grow rows, or return the shortage with nothing changed.
+
+    Returns the copies on write in the first group's pool.
+
+    Raises:
+        TokenError: the counts do not add up to the number of tokens; see also :func:`require_growth`.
+    """
+    if growth.num_tokens != len(tokens):
+        raise TokenError(f"the counts add up to {growth.num_tokens}, but {len(tokens)} token ids were given")
+    require_growth(state, growth)
+    if state.is_overlapped:
+        require_known(state, growth.batch, "appended to")
+    shortage = growth_shortage(state, growth)
+    if shortage is not None:
+        return shortage
+    state.is_changing = True
+    copies = extend(state, ledger, growth, tokens)
+    state.is_changing = False
+    return copies
+
+
+def extend(state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array) -> list[tuple[int, int]]:
+    """Grow rows for which there are enough blocks, and publish; return the copies in the first group's pool."""
+    copies, any_full = grow(state, ledger, growth, tokens)
+    if state.is_overlapped:
+        state.num_known[growth.batch[growth.counts > 0]] = 0
+    if any_full:
+        publish(state, ledger, growth.batch)
+    for observer in state.observers:
+        observer.grown(growth.batch)
+    return copies
+
+
+def grow(
+    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
+) -> tuple[list[tuple[int, int]], int]:
+    """Give every group its blocks; return the copies on write in the first group's pool, and if a block is full."""
+    if state.state_groups and not _is_ample(state, growth):
+        _, keeping = _needed_blocks(state, growth)
+        if find_shortage(state, keeping) is not None:
+            give_way(state, growth.batch[growth.counts > 0])
+    if ledger.shares_pending:
+        leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
+    if growth.drafts is None:
+        copies, any_full = _grow_evenly(state, ledger, growth, tokens)
+    else:
+        copies, any_full = _grow_by_parts(state, ledger, growth, tokens)
+    if state.media_keys:
+        _tag_media(state, growth)
+    return copies, any_full
+
+
+def _grow_by_parts(
+    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
+) -> tuple[list[tuple[int, int]], int]:
+    """Grow rows of different numbers of drafts, those of equal numbers together."""
+    ends = np.cumsum(growth.counts)
+    copies: list[tuple[int, int]] = []
+    any_full = 0
+    starts = growth.starts.copy()  # the loops' own scratch
+    for part, places in growth._replace(starts=starts).parts():
+        mine = np.concatenate([tokens[ends[place] - growth.counts[place] : ends[place]] for place in places.tolist()])
+        added, fills = _grow_evenly(state, ledger, part, mine)
+        copies += added
+        any_full |= fills
+    return copies, any_full
+
+
+def _grow_evenly(
+    state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
+) -> tuple[list[tuple[int, int]], int]:
+    """Grow rows that all have as many drafts."""
+    if state.draft_tables:
+        take_states(state, growth.batch, growth.counts, growth.num_draft, is_unknown=growth.is_unknown)
+    scratch = state.copy_scratch
+    first_copies: list[tuple[int, int]] = []
+    any_full = 0
+    for group in state.groups:
+        pool = group.pool
+        num_copies, fills = state.loops.grow(
+            *group.view,
+            growth.batch,
+            growth.starts,
+            growth.counts,
+            tokens,
+            growth.num_lookahead,
+            scratch,
+            growth.num_draft,
+        )
+        any_full |= fills
+        if num_copies:
+            added = ledger.add_copies(pool.name, scratch[:num_copies])
+            if pool is state.groups[0].pool:
+                first_copies += added
+    return first_copies, any_full
+
+
+def _tag_media(state: SpaceState, growth: Growth) -> None:
+    """Note the extra keys of new blocks, in rows that have grown into a medium."""
+    for row in growth.batch[growth.starts < state.media_reach[growth.batch]].tolist():
+        if row in state.media_keys:
+            tag_blocks(state, row, state.media_keys[row])

@@ -1,0 +1,41 @@
+"""Giving the device's memory back: an engine that sleeps, or hands its memory to training, keeps nothing there.
+
+What stands on the host stays: sequences that are swapped out come back once there is memory again.
+"""
+
+import numpy as np
+
+from pagedkv.memory.contract.answers import InvalidatedMemory
+from pagedkv.memory.contract.errors import StepError
+from pagedkv.memory.contract.spec import Row
+from pagedkv.memory.pool.causes import INVALIDATED
+from pagedkv.memory.space.holding import tickets_out
+from pagedkv.memory.space.loading import freeze_loads
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.tables.row_record import set_status
+from pagedkv.memory.tables.rows import LOST, RUNNING, STATUS
+
+__all__ = ["invalidate_memory"]
+
+
+def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemory:
+    """Drop the names of all device blocks, and lose the rows that run.
+
+    Raises:
+        StepError: steps are in flight, or the open plan moves blocks; nothing was changed.
+    """
+    if ledger.in_flight:
+        ids = [step.plan.step_id for step in ledger.in_flight]
+        raise StepError(f"memory cannot be given back while steps {ids} are in flight: acknowledge or abort them")
+    if ledger.has_moves:
+        raise StepError("memory cannot be given back while the open plan copies or swaps blocks: plan the step first")
+    state.is_changing = True
+    for pool in state.pools.values():
+        pool.clear_names(INVALIDATED)
+    ledger.forget_duplicates()
+    running = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
+    set_status(state.rows, running, LOST)
+    answer = InvalidatedMemory(tuple(map(Row, running.tolist())), tickets_out(state), freeze_loads(state))
+    state.is_changing = False
+    return answer

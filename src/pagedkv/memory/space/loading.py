@@ -1,0 +1,243 @@
+"""Prefixes that come from elsewhere: another tier, another machine.
+
+A load is no step and takes no row: it holds the blocks of its prefix, the hit before them included, and is completed,
+in whole or in part, or failed, in any order and whatever the steps do meanwhile::
+
+    load ------------------------------> finish_load(load)           named: the next prompt hits it
+      |   blocks reserved, to be filled      |                       not loaded: given back empty
+      |   a match says where a load begins   finish_load(load, 0)    it failed
+
+What is being loaded is never hit before: its blocks have no names. Where a step loads what it then computes on, one
+call is enough: ``allocate(prompt, num_external_tokens=n)``.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.answers import Allocation, Load, Shortage
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import BlockError, ConfigurationError, TokenError
+from pagedkv.memory.pool.block_keys import keys_of_blocks
+from pagedkv.memory.pool.blocks import NULL_BLOCK, PENDING_STEP
+from pagedkv.memory.pool.holding import claim_all
+from pagedkv.memory.space.admission import Admission, allocate, free_blocks_needed, seat_prompt
+from pagedkv.memory.space.declaring import declare
+from pagedkv.memory.space.forking import require_vacant_rows
+from pagedkv.memory.space.growing import as_growth, extend, require_growth
+from pagedkv.memory.space.hits import PrefixHit, Prompt
+from pagedkv.memory.space.holding import give_back, take_ticket
+from pagedkv.memory.space.matching import match_again, match_prompt
+from pagedkv.memory.space.prompts import digests_of_prefix
+from pagedkv.memory.space.publishing import tag
+from pagedkv.memory.space.scarcity import find_shortage
+from pagedkv.memory.space.state import Loading, SpaceState
+from pagedkv.memory.space.states import checkpoint_of
+from pagedkv.memory.space.steps import StepLedger, read_only
+from pagedkv.memory.tables.loading import count_to_load, publish_loaded, take_to_load, unname_unfilled
+from pagedkv.memory.tables.rows import HIT_ALIGNMENT
+
+__all__ = ["allocate_loaded", "finish_load", "freeze_loads", "load", "load_that_continues"]
+
+NO_BLOCKS: Final = np.zeros(0, np.int32)
+
+
+def load(  # noqa: PLR0913, PLR0917 - what is loaded, as the front door has checked it
+    state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int], tenant: int
+) -> Load | Shortage | None:
+    """Reserve blocks for the first ``num_tokens`` tokens of a prompt; None if no block of them is to be loaded.
+
+    ``epochs`` are the oldest and the newest that contributed to what is brought, where epochs are counted.
+
+    Raises:
+        ConfigurationError: the space has no prefix caching.
+        TokenError: the prompt has fewer tokens.
+    """
+    if not state.config.prefix_caching:
+        raise ConfigurationError("a prefix is loaded into the prefix cache: this space has prefix_caching=False")
+    if num_tokens > len(prompt.tokens):
+        raise TokenError(f"{num_tokens} tokens cannot be loaded of a prompt that has {len(prompt.tokens)}")
+    alignment = int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT])
+    num_whole = num_tokens // alignment * alignment
+    hit = match_settled(state, prompt, num_whole)
+    if hit.num_tokens >= num_whole:
+        return None
+    shortage = find_shortage(state, {tenant: _num_needed(state, hit, num_whole)})
+    if shortage is not None:
+        return shortage
+    state.is_changing = True
+    for feature in state.features:
+        feature.taking(tenant)
+        for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+            feature.reviving(group.pool, blocks)
+    for group, blocks in zip(state.groups, hit.block_ids, strict=True):
+        claim_all(group.pool.arrays, blocks[blocks != NULL_BLOCK])
+    answer = _take(state, ledger, prompt._replace(tokens=prompt.tokens[:num_whole].copy()), hit)
+    for feature in state.features:
+        feature.taken(tenant)
+        feature.load_begun(answer, hit, epochs)
+    state.is_changing = False
+    return answer
+
+
+def match_settled(state: SpaceState, prompt: Prompt, most: int) -> PrefixHit:
+    """Match a prompt, but nothing that a step is still to compute: nobody else could take that over.
+
+    Nor a state kept inside an interval, which whoever goes on from it copies.
+    """
+    while True:
+        hit = match_prompt(state, prompt._replace(max_hit_tokens=min(most, prompt.max_hit_tokens)))
+        unsettled = [
+            int(np.argmax(pending)) * group.block_size
+            for group, blocks in zip(state.groups, hit.block_ids, strict=True)
+            if (pending := group.pool.arrays.records[blocks, PENDING_STEP] > state.settled_step).any()
+        ]
+        if not unsettled and not hit.tails:
+            return hit
+        alignment = int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT])
+        most = min([*unsettled, hit.num_tokens // alignment * alignment])
+
+
+def _num_needed(state: SpaceState, hit: PrefixHit, num_tokens: int) -> dict[str, int]:
+    """Count, by pool, the free blocks that a load takes, those of its hit included."""
+    needed = dict.fromkeys(state.pools, 0)
+    for group, num_free in zip(state.groups, hit.num_free, strict=True):
+        if not group.stays_out:
+            needed[group.pool.name] += num_free + count_to_load(group.arrays, hit.num_tokens, num_tokens)
+    return needed
+
+
+def _take(state: SpaceState, ledger: StepLedger, prompt: Prompt, hit: PrefixHit) -> Load:
+    """Take the blocks behind a hit, and tickets for all."""
+    encodings = [
+        keys_of_blocks(
+            prompt.keys, state.identity_epoch, lane[0].block_size, 0, len(prompt.tokens) // lane[0].block_size
+        )
+        for lane in state.lanes
+    ]
+    state.extra_keys.intern_all([encoding for by_block in encodings for encoding in by_block.values()])
+    digests = [
+        digests_of_prefix(state, prompt, lane[0].block_size, len(prompt.tokens) // lane[0].block_size)
+        for lane in state.lanes
+    ]
+    taken, parents = [], []
+    for group, hits in zip(state.groups, hit.block_ids, strict=True):
+        num_blocks = 0 if group.stays_out else len(prompt.tokens) // group.block_size
+        blocks = np.zeros(num_blocks - len(hits), np.int32)
+        if num_blocks:
+            group_digests = digests[group.lane]
+            take_to_load(group.pool.arrays, group.arrays, prompt.tokens, group_digests, hit.num_tokens, blocks)
+            tag(state, group, blocks, len(hits), encodings[group.lane])
+        taken.append(blocks)
+        parents.append(int(hits[-1]) if len(hits) else NULL_BLOCK)
+    state.num_loads += 1
+    in_flight = ledger.in_flight
+    after_step = in_flight[-1].plan.step_id if in_flight and state.config.in_order else None
+    answer = Load(state.num_loads, hit.num_tokens, len(prompt.tokens), tuple(map(read_only, taken)), after_step)
+    tickets = [take_ticket(state, name, _blocks_in(state, name, hit.block_ids, taken)) for name in state.pools]
+    state.loads[answer] = Loading(parents, digests, tickets)
+    return answer
+
+
+def _blocks_in(state: SpaceState, pool: str, hits: tuple[Int32Array, ...], taken: list[Int32Array]) -> Int32Array:
+    """All blocks of one pool that a load holds."""
+    parts = [
+        blocks[blocks != NULL_BLOCK]
+        for group, found, new in zip(state.groups, hits, taken, strict=True)
+        if group.pool.name == pool
+        for blocks in (found, new)
+    ]
+    return np.concatenate([NO_BLOCKS, *parts])
+
+
+def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None:
+    """Name what was loaded, and give the blocks back.
+
+    Raises:
+        BlockError: it is no load that is under way here; nothing was changed.
+        TokenError: more tokens than it was to bring.
+    """
+    if not isinstance(answer, Load):
+        raise BlockError(f"finish_load takes what load returned, got {answer!r}")
+    if answer not in state.loads:
+        raise BlockError(f"{answer!r} is not under way here: it was finished before, or another space gave it out")
+    loaded = answer.num_tokens if num_tokens is None else num_tokens
+    if loaded > answer.num_tokens:
+        raise TokenError(f"{loaded} tokens were loaded, but {answer!r} was to bring {answer.num_tokens}")
+    state.is_changing = True
+    loading = state.loads.pop(answer)
+    if not loading.is_frozen:
+        for group, blocks, parent in zip(state.groups, answer.block_ids, loading.parents, strict=True):
+            first = answer.num_hit_tokens // group.block_size
+            filled = blocks[: max(0, loaded // group.block_size - first)]
+            if not group.stays_out:
+                digests = loading.digests[group.lane]
+                publish_loaded(group.pool.arrays, group.arrays, parent, digests, first, filled)
+    for ticket in loading.tickets:
+        give_back(state, ticket)
+    state.is_changing = False
+
+
+def freeze_loads(state: SpaceState) -> tuple[Load, ...]:
+    """Note that what is being loaded is to be found by nobody; return the loads."""
+    for loading in state.loads.values():
+        loading.is_frozen = True
+    return tuple(state.loads)
+
+
+def load_that_continues(state: SpaceState, prompt: Prompt, hit: PrefixHit) -> Load | None:
+    """Tell which load brings what a prompt asks for next behind its hit. O(loads + prompt) where anything is loaded."""
+    lane = state.lanes[0][0]
+    index = hit.num_tokens // lane.block_size
+    if (index + 1) * lane.block_size > len(prompt.tokens):
+        return None
+    digest = digests_of_prefix(state, prompt, lane.block_size, index + 1)[index:]
+    for answer, loading in state.loads.items():
+        known = loading.digests[0][index : index + 1]
+        if not loading.is_frozen and len(known) == len(digest) == 1 and (known == digest).all():
+            return answer
+    return None
+
+
+def allocate_loaded(
+    state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None, num_external: int
+) -> Allocation | Shortage:
+    """Admit a prompt whose first ``num_external`` tokens the engine brings in the step that is open.
+
+    What hits need not be brought, but in groups outside prefix caching, which have nothing of a hit. Where more hits
+    than is brought, nothing is.
+
+    Raises:
+        TokenError: no token would be left to be computed.
+    """
+    prompt = admission.prompt
+    num_tokens = len(prompt.tokens)
+    if num_external >= num_tokens:
+        raise TokenError(f"{num_external} of {num_tokens} tokens come from elsewhere: one at least must be computed")
+    hit = match_again(state, prompt, answer)
+    if hit.num_tokens >= num_external:
+        return allocate(state, ledger, admission, hit)
+    hit = match_settled(state, prompt, min(num_external, hit.max_hit_tokens))
+    shortage = find_shortage(state, {admission.tenant: free_blocks_needed(state, admission, hit)})
+    if shortage is not None:
+        return shortage
+    require_vacant_rows(state, admission.num_sequences)
+    brought, rest = prompt.tokens[:num_external], prompt.tokens[num_external:]
+    num_digests = num_external // state.cached_groups[0].block_size
+    beginning = prompt._replace(tokens=brought, digests=prompt.digests[:num_digests])
+    reserve = len(rest) + admission.num_lookahead
+    state.is_changing = True
+    state.version += 1
+    seated = admission._replace(prompt=beginning, num_lookahead=reserve)
+    row = seat_prompt(state, ledger, seated, hit)
+    batch = np.array([row], np.int32)
+    for group in state.cached_groups:
+        unname_unfilled(group.pool.arrays, group.arrays, row, hit.num_tokens, num_external)
+    declare(state, ledger, batch)
+    growth = as_growth(state, batch, [len(rest)], admission.num_lookahead, 0)
+    require_growth(state, growth)
+    copies = extend(state, ledger, growth, rest)
+    assert copies == [], f"row {row} copies what it has just been given"
+    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
+    state.is_changing = False
+    return allocation

@@ -1,0 +1,154 @@
+"""The loops of one space that run every step, specialized to the types of its arrays.
+
+What they do is said where they are written, in :mod:`pagedkv.memory.pool` and :mod:`pagedkv.memory.tables`; here they
+only lose the cost of finding out the types of a dozen arrays on every call (see
+:func:`~pagedkv.memory.compilation.compiled.specialize`).
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import is_compiling_at_all, specialize
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.pool.blocks import PoolArrays
+from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
+from pagedkv.memory.pool.life_cycle import reuse_all, settle
+from pagedkv.memory.tables.batches import first_unfit_row
+from pagedkv.memory.tables.digesting import digest_new_blocks
+from pagedkv.memory.tables.drafting import count_slots, give_slots_back, make_current, take_slots
+from pagedkv.memory.tables.explaining import BookArrays, record_miss
+from pagedkv.memory.tables.filling import (
+    accept_computed,
+    advance,
+    begin_unknown,
+    count_unfilled,
+    find_samplers,
+    first_unfilled,
+    first_unfit_fill,
+    is_any_unlimited,
+    note_accepted,
+    write_known,
+)
+from pagedkv.memory.tables.forking import fork_row, inherit
+from pagedkv.memory.tables.growing import count_growth, first_unfit_growth, grow
+from pagedkv.memory.tables.matching import (
+    collect_servable,
+    count_free,
+    first_other_block,
+    longest_servable,
+    match_chain,
+    missing_block,
+)
+from pagedkv.memory.tables.merging import merge_duplicates
+from pagedkv.memory.tables.pending import last_pending_step
+from pagedkv.memory.tables.planning import (
+    collect_firsts,
+    collect_new,
+    collect_ranges,
+    collect_touched,
+    collect_unknown,
+    collect_writes,
+)
+from pagedkv.memory.tables.publishing import count_unpublished, publish_new_blocks
+from pagedkv.memory.tables.releasing import count_leaving, release_rows
+from pagedkv.memory.tables.row_record import clear_rows
+from pagedkv.memory.tables.rows import GroupArrays
+from pagedkv.memory.tables.seating import seat
+from pagedkv.memory.tables.truncating import accept, first_unfit_length, shrink
+
+__all__ = ["DraftLoops", "SpaceLoops"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Loops:
+    """Machine code of some loops for arrays of given types: attributes named like the loops."""
+
+    def _ready(self, loop: Callable[P, R], *examples: P.args, **named: P.kwargs) -> Callable[P, R]:
+        """Give what compiles a loop, or loads it from disk, when it is first called, and takes its own place then.
+
+        So a space compiles what is asked of it and no more.
+        """
+        if not is_compiling_at_all():
+            return specialize(loop, *examples, **named)
+        owner = weakref.ref(self)  # a space that is given up takes its arrays with it at once
+
+        def first_call(*args: P.args, **kwargs: P.kwargs) -> R:
+            entry = specialize(loop, *examples, **named)
+            setattr(owner(), cast("Any", loop).__name__, entry)
+            return entry(*args, **kwargs)
+
+        return first_call
+
+
+class SpaceLoops(_Loops):
+    """Machine code for arrays of the types that a space has. Callers pass contiguous arrays of the given dtypes."""
+
+    def __init__(self, pool: PoolArrays, group: GroupArrays, rows: Int32Array, extra_keys: ExtraKeyArrays) -> None:
+        """Name the types of their arguments. O(1)."""
+        ids = np.zeros(0, np.int32)
+        longs = np.zeros(0, np.int64)
+        records = np.zeros((0, 0), np.int64)
+        book = BookArrays(records, records, longs)
+        pairs = np.zeros((0, 2), np.int32)
+        words: Uint32Array = np.zeros((0, 8), np.uint32)
+        self.find_samplers = self._ready(find_samplers, ids, ids, ids, ids, ids, ids, 0, ids, ids)
+        self.is_any_unlimited = self._ready(is_any_unlimited, ids, ids, ids)
+        self.first_unfilled = self._ready(first_unfilled, rows, ids, ids)
+        self.first_unfit_fill = self._ready(first_unfit_fill, rows, ids, ids, ids, ids, ids, 0, 0)
+        self.write_known = self._ready(write_known, pool, group, ids, ids, ids, ids)
+        self.advance = self._ready(advance, pool, rows, ids, ids, ids, ids, ids, ids)
+        self.count_unfilled = self._ready(count_unfilled, rows, ids, ids, ids, ids, ids)
+        self.accept_computed = self._ready(accept_computed, rows, ids, ids, ids, ids, ids, pairs, ids)
+        self.note_accepted = self._ready(note_accepted, rows, ids, ids, ids)
+        self.begin_unknown = self._ready(begin_unknown, rows, ids, ids, ids, ids)
+        self.collect_unknown = self._ready(collect_unknown, rows, ids, ids, ids, 0, 0, 0, 0, 0)
+        self.match_chain = self._ready(match_chain, pool, group, ids, ids, extra_keys, words, ids)
+        self.longest_servable = self._ready(longest_servable, pool, group, ids, ids, words, 0)
+        self.missing_block = self._ready(missing_block, pool, group, ids, ids, words, 0, 0)
+        self.collect_servable = self._ready(collect_servable, pool, group, ids, ids, words, 0, 0, ids)
+        self.count_free = self._ready(count_free, pool.records, ids)
+        self.first_other_block = self._ready(first_other_block, pool, group, ids, ids)
+        self.reuse_all = self._ready(reuse_all, pool, ids)
+        self.last_pending_step = self._ready(last_pending_step, pool.records, pool.counts, ids)
+        self.seat = self._ready(seat, pool, group, rows, 0, ids, ids, 0)
+        self.digest_new_blocks = self._ready(digest_new_blocks, pool, group, rows, ids, words, extra_keys)
+        self.count_unpublished = self._ready(count_unpublished, group, rows, ids)
+        self.publish_new_blocks = self._ready(publish_new_blocks, pool, group, rows, ids, pairs, ids, words)
+        self.first_unfit_row = self._ready(first_unfit_row, rows, ids, 0, 0)
+        self.fork_row = self._ready(fork_row, pool, group, rows, 0, ids)
+        self.inherit = self._ready(inherit, rows, ids, ids, ids, 0, ids)
+        self.first_unfit_growth = self._ready(first_unfit_growth, rows, ids, ids, 0, 0, 0, ids)
+        self.count_growth = self._ready(count_growth, pool.records, group, rows, ids, ids, 0, ids)
+        self.grow = self._ready(grow, pool, group, rows, ids, ids, ids, ids, 0, pairs, 0)
+        self.first_unfit_length = self._ready(first_unfit_length, pool, group, rows, ids, longs)
+        self.shrink = self._ready(shrink, pool, group, rows, ids, longs, ids)
+        self.accept = self._ready(accept, rows, ids, longs)
+        self.release_rows = self._ready(release_rows, pool, group, rows, ids, ids)
+        self.count_leaving = self._ready(count_leaving, rows, ids, ids)
+        self.clear_rows = self._ready(clear_rows, rows, ids, ids, ids, ids, 0)
+        self.merge_duplicates = self._ready(merge_duplicates, pool, group, rows, pairs, ids, 0)
+        self.settle = self._ready(settle, pool, 0)
+        self.record_miss = self._ready(record_miss, pool, group, extra_keys, ids, ids, 0, 0, ids, book)
+        self.collect_touched = self._ready(collect_touched, rows, ids, pairs)
+        self.collect_writes = self._ready(collect_writes, group, rows, ids, ids, 0, 0, 0)
+        self.collect_ranges = self._ready(collect_ranges, rows, ids, ids, 0, 0, 0, ids)
+        self.collect_new = self._ready(collect_new, pool.records, pool.counts, ids, 0, 0)
+
+
+class DraftLoops(_Loops):
+    """The same of loops over draft states, for spaces that keep any."""
+
+    def __init__(self, pool: PoolArrays, group: GroupArrays, rows: Int32Array) -> None:
+        """Name the types of their arguments. O(1)."""
+        ids = np.zeros(0, np.int32)
+        is_so = False
+        self.count_slots = self._ready(count_slots, pool, group, group, rows, ids, ids, 0, is_so)
+        self.take_slots = self._ready(take_slots, pool, group, rows, ids, ids, 0, is_so)
+        self.make_current = self._ready(make_current, pool, group, group, rows, ids, ids, ids)
+        self.give_slots_back = self._ready(give_slots_back, pool, group, rows, ids, is_so)
+        self.collect_firsts = self._ready(collect_firsts, rows, ids, 0, 0, 0)

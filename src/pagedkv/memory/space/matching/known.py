@@ -1,0 +1,128 @@
+"""What is known of a prompt before lengths are compared: the value that the passes behind the first one start from.
+
+Groups are of two kinds. One that keeps whole prefixes shows a *chain*. Of one whose prefix may be gone (windows,
+chunks, states) only what a hit of some length needs is looked up, by digest: its *lookup* has the digests of the
+prompt's blocks.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.pool.blocks import PoolArrays
+from pagedkv.memory.pool.digests import ROOT_WORDS, digest_prompt
+from pagedkv.memory.space.checkpoints import Tail
+from pagedkv.memory.space.hits import Prompt
+from pagedkv.memory.space.matching.chains import Chains
+from pagedkv.memory.space.prompts import NO_IDS, UNKNOWN_KEY
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.tables.rows import HIT_ALIGNMENT, GroupArrays
+
+__all__ = ["Ending", "Known", "Lookup", "know"]
+
+LookupArguments: TypeAlias = tuple[PoolArrays, GroupArrays, Int32Array, Int32Array, Uint32Array]
+
+
+class Lookup(NamedTuple):
+    """A group whose prefix may be gone, ready to be asked.
+
+    Args:
+        group: the group.
+        arguments: what loops that look its blocks up take first: the group's pool and arrays, the prompt's tokens, the
+            ids of its blocks' extra keys, and their digests, uint32 ``[blocks, 8]``.
+    """
+
+    group: Group
+    arguments: LookupArguments
+
+    @property
+    def num_known(self) -> int:
+        """How many blocks of the prompt have a digest."""
+        return len(self.arguments[-1])
+
+    def parent_of(self, index: int) -> Uint32Array:
+        """Digest of what comes before a logical block, of which the one before it has a digest."""
+        parent: Uint32Array = self.arguments[-1][index - 1] if index else ROOT_WORDS
+        return parent
+
+
+class Known(NamedTuple):
+    """A prompt, and what is known of it.
+
+    Args:
+        state: the space; prompt: the prompt.
+        alignment: hits of whole blocks end at multiples of so many tokens.
+        limit: the most tokens that all chains can serve.
+        chains, lookups: by a group's index; each group with prefix caching has one of them.
+    """
+
+    state: SpaceState
+    prompt: Prompt
+    alignment: int
+    limit: int
+    chains: Chains
+    lookups: Mapping[int, Lookup]
+
+    def aligned(self, length: int) -> int:
+        """Lower a length to one that is a boundary of blocks in every group."""
+        return length // self.alignment * self.alignment
+
+    def chain_blocks(self, length: int) -> list[Int32Array]:
+        """For each group its chain up to a length: int32 ``[length // block_size]``, empty where there is none."""
+        block_ids = [NO_IDS[:0]] * len(self.state.groups)  # a view, since answers are made read-only
+        for index, chain in self.chains.items():
+            block_ids[index] = chain.blocks[: length // chain.group.block_size]
+        return block_ids
+
+
+class Ending(NamedTuple):
+    """Where a hit can end.
+
+    Args:
+        num_tokens: after so many tokens.
+        block_ids: for each group int32 ``[num_tokens // block_size]``, its blocks; empty outside prefix caching.
+        tails: what it ends inside of; none at a boundary.
+    """
+
+    num_tokens: int
+    block_ids: list[Int32Array]
+    tails: tuple[Tail, ...] = ()
+
+
+def know(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array], chains: Chains) -> Known:
+    """Put together what is known once the chains have been followed.
+
+    Args:
+        state: the space; prompt: the prompt; chains: as far as it hits in groups that keep whole prefixes.
+        extra_ids: for each lane, the ids of the extra keys of the prompt's blocks.
+    """
+    alignment = int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT])
+    limit = min([prompt.num_hittable, *(chain.reach for chain in chains.values())])
+    digests: dict[int, Uint32Array] = {}
+    lookups: dict[int, Lookup] = {}
+    for group in state.cached_groups:
+        if not group.keeps_whole_prefix:
+            lane = group.lane
+            if lane not in digests:
+                digests[lane] = _digests_of_lane(state, prompt, lane, extra_ids[lane], chains, limit)
+            arguments = group.pool.arrays, group.arrays, prompt.tokens, extra_ids[lane], digests[lane]
+            lookups[group.index] = Lookup(group, arguments)
+    return Known(state, prompt, alignment, limit, chains, lookups)
+
+
+def _digests_of_lane(  # noqa: PLR0913, PLR0917 - a lane of a space, a prompt, and what is known of it
+    state: SpaceState, prompt: Prompt, lane: int, extra_ids: Int32Array, chains: Chains, limit: int
+) -> Uint32Array:
+    """Digests of a prompt's blocks below ``limit``, up to the first unknown extra key: a chain's if it has one."""
+    groups = state.lanes[lane]
+    block_size = groups[0].block_size
+    num_blocks = min([limit // block_size, *np.flatnonzero(extra_ids == UNKNOWN_KEY)[:1].tolist()])
+    for group in groups:
+        if group.index in chains:
+            read_off: Uint32Array = group.pool.arrays.digests[chains[group.index].blocks[:num_blocks]]
+            return read_off
+    digests = np.empty((num_blocks, 8), np.uint32)
+    digest_prompt(prompt.tokens, block_size, num_blocks, extra_ids, state.extra_keys.arrays, digests)
+    return digests

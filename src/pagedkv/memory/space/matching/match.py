@@ -1,0 +1,136 @@
+"""Matching a prompt: the passes in their order, and the answer that comes of them.
+
+Where one group is all that has prefix caching, and keeps whole prefixes, the first pass is all: one walk tells
+everything.
+"""
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.memory.space.hits import PrefixHit, Prompt
+from pagedkv.memory.space.matching.boundaries import longest_boundary
+from pagedkv.memory.space.matching.chains import follow_all, junction_of
+from pagedkv.memory.space.matching.inside import longest_inside_blocks, longest_inside_intervals
+from pagedkv.memory.space.matching.known import Ending, Known, know
+from pagedkv.memory.space.matching.replays import longest_with_replay
+from pagedkv.memory.space.partial_hits import tail_behind
+from pagedkv.memory.space.prompts import NO_IDS, extra_ids_of
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.steps import read_only
+
+__all__ = ["match_again", "match_prompt"]
+
+
+def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
+    """Find the longest prefix that every group can serve, at most ``n - 1`` tokens.
+
+    Cost: one comparison of tokens a block in groups that keep their prefix.
+    """
+    if state.only_chain is not None:
+        return _match_only_chain(state, state.only_chain, prompt)
+    if not state.config.prefix_caching:
+        none = len(state.groups)
+        return PrefixHit(state, prompt, 0, (NO_IDS,) * none, (0,) * none)
+    return _match_groups(state, prompt)
+
+
+def _match_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
+    """Match where one group is all that has prefix caching, and keeps whole prefixes."""
+    most = prompt.num_hittable // group.block_size
+    is_plain = prompt.keys is NO_KEYS and not state.weights_epoch  # as most are: asked here, in 0.06 us and not 0.2
+    extra_ids = NO_IDS if is_plain else extra_ids_of(state, prompt, group.block_size, most)
+    found, pool, keys = np.empty(most, np.int32), group.pool.arrays, state.extra_keys.arrays
+    num_hits, num_settled, num_free = state.loops.match_chain(
+        pool, group.arrays, prompt.tokens, extra_ids, keys, prompt.digests, found
+    )
+    found.flags.writeable = False
+    hits, num_tokens = found[:num_hits], num_hits * group.block_size
+    if state.outsiders:
+        hit = PrefixHit(state, prompt, num_tokens, *_beside_outsiders(state, group, hits, num_free))
+    else:
+        hit = PrefixHit(state, prompt, num_tokens, (hits,), (num_free,))
+    hit.ends_chain_of = group
+    if state.config.min_partial_hit and num_settled == num_hits:
+        tail = tail_behind(state, group, prompt, hits)
+        if tail is not None:
+            hit.end_inside(num_tokens + tail.num_tokens, (tail,))
+    return hit
+
+
+def _beside_outsiders(
+    state: SpaceState, group: Group, hits: Int32Array, num_free: int
+) -> tuple[tuple[Int32Array, ...], tuple[int, ...]]:
+    """Give what one group hits, and how much of it is free, and nothing for each of the others."""
+    return (
+        tuple(hits if other is group else NO_IDS for other in state.groups),
+        tuple(num_free if other is group else 0 for other in state.groups),
+    )
+
+
+def _match_groups(state: SpaceState, prompt: Prompt) -> PrefixHit:
+    """Match where several groups must agree, or prefixes may be gone."""
+    if not any(group.keeps_whole_prefix for group in state.cached_groups):
+        # Blocks before a window are gone, and later nothing is left to compare the prompt with but itself.
+        prompt = prompt._replace(tokens=prompt.tokens.copy())
+    sizes = [lane[0].block_size for lane in state.lanes]
+    extra_ids = [extra_ids_of(state, prompt, size, len(prompt.tokens) // size) for size in sizes]
+    chains = follow_all(state, prompt, extra_ids)
+    known = know(state, prompt, extra_ids, chains)
+    whole = longest_boundary(known)
+    if state.checkpoints:
+        whole = longest_inside_intervals(known, whole)
+    ending = longest_inside_blocks(known, whole) if state.config.min_partial_hit else whole
+    return _answer(known, whole, ending)
+
+
+def _answer(known: Known, whole: Ending, ending: Ending) -> PrefixHit:
+    """Make the answer of a hit that ends inside blocks, or else is ``whole``, unless one with a replay is longer."""
+    state, prompt = known.state, known.prompt
+    replayed = longest_with_replay(known, ending.num_tokens) if prompt.max_replay_tokens else None
+    if replayed is None:
+        hit = _hit(known, whole.num_tokens, ending)
+        if len(known.chains) == 1:
+            (chain,) = known.chains.values()
+            hit.ends_chain_of = chain.group if chain.num_tokens == hit.num_tokens else None
+    else:
+        hit = _hit(known, replayed.ending.num_tokens, replayed.ending)
+        hit.num_replayed, hit.is_exact = replayed.num_replayed, replayed.is_exact
+    if state.shedding_groups:
+        hit.junction = junction_of(known.chains)
+    return hit
+
+
+def _hit(known: Known, num_whole: int, ending: Ending) -> PrefixHit:
+    """Make the answer of a hit, of whose tokens ``num_whole`` hit without the leading tokens of a block."""
+    state = known.state
+    block_ids = tuple(read_only(blocks) for blocks in ending.block_ids)
+    count_free, by_group = state.loops.count_free, zip(state.groups, block_ids, strict=True)
+    num_free = tuple(count_free(group.pool.arrays.records, blocks) for group, blocks in by_group)
+    hit = PrefixHit(state, known.prompt, num_whole, block_ids, num_free)
+    if ending.tails:
+        hit.end_inside(ending.num_tokens, ending.tails)
+    return hit
+
+
+def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:
+    """Take an earlier answer if there is one and it still holds, else match: what that was about, which may be longer.
+
+    Then the prompt is the first chunk of it, and hits no more than all but its last token.
+
+    Raises:
+        ConfigurationError, TokenError: the answer is that to another question.
+    """
+    if answer is None:
+        return match_prompt(state, prompt)
+    if not isinstance(answer, PrefixHit):
+        raise ConfigurationError(f"match must be what BlockSpace.match returned, got {answer!r}")
+    if answer.still_holds(state, prompt):
+        return answer
+    whole = match_prompt(state, answer.prompt)
+    if whole.num_tokens < len(prompt.tokens):
+        return whole
+    hit = match_prompt(state, answer.prompt._replace(max_hit_tokens=prompt.num_hittable))
+    hit.junction = whole.junction
+    return hit

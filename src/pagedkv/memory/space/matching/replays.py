@@ -1,0 +1,107 @@
+"""The last pass: a hit that ends where windows have lost what it needs, if they may be computed again.
+
+:mod:`pagedkv.memory.space.replaying` draws what becomes of such a hit. Its end is one of full attention alone; windows
+have their sinks, which are never computed again.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.spec import replay_of
+from pagedkv.memory.pool.blocks import NULL_BLOCK, OPEN_STEP, PENDING_STEP
+from pagedkv.memory.space.matching.chains import Chain
+from pagedkv.memory.space.matching.known import Ending, Known, Lookup
+from pagedkv.memory.space.replaying import first_sure
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.tables.matching import find_block
+from pagedkv.memory.tables.rows import NUM_SINK_BLOCKS, SPAN
+
+__all__ = ["Replayed", "longest_with_replay"]
+
+
+class Replayed(NamedTuple):
+    """A hit that ends with a replay.
+
+    Args:
+        ending: where it ends, and its blocks before the replay.
+        num_replayed: tokens that windows compute again.
+        is_exact: whether all layers have all that the blocks of the last window need.
+    """
+
+    ending: Ending
+    num_replayed: int
+    is_exact: bool
+
+
+class _Extent(NamedTuple):
+    """A replay for a hit of some length.
+
+    Args:
+        start: first position that it computes, where blocks of all window groups begin.
+        is_exact: as of the hit.
+    """
+
+    start: int
+    is_exact: bool
+
+
+def longest_with_replay(known: Known, num_hits: int) -> Replayed | None:
+    """Find the longest hit that ends with a replay.
+
+    None where that is not allowed, or saves nothing beside the ``num_hits`` tokens that hit without.
+    """
+    state = known.state
+    if not state.replaying_groups:
+        return None
+    end = known.aligned(min(_num_settled(chain) for chain in known.chains.values()))
+    if end <= num_hits:
+        return None
+    start, is_exact = _extent(state, end)
+    if start <= num_hits or end - start > known.prompt.max_replay_tokens:
+        return None
+    block_ids = known.chain_blocks(end)
+    for group in state.replaying_groups:
+        before = _blocks_before(known.lookups[group.index], start)
+        if before is None:
+            return None
+        block_ids[group.index] = before
+    return Replayed(Ending(end, block_ids), end - start, is_exact)
+
+
+def _num_settled(chain: Chain) -> int:
+    """Count the tokens of a chain that the open step does not compute: nobody could take a part of it over."""
+    arrays = chain.group.pool.arrays
+    is_open = arrays.records[chain.blocks, PENDING_STEP] == arrays.counts[OPEN_STEP]
+    return (int(is_open.argmax()) if is_open.any() else len(chain.blocks)) * chain.group.block_size
+
+
+def _extent(state: SpaceState, end: int) -> _Extent:
+    """Tell where the replay of a hit begins: as far back as asked for, and where that suffices so that it is exact."""
+    groups = state.replaying_groups
+    replays = [replay for group in groups if (replay := replay_of(group.spec))]
+    sure = min(first_sure(group, end) * group.block_size for group in groups)
+    reach = max(int(group.arrays.parameters[SPAN]) for group in groups) - 1
+    asked, num_layers = max(it.num_tokens for it in replays), max(it.num_layers for it in replays)
+    start = min(sure - 1, end - asked)  # a block more than is kept, by which one tells that its step is not over
+    if asked >= num_layers * reach:
+        start = min(start, sure - (num_layers - 1) * reach)
+    alignment = math.lcm(*(group.block_size for group in groups))
+    start = start // alignment * alignment
+    return _Extent(start, sure - start >= (num_layers - 1) * reach)
+
+
+def _blocks_before(lookup: Lookup, start: int) -> Int32Array | None:
+    """Give what a window group has before a replay: its sinks; None if it lacks any, or the replay begins in them."""
+    group, arguments = lookup
+    num_blocks, num_sinks = start // group.block_size, int(group.arrays.parameters[NUM_SINK_BLOCKS])
+    if num_blocks < num_sinks:
+        return None
+    sinks = [int(find_block(*arguments, index)) for index in range(num_sinks)]
+    arrays = group.pool.arrays
+    is_open = (arrays.records[sinks, PENDING_STEP] == arrays.counts[OPEN_STEP]).any() if sinks else False
+    if NULL_BLOCK in sinks or is_open:
+        return None
+    return np.array(sinks + [NULL_BLOCK] * (num_blocks - num_sinks), np.int32)

@@ -1,0 +1,33 @@
+"""A space as those see it that follow its operations."""
+
+from pagedkv.memory.contract.explanation import Miss
+from pagedkv.memory.space.explaining import tell_misses
+from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.space_view import SpaceView
+from pagedkv.memory.space.state import SpaceState
+
+__all__ = ["ObservedSpace"]
+
+
+class ObservedSpace(SpaceView):
+    """The questions of a space, answered in the middle of its operations as well."""
+
+    def __init__(self, space: SpaceView) -> None:
+        """View the same space."""
+        self.config, self._own_state, self._ledger = space.config, space._own_state, space._ledger  # noqa: SLF001
+        self._receipts, self._explanations = space._receipts, space._explanations  # noqa: SLF001
+
+    @property
+    def _state(self) -> SpaceState:
+        return self._own_state
+
+    def misses(self, hit: PrefixHit) -> tuple[Miss, ...]:
+        """Tell of all tokens of a prompt that do not hit why, in runs. O(tokens).
+
+        Only the latest continuation of what hits is looked at (:meth:`BlockSpace.explanation
+        <pagedkv.BlockSpace.explanation>`).
+
+        Args:
+            hit: what the prompt hits now.
+        """
+        return tell_misses(self._state, hit)

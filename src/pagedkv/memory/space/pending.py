@@ -1,0 +1,83 @@
+"""Who computes what several rows wait for, across groups; :mod:`pagedkv.memory.tables.pending` draws the rule.
+
+A row that shares blocks which another row's step is to compute *relies* on that step: should it fail, the row's memory
+is undefined. Rows that leave the open step hand over what others wait for, and stop relying on it themselves.
+"""
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import REF_COUNT
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.tables.growing import slots_to_reserve
+from pagedkv.memory.tables.pending import collect_pending_writers, dependency_start, hand_over_blocks, lower_start
+from pagedkv.memory.tables.rows import NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS
+
+__all__ = ["hand_over", "leave_shared_blocks", "note_reliance", "stop_relying"]
+
+
+def note_reliance(
+    state: SpaceState, ledger: StepLedger, group: Group, batch: Int32Array, block_ids: Int32Array
+) -> None:
+    """Note that rows share blocks which another row's step still has to compute."""
+    arrays = group.pool.arrays
+    step = state.loops.last_pending_step(arrays.records, arrays.counts, block_ids)
+    if step:
+        ledger.shares_pending |= step == state.open_step
+        state.relies_on[batch] = np.maximum(state.relies_on[batch], step)
+
+
+def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
+    """Before ``row`` gives its blocks up: find heirs for tokens that others wait for.
+
+    Rows marked ``leaving_mark`` give their blocks up as well.
+    """
+    if state.rows[row, NUM_PLANNED] < state.rows[row, NUM_TOKENS]:
+        for group in state.groups:
+            hand_over_blocks(*group.view, row, leaving_mark)
+
+
+def stop_relying(state: SpaceState, row: int) -> None:
+    """Before ``row`` leaves the open step: what another row was to compute for it, it computes itself later."""
+    if state.relies_on[row] >= state.open_step:
+        starts = [dependency_start(group.arrays, state.rows, row) for group in state.groups]
+        for group, start in zip(state.groups, starts, strict=True):
+            lower_start(group.arrays, state.rows, row, start)
+
+
+def leave_shared_blocks(state: SpaceState, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> None:
+    """Before a batch grows: rows that will copy a block on write settle who computes what is pending in it.
+
+    The copy is made before the step's forward pass, so tokens of the block that the open step was to
+    compute are computed twice: by the row in its copy, and by one remaining holder in the original.
+    """
+    for group in state.groups:
+        growing = batch[counts + slots_to_reserve(group.arrays, num_lookahead) > 0]
+        for (block, index), writers in _writers_of_pending_blocks(state, group, growing).items():
+            num_copies = min(len(writers), int(group.pool.arrays.records[block, REF_COUNT]) - 1)
+            _leave(state, group, block, index, writers[:num_copies])
+
+
+def _writers_of_pending_blocks(state: SpaceState, group: Group, batch: Int32Array) -> dict[tuple[int, int], list[int]]:
+    """For each shared, partly filled block that the open step computes: the rows of a batch that write it."""
+    places = np.empty(len(batch), np.int32)
+    num_writers = collect_pending_writers(*group.view, batch, places)
+    writers: dict[tuple[int, int], list[int]] = {}
+    for row in batch[places[:num_writers]].tolist():
+        index = int(state.rows[row, NUM_TOKENS]) // group.block_size
+        writers.setdefault((int(group.arrays.table[row, index]), index), []).append(row)
+    return writers
+
+
+def _leave(state: SpaceState, group: Group, block: int, index: int, leaving: list[int]) -> None:
+    """Settle who computes what is pending in a block: each leaving row in its copy, one staying row in it."""
+    rows, planned = state.rows, state.rows[:, group.planned]
+    holds = (group.arrays.table[:, index] == block) & (rows[:, STATUS] == RUNNING)
+    holders = np.flatnonzero(holds & (rows[:, NUM_TOKENS] > index * group.block_size))
+    start = max(index * group.block_size, int(planned[holders].min()))
+    for row in leaving:
+        lower_start(group.arrays, rows, row, start)
+    staying = np.setdiff1d(holders, leaving)
+    if len(staying) and planned[staying].min() > start:
+        lower_start(group.arrays, rows, int(staying[0]), start)

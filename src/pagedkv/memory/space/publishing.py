@@ -1,0 +1,123 @@
+"""Giving names to what rows complete, across groups: extra keys, digests once a lane, then publication."""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.events import STORED
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.pool.block_keys import keys_of_blocks
+from pagedkv.memory.pool.blocks import DIGEST_WORDS, EXTRA, NAME, NULL_BLOCK, NUM_EVENTS
+from pagedkv.memory.pool.contents import set_extras
+from pagedkv.memory.pool.event_log import complete_event
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.tables.digesting import copy_new_digests
+from pagedkv.memory.tables.publishing import NUM_DUPLICATE_FIELDS
+from pagedkv.memory.tables.row_record import set_accepted_of
+from pagedkv.memory.tables.rows import AT, NUM_ACCEPTED, NUM_BLOCKS, NUM_DIGESTED
+
+__all__ = ["limit_publishing", "publish", "tag", "tag_blocks"]
+
+NO_ENDS: Final = (np.zeros(0, np.int32), np.zeros((0, 8), np.uint32))
+
+
+def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Digest and publish every full block of accepted tokens that these rows have completed, as far as they may."""
+    if not state.config.prefix_caching:
+        return
+    if not state.limits_publishing:
+        _publish(state, ledger, batch)
+        return
+    accepted = state.rows[batch, NUM_ACCEPTED]
+    set_accepted_of(state.rows, batch, np.minimum(accepted, state.publish_limits[batch]))
+    _publish(state, ledger, batch)
+    set_accepted_of(state.rows, batch, accepted)
+
+
+def limit_publishing(state: SpaceState, row: int, num_tokens: int, *, prompt_only: bool) -> None:
+    """Note that a row is to publish no more than its prompt, of so many tokens."""
+    if prompt_only:
+        state.limits_publishing = True
+        state.publish_limits[row] = num_tokens
+
+
+def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    ends = [_chain_ends(state, lane[0]) for lane in state.lanes]
+    for chains, lane in zip(state.chains, state.lanes, strict=True):
+        first = lane[0]
+        state.loops.digest_new_blocks(*first.view, batch, chains, state.extra_keys.arrays)
+        for group in lane[1:]:
+            copy_new_digests(first.pool.arrays, first.arrays, *group.view, batch)
+    for group in state.cached_groups:
+        for feature in state.features:
+            feature.publishing(group, batch)
+        num_blocks = state.loops.count_unpublished(group.arrays, state.rows, batch)
+        found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
+        num_events = int(group.pool.arrays.counts[NUM_EVENTS])
+        num_found = state.loops.publish_new_blocks(*group.view, batch, found, *ends[group.lane])
+        if num_found:
+            ledger.duplicates[group.index].append(found[:num_found])
+        if state.config.events and not group.keeps_whole_prefix:
+            _tell_missing_parents(state, group, batch, num_events)
+
+
+def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Array]:
+    """Tell how many blocks of each row are digested, and the digest of the last: what events say of a first child."""
+    if not state.config.events:
+        return NO_ENDS
+    at = int(group.arrays.parameters[AT])
+    return state.rows[:, at + NUM_DIGESTED].copy(), state.chains[group.lane].copy()
+
+
+def _tell_missing_parents(state: SpaceState, group: Group, batch: Int32Array, num_before: int) -> None:
+    """Complete the events since ``num_before`` of blocks that are published again, behind what a window has left.
+
+    A group of equal block size that keeps whole prefixes knows their parents.
+    """
+    chain = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
+    if chain is None:
+        return
+    log = group.pool.arrays.event_log
+    num_after = int(group.pool.arrays.counts[NUM_EVENTS])
+    for number in range(max(num_before, num_after - len(log)), num_after):
+        event = log[number % len(log)]
+        if event[0] != STORED or event[-DIGEST_WORDS:].any():
+            continue
+        for row, index in np.argwhere(group.arrays.table[batch] == event[2])[:1].tolist():
+            parent = chain.arrays.table[batch[row], index - 1] if index else NULL_BLOCK
+            if parent != NULL_BLOCK:
+                complete_event(group.pool.arrays, number, chain.pool.arrays.digests[parent])
+
+
+def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
+    """Note the extra keys of a row's blocks that are not digested yet."""
+    _sweep_keys(state)
+    for group in state.cached_groups:
+        at = int(group.arrays.parameters[AT])
+        first, stop = int(state.rows[row, at + NUM_DIGESTED]), int(state.rows[row, at + NUM_BLOCKS])
+        encodings = keys_of_blocks(keys, state.identity_epoch, group.block_size, first, stop)
+        if encodings:
+            tag(state, group, group.arrays.table[row, first:stop], first, encodings)
+
+
+def tag(state: SpaceState, group: Group, blocks: Int32Array, first: int, encodings: dict[int, bytes]) -> None:
+    """Note the extra keys of blocks, the first of which is logical block ``first``; of those that bear no name yet."""
+    places = [index for index in encodings if index >= first]
+    named = blocks[np.array(places, np.intp) - first]
+    ids = np.array(state.extra_keys.intern_all([encodings[index] for index in places]), np.int32)
+    is_new = (named != NULL_BLOCK) & (group.pool.arrays.records[named, NAME] == 0)  # else it is a kept state
+    set_extras(group.pool.arrays, named[is_new], ids[is_new])
+
+
+def _sweep_keys(state: SpaceState) -> None:
+    """Forget the extra keys that no block carries any more, once there are many."""
+    if len(state.extra_keys) < state.keys_before_sweep:
+        return
+    is_used = np.zeros(state.extra_keys.num_ids, np.bool_)
+    for pool in state.all_pools:
+        is_used[pool.arrays.records[:, EXTRA]] = True
+    used = np.flatnonzero(is_used).tolist()
+    state.extra_keys.retain(used)
+    state.keys_before_sweep = max(state.keys_before_sweep, 2 * len(state.extra_keys))

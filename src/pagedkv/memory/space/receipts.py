@@ -1,0 +1,303 @@
+"""Receipts: what each sequence was given and has taken, so that the sums equal the statistics exactly.
+
+Owns the counts, which are there only where :attr:`SpaceConfig.receipts <pagedkv.SpaceConfig>` asks for them. The
+book is an observer of the space (:mod:`pagedkv.memory.space.observer`); decision 17 has the rule for each moment.
+Nothing here decides anything, and nothing else reads it.
+
+::
+
+    plan        acknowledge      -> computed, of it recomputed     and what waited: hit, forked, swapped in
+    in flight   abort            -> aborted
+                free             -> abandoned
+                mark_computed    -> declared, with what was not planned yet
+"""
+
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.observer import SpaceObserver
+from pagedkv.memory.space.replaying import num_replayed
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.steps import InFlightStep
+from pagedkv.memory.tables.receipts import (
+    ABANDONED,
+    ABORTED,
+    COMPUTED,
+    DECLARED,
+    FORKED,
+    FOUND,
+    FOUND_WHOLE,
+    HIT,
+    HIT_INSIDE,
+    IN_FLIGHT,
+    NUM_LINES,
+    NUM_WAITING,
+    REACHED,
+    RECOMPUTED,
+    REPLAYED,
+    RETURNED,
+    RETURNED_IN,
+    SHARED,
+    SWAPPED_IN,
+    charge_blocks,
+    charge_step,
+)
+from pagedkv.memory.tables.rows import NUM_PLANNED, NUM_TOKENS, STATUS, VACANT, GroupArrays
+
+__all__ = ["Receipt", "ReceiptBook"]
+
+NOT_ON_HOST: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one life of a row took, from ``allocate`` or ``fork`` on; or the sum of several.
+
+    Counts accrue when a step is acknowledged that computes something for the row. Receipts add up with ``+``, and
+    ``sum(receipts, Receipt())`` works.
+
+    Args:
+        num_computed: tokens that acknowledged steps computed for it, drafts that were refused among them.
+        num_recomputed: of these, tokens that had been there for it before, and were lost: by preemption, say.
+        num_hit: tokens that it did not have to compute, since they were cached or computed for somebody else.
+        num_hit_inside: of these, the leading tokens of a block that was copied for it.
+        num_forked: tokens that it shared with its parent when it was forked, and did not have to compute.
+        num_swapped_in: tokens that it did not have to compute again, since they came back from the host pool.
+        num_declared: tokens that ``mark_computed`` stated, in place of the steps that were to compute them.
+        num_aborted: tokens that aborted steps were to compute.
+        num_abandoned: tokens of the steps in flight when it was freed, whatever became of these.
+        block_steps: by device pool, blocks of its tables summed over the acknowledged steps; in the order of
+            ``statistics().pools``.
+        host_block_steps: the same by host pool, while it was swapped out, in the order of ``statistics().host_pools``.
+        num_replayed: of those hit, tokens that acknowledged steps computed once more in windows alone, since these were
+            gone (:class:`~pagedkv.Replay`).
+        num_reached: leading tokens that have been there; what a later life of the request computes of them is computed
+            again. Says nothing of what was taken: it is not compared, and a sum has the largest.
+    """
+
+    num_computed: int = 0
+    num_recomputed: int = 0
+    num_hit: int = 0
+    num_forked: int = 0
+    num_swapped_in: int = 0
+    num_declared: int = 0
+    num_aborted: int = 0
+    num_abandoned: int = 0
+    block_steps: tuple[int, ...] = ()
+    host_block_steps: tuple[int, ...] = ()
+    num_reached: int = field(default=0, compare=False)
+    num_hit_inside: int = 0
+    num_replayed: int = 0
+
+    def __add__(self, other: "Receipt") -> "Receipt":
+        """Add the counts of two receipts."""
+        if not isinstance(other, Receipt):
+            return NotImplemented
+        return Receipt(
+            self.num_computed + other.num_computed,
+            self.num_recomputed + other.num_recomputed,
+            self.num_hit + other.num_hit,
+            self.num_forked + other.num_forked,
+            self.num_swapped_in + other.num_swapped_in,
+            self.num_declared + other.num_declared,
+            self.num_aborted + other.num_aborted,
+            self.num_abandoned + other.num_abandoned,
+            _added(self.block_steps, other.block_steps),
+            _added(self.host_block_steps, other.host_block_steps),
+            max(self.num_reached, other.num_reached),
+            self.num_hit_inside + other.num_hit_inside,
+            self.num_replayed + other.num_replayed,
+        )
+
+
+def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(mine + other for mine, other in zip_longest(left, right, fillvalue=0))
+
+
+class _Holding(NamedTuple):
+    """Where a group's blocks are counted.
+
+    Args:
+        arrays: the group's; on_device, on_host: columns of the counts, ``NOT_ON_HOST`` if there is no host pool.
+    """
+
+    arrays: GroupArrays
+    on_device: int
+    on_host: int
+
+
+class ReceiptBook(SpaceObserver):
+    """The counts of all rows, and their sums.
+
+    Attributes:
+        counts: int64 ``[max_sequences, NUM_LINES + pools + host pools]``, what has accrued to each row.
+        waiting: int64 ``[max_sequences, NUM_WAITING]``, what may still accrue.
+        totals: int64 ``[NUM_LINES + pools + host pools]``, everything that was ever charged.
+        closed: the same of the rows that were freed.
+    """
+
+    def __init__(self, state: SpaceState) -> None:
+        """Begin with nothing, for the rows, tables and pools of a space that serves no sequence yet."""
+        pools, hosts = tuple(state.pools), tuple(state.host_pools)
+        groups = [(table.pool.name, table.arrays) for table in state.tables]
+        max_sequences = len(state.rows)
+        self._state = state
+        self._freed: tuple[Receipt, ...] = ()
+        self._num_pools = len(pools)
+        width = NUM_LINES + len(pools) + len(hosts)
+        self._holdings = [
+            _Holding(
+                arrays,
+                NUM_LINES + pools.index(pool),
+                NUM_LINES + len(pools) + hosts.index(pool) if pool in hosts else NOT_ON_HOST,
+            )
+            for pool, arrays in groups
+        ]
+        self.counts = np.zeros((max_sequences, width), np.int64)
+        self.waiting = np.zeros((max_sequences, NUM_WAITING), np.int64)
+        self.totals = np.zeros(width, np.int64)
+        self.closed = np.zeros(width, np.int64)
+
+    # Asking
+
+    def receipt(self, row: int) -> Receipt:
+        """Give a row's receipt as it is now."""
+        return self._as_receipt(self.counts[row].tolist(), int(self.waiting[row, REACHED]))
+
+    @property
+    def sum(self) -> Receipt:
+        """Everything that was ever charged."""
+        return self._as_receipt(self.totals.tolist(), 0)
+
+    def _as_receipt(self, numbers: list[int], num_reached: int) -> Receipt:
+        behind = NUM_LINES + self._num_pools
+        on_device, on_host = tuple(numbers[NUM_LINES:behind]), tuple(numbers[behind:])
+        return Receipt(
+            num_computed=numbers[COMPUTED],
+            num_recomputed=numbers[RECOMPUTED],
+            num_hit=numbers[HIT],
+            num_hit_inside=numbers[HIT_INSIDE],
+            num_replayed=numbers[REPLAYED],
+            num_forked=numbers[FORKED],
+            num_swapped_in=numbers[SWAPPED_IN],
+            num_declared=numbers[DECLARED],
+            num_aborted=numbers[ABORTED],
+            num_abandoned=numbers[ABANDONED],
+            block_steps=on_device,
+            host_block_steps=on_host,
+            num_reached=num_reached,
+        )
+
+    def take_freed(self) -> tuple[Receipt, ...]:
+        """Hand out the receipts of the rows that were freed last, in their order."""
+        receipts, self._freed = self._freed, ()
+        return receipts
+
+    # Moments
+
+    def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:
+        """A sequence begins, with a hit, the end of it inside a block; some tokens were there in an earlier life."""
+        self.waiting[row, FOUND] = hit.num_tokens
+        self.waiting[row, FOUND_WHOLE] = hit.num_whole_tokens
+        self.waiting[row, REACHED] = num_reached
+
+    def forked(self, parent: int, children: Int32Array, num_tokens: int) -> None:
+        """Rows begin with so many tokens of another one."""
+        self.waiting[children, SHARED] = num_tokens
+        self.waiting[children, REACHED] = min(int(self.waiting[parent, REACHED]), num_tokens)
+
+    def planned(self, step: InFlightStep) -> None:
+        """A step was planned."""
+        self.waiting[step.rows, IN_FLIGHT] += step.ends - step.starts
+
+    def acknowledging(self, step: InFlightStep) -> None:
+        """A step has run; the windows of its rows have not slid yet. O(rows of the step + max_sequences x groups)."""
+        rows, serials, ranges = self._state.rows, self._state.serials, step.plan.compute
+        replayed = num_replayed(self._state, step)
+        if replayed is not None:
+            is_alive = serials[step.rows] == step.serials
+            self._charge(REPLAYED, step.rows[is_alive], replayed[is_alive])
+        charge_step(
+            self.counts,
+            self.waiting,
+            serials,
+            step.rows,
+            step.serials,
+            ranges.starts,
+            ranges.ends,
+            step.starts,
+            step.ends,
+            step.plan.step_id,
+            self.totals,
+        )
+        for arrays, on_device, on_host in self._holdings:
+            charge_blocks(arrays, rows, self.counts, on_device, on_host, self.totals)
+
+    def aborted(self, step: InFlightStep) -> None:
+        """A step has failed."""
+        is_alive, ranges = self._state.serials[step.rows] == step.serials, step.plan.compute
+        batch, num_aborted = step.rows[is_alive], (ranges.ends - ranges.starts)[is_alive]
+        self.waiting[batch, IN_FLIGHT] -= num_aborted
+        self._charge(ABORTED, batch, num_aborted)
+
+    def declaring(self, batch: Int32Array) -> None:
+        """Rows are about to be declared computed; no step in flight concerns them any more."""
+        rows = self._state.rows
+        num_tokens = rows[batch, NUM_TOKENS]
+        self._charge(DECLARED, batch, self.waiting[batch, IN_FLIGHT] + num_tokens - rows[batch, NUM_PLANNED])
+        self.waiting[batch, IN_FLIGHT] = 0
+        self.waiting[batch, REACHED] = np.maximum(self.waiting[batch, REACHED], num_tokens)
+
+    def truncating(self, batch: Int32Array, lengths: Int64Array) -> None:
+        """Rows are about to be rolled back: what comes in place of the tokens beyond is not computed again."""
+        is_shorter = lengths < self._state.rows[batch, NUM_TOKENS]
+        cut = batch[is_shorter]
+        self.waiting[cut, REACHED] = np.minimum(self.waiting[cut, REACHED], lengths[is_shorter])
+
+    def refused(self, refused: Int32Array, limits: Int32Array) -> None:
+        """Tokens were refused, int32 ``[max_sequences]``; everything behind the limits moves down."""
+        reached = self.waiting[:, REACHED]
+        reached -= refused * (reached >= limits)
+
+    def returned(self, batch: Int32Array) -> None:
+        """Rows come back from the host, in the open step."""
+        self.waiting[batch, RETURNED] = self._state.rows[batch, NUM_PLANNED]
+        self.waiting[batch, RETURNED_IN] = self._state.open_step_id
+
+    def freed(self, batch: Int32Array) -> None:
+        """Rows are freed: their receipts wait to be handed out (:meth:`take_freed`)."""
+        self._charge(ABANDONED, batch, self.waiting[batch, IN_FLIGHT])
+        counts, reached = self.counts[batch], self.waiting[batch, REACHED]
+        self._freed = tuple(map(self._as_receipt, counts.tolist(), reached.tolist()))
+        self.closed += counts.sum(axis=0)
+        self.counts[batch] = 0
+        self.waiting[batch] = 0
+
+    def _charge(self, line: int, batch: Int32Array, numbers: npt.NDArray[np.integer]) -> None:
+        """Charge different rows."""
+        self.counts[batch, line] += numbers
+        self.totals[line] += numbers.sum(dtype=np.int64)
+
+    # Auditing
+
+    def check(self) -> None:
+        """Prove that the receipts add up. Raises AssertionError."""
+        rows = self._state.rows
+        added = self.counts.sum(axis=0) + self.closed
+        wrong = np.flatnonzero(added != self.totals)
+        assert len(wrong) == 0, (
+            f"receipts: line {wrong[0]} adds up to {added[wrong[0]]}, the statistics say {self.totals[wrong[0]]}"
+        )
+        is_vacant = rows[:, STATUS] == VACANT
+        assert not self.counts[is_vacant].any(), "receipts: a vacant row has a receipt"
+        assert not self.waiting[is_vacant].any(), "receipts: something waits for a vacant row"
+        assert self.counts.min() >= 0, "receipts: a count is negative"
+        assert self.waiting.min() >= 0, "receipts: less than nothing is in flight"
+        assert (self.counts[:, HIT_INSIDE] <= self.counts[:, HIT]).all(), "receipts: more hit inside blocks than at all"
+        assert (self.counts[:, RECOMPUTED] <= self.counts[:, COMPUTED]).all(), "receipts: more again than at all"

@@ -1,0 +1,91 @@
+"""Giving sequences up, and giving the whole prefix cache up."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.causes import EPOCH, RESET
+from pagedkv.memory.pool.sparing import make_unheld_spare
+from pagedkv.memory.space.draft_states import give_states_back
+from pagedkv.memory.space.leasing import lease_rows
+from pagedkv.memory.space.loading import freeze_loads
+from pagedkv.memory.space.pending import hand_over
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.tables.releasing import NO_OUTPUTS
+from pagedkv.memory.tables.row_record import freeze
+from pagedkv.memory.tables.rows import LOST_ON_HOST, STATUS, SWAPPED, VACANT
+
+__all__ = ["Leaving", "free", "reset_prefix_cache"]
+
+
+class Leaving(NamedTuple):
+    """What is said of rows that are given up.
+
+    Args:
+        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty where nobody knows.
+        goes_first: what nobody else holds stays cached only while there is room.
+        keep_until_s: until when a lease keeps what they leave; None for no lease.
+    """
+
+    num_outputs: Int32Array = NO_OUTPUTS
+    goes_first: bool = False
+    keep_until_s: float | None = None
+
+
+def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> None:
+    """Give back the rows of a checked batch and all their blocks, in the batch's order."""
+    rows = state.rows
+    state.is_changing = True
+    for observer in state.observers:
+        observer.leaving(batch)
+    num_unplanned, num_on_host = state.loops.count_leaving(rows, batch, state.row_scratch)
+    for row in state.row_scratch[:num_unplanned].tolist():
+        hand_over(state, row, mark)
+    on_device, on_host, outputs = batch, batch[:0], leaving.num_outputs
+    if num_on_host:
+        is_there = (rows[batch, STATUS] == SWAPPED) | (rows[batch, STATUS] == LOST_ON_HOST)
+        on_device, on_host = batch[~is_there], batch[is_there]
+        outputs = outputs[~is_there] if len(outputs) else NO_OUTPUTS
+    for feature in state.features:
+        feature.leaving(on_device)
+    if leaving.keep_until_s is not None:
+        lease_rows(state, batch, leaving.keep_until_s)
+    left = [(group, np.unique(group.arrays.table[on_device])) for group in state.groups if leaving.goes_first]
+    give_states_back(state, batch, is_leaving=True)
+    for group in state.groups:
+        state.loops.release_rows(*group.view, on_device, outputs)
+        if group.host_pool is not None and num_on_host:
+            state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
+    for group, blocks in left:
+        make_unheld_spare(group.pool.arrays, blocks)
+    _vacate(state, batch)
+    for observer in state.observers:
+        observer.freed(batch)
+    state.is_changing = False
+
+
+def _vacate(state: SpaceState, batch: Int32Array) -> None:
+    """Make rows that hold no block vacant."""
+    state.clear_rows(batch, VACANT)
+    for row in batch.tolist() if state.media_keys else ():
+        state.media_keys.pop(row, None)
+    state.vacant_rows.extend(reversed(batch.tolist()))
+
+
+def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str | None = None) -> None:
+    """Drop every name; running sequences keep their blocks but publish nothing any more.
+
+    What they hold was computed before the reset (with the weights of before, if these change), so no later
+    sequence may find it. ``weights_epoch``: the version of the weights from now on, if these change.
+    """
+    state.is_changing = True
+    for pool in state.all_pools:
+        pool.clear_names(RESET if weights_epoch is None else EPOCH)
+    freeze(state.rows, state.rows[:, STATUS] != VACANT)
+    ledger.forget_duplicates()
+    freeze_loads(state)
+    if weights_epoch is not None:
+        state.begin_epoch(weights_epoch)
+    state.is_changing = False

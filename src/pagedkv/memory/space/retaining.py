@@ -1,0 +1,79 @@
+"""What windows release and what they leave cached, across groups: where prompts end and branch, and sequences end."""
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.space.feature import SpaceFeature
+from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.tables.retaining import (
+    JUNCTION,
+    PROMPT_END,
+    PROMPT_LENGTH,
+    keep_ends,
+    move_end_on,
+    note_junction,
+)
+from pagedkv.memory.tables.rows import HIT_ALIGNMENT
+from pagedkv.memory.tables.sliding import slide
+
+__all__ = ["RetentionFeature", "note_ends", "slide_group"]
+
+
+class RetentionFeature(SpaceFeature):
+    """What is noted of rows so that windows leave cached what later prompts can hit, where a group sheds."""
+
+    def __init__(self, state: SpaceState) -> None:
+        """Follow a space. O(1)."""
+        self._state = state
+
+    def prompt_known(self, row: int, num_tokens: int, hit: PrefixHit) -> None:
+        """Where a prompt ends and leaves a known chain is kept."""
+        _note_prompt(self._state, row, num_tokens, hit)
+
+    def forked(self, parent: int, children: Int32Array) -> None:
+        """What is kept of the parent is kept of its children."""
+        for group in self._state.shedding_groups:
+            group.ends[children] = group.ends[parent]
+
+    def leaving(self, batch: Int32Array) -> None:
+        """What is to be kept of rows is noted while they have it."""
+        note_ends(self._state, batch)
+
+    def cleared(self, batch: Int32Array) -> None:
+        """New rows keep nothing."""
+        for group in self._state.shedding_groups:
+            group.ends[batch] = 0
+
+
+def _note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) -> None:
+    """Note where a prompt of so many tokens ends and leaves a known chain, and what its row goes on from."""
+    alignment = int(state.shedding_groups[0].arrays.parameters[HIT_ALIGNMENT])
+    for group in state.shedding_groups:
+        group.ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
+        group.ends[row, PROMPT_LENGTH] = num_tokens
+        group.ends[row, JUNCTION] = hit.junction
+        pool, hits = group.pool.arrays, hit.block_ids[group.index]
+        if hit.junction == hit.num_whole_tokens:
+            note_junction(pool, hits)
+        else:
+            chain = _chain_beside(state, group)
+            chain_hits = hits[:0] if chain is group else hit.block_ids[chain.index]
+            move_end_on(pool, group.arrays, hits, chain.pool.arrays, chain_hits)
+
+
+def note_ends(state: SpaceState, batch: Int32Array) -> None:
+    """Note what is to be kept of rows whose blocks on the device are about to be given up."""
+    for group in state.shedding_groups:
+        chain = _chain_beside(state, group)
+        keep_ends(*group.view, batch, group.ends, chain.pool.arrays, chain.arrays)
+
+
+def slide_group(state: SpaceState, group: Group, batch: Int32Array, computed: Int32Array) -> None:
+    """Release what rows no longer need in a group, ``computed[i]`` tokens of ``batch[i]`` being computed."""
+    chain = _chain_beside(state, group)
+    slide(*group.view, batch, computed, group.ends, chain.pool.arrays, chain.arrays)
+
+
+def _chain_beside(state: SpaceState, group: Group) -> Group:
+    """Find a group with the same digests that keeps whole prefixes; the group itself if there is none."""
+    beside = state.lanes[group.lane] if group in state.shedding_groups else ()
+    return next((other for other in beside if other.keeps_whole_prefix), group)

@@ -1,0 +1,142 @@
+"""Whether there are enough blocks: of a pool, or of what a tenant may take of it. Nothing here changes anything.
+
+What an operation needs is said by tenant and pool (:data:`Needs`); where there are no tenants, all is for nobody. If an
+operation takes blocks for several tenants, each of them must find enough beside the others: which of them takes first
+makes no difference, as what a floor promises one tenant is free for it alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from pagedkv.memory.contract.answers import Shortage
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import CHARGED, FREE, QUEUE
+from pagedkv.memory.pool.charging import NOBODY, NUM_TAKEN
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.tenants import share_of
+
+__all__ = ["Needs", "find_shortage", "fits_beside", "fits_empty_pools", "fits_now", "kept_free", "spare_room"]
+
+Needs: TypeAlias = Mapping[int, Mapping[str, int]]
+"""Blocks to be taken of the free ones, by the number of a tenant and the name of a device pool."""
+
+
+class _Room:
+    """What is left of one pool to its tenants, while one after the other takes blocks of it."""
+
+    def __init__(self, limits: tuple[tuple[int, int], ...], num_taken: list[int], num_free: int) -> None:
+        self._limits = limits
+        self._num_taken = num_taken
+        self._num_free = num_free
+
+    def num_permitted(self, tenant: int) -> int:
+        """Count the blocks that a tenant may take."""
+        promised = [max(0, floor - taken) for (_, floor), taken in zip(self._limits, self._num_taken, strict=True)]
+        others = sum(promised) - promised[tenant]
+        return max(0, min(self._limits[tenant][0] - self._num_taken[tenant], self._num_free - others))
+
+    def take(self, tenant: int, count: int) -> None:
+        """Take blocks for a tenant."""
+        self._num_taken[tenant] += count
+        self._num_free -= count
+
+
+def _room_now(state: SpaceState, pool: BlockPool, num_kept: int = 0) -> _Room:
+    """What is left now, some free blocks put aside."""
+    return _Room(state.limits[pool.name], pool.accounts[:, NUM_TAKEN].tolist(), pool.num_free - num_kept)
+
+
+def _first_too_needy(room: _Room, needs: Needs, pool: str) -> int | None:
+    """Let tenants take what they need of a pool; tell the first for whom there is too little."""
+    for tenant in sorted(needs):
+        count = needs[tenant][pool]
+        if count > room.num_permitted(tenant):
+            return tenant
+        room.take(tenant, count)
+    return None
+
+
+def find_shortage(state: SpaceState, needs: Needs) -> Shortage | None:
+    """Tell the first pool with too few free blocks, or too few that a tenant may take, if any."""
+    for name, pool in state.pools.items():
+        if not state.tenant_names:
+            count = needs[NOBODY][name]
+            if count > pool.num_free:
+                return Shortage(name, count, pool.num_free)
+            continue
+        room = _room_now(state, pool)
+        tenant = _first_too_needy(room, needs, name)
+        if tenant is not None:
+            share = replace(share_of(state, pool, tenant), num_permitted=room.num_permitted(tenant))
+            return Shortage(name, needs[tenant][name], pool.num_free, share)
+    return None
+
+
+def fits_empty_pools(state: SpaceState, needs: Needs) -> bool:
+    """Tell whether empty pools would have so many blocks: within the caps, and beside the floors of the others."""
+    none_taken = [0] * len(state.tenant_names)
+    return all(_has_room(state, needs, name, 0, none_taken) for name in state.pools)
+
+
+def fits_beside(state: SpaceState, needs: Needs, shared: Mapping[str, Int32Array]) -> bool:
+    """Tell whether pools would have so many blocks that hold nothing but those of some that are in use now.
+
+    What an operation shares with others it need not take, so it can succeed where empty pools would be too small. If it
+    finds enough now, it does so here.
+
+    Args:
+        state: the space.
+        needs: what is to be taken, free ones of the shared blocks among it.
+        shared: the blocks that are shared, by pool: int32 ``[any]``, in any order, some perhaps more than once.
+    """
+    for name, pool in state.pools.items():
+        in_use = np.unique(shared[name][pool.arrays.records[shared[name], QUEUE] != FREE])
+        if not _has_room(state, needs, name, len(in_use), _num_charged(state, pool, in_use)):
+            return False
+    return True
+
+
+def _num_charged(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> list[int]:
+    """Count what some blocks are of each tenant."""
+    if not state.tenant_names:
+        return []
+    counts = np.bincount(pool.arrays.tenants[blocks, CHARGED], minlength=len(state.tenant_names))
+    return [int(count) for count in counts]
+
+
+def _has_room(state: SpaceState, needs: Needs, name: str, num_in_use: int, num_taken: list[int]) -> bool:
+    """Tell whether a pool would have so many blocks beside some that are in use, so many of each tenant among them."""
+    num_free = state.pools[name].num_usable - num_in_use
+    if not state.tenant_names:
+        return needs[NOBODY][name] <= num_free
+    return _first_too_needy(_Room(state.limits[name], num_taken, num_free), needs, name) is None
+
+
+def fits_now(state: SpaceState, needs: Needs) -> bool:
+    """Tell whether taking so many blocks leaves what the watermark keeps free."""
+    for name, pool in state.pools.items():
+        if not state.tenant_names:
+            if needs[NOBODY][name] > spare_room(state, pool, NOBODY):
+                return False
+            continue
+        if _first_too_needy(_room_now(state, pool, kept_free(state, pool)), needs, name) is not None:
+            return False
+    return True
+
+
+def spare_room(state: SpaceState, pool: BlockPool, tenant: int) -> int:
+    """Count the blocks that an admission may take for a tenant: beside what the watermark keeps free."""
+    if not state.tenant_names:
+        return pool.num_free - kept_free(state, pool)
+    return _room_now(state, pool, kept_free(state, pool)).num_permitted(tenant)
+
+
+def kept_free(state: SpaceState, pool: BlockPool) -> int:
+    """Blocks that admissions leave free: the watermark, unless the pool serves nobody."""
+    if pool.num_free == pool.num_usable:
+        return 0
+    return int(state.config.watermark * pool.num_usable)

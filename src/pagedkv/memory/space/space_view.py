@@ -1,0 +1,337 @@
+"""What can be seen of a block space: rows, tables, pools, events, and whether all of it is sound.
+
+Owns the state and the steps of one space, for :class:`~pagedkv.memory.space.block_space.BlockSpace` to change. Nothing
+here changes what is kept; draining events takes what was recorded.
+"""
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.answers import EpochSpan
+from pagedkv.memory.contract.arguments import Rows, as_batch, as_count, as_row
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.contract.errors import ConfigurationError, InterruptedSpaceError, SequenceError
+from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.explanation import Explanation
+from pagedkv.memory.contract.plan import PageLists, StepPlan
+from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import PENDING_STEP, REF_COUNT
+from pagedkv.memory.space import (
+    kernel_inputs,
+    stored,
+)
+from pagedkv.memory.space.audit import check_space
+from pagedkv.memory.space.batches import require_status
+from pagedkv.memory.space.epochs import epochs_of_row
+from pagedkv.memory.space.explanations import ExplanationBook
+from pagedkv.memory.space.features import features_of
+from pagedkv.memory.space.receipts import Receipt, ReceiptBook
+from pagedkv.memory.space.replaying import without_inexact
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.statistics import SpaceStatistics, take_statistics
+from pagedkv.memory.space.steps import StepLedger, read_only
+from pagedkv.memory.space.stored import StoredBlock, StoredBlocks
+from pagedkv.memory.tables.rows import (
+    AT,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DRAFT_STATES,
+    NUM_TOKENS,
+    OCCUPIED,
+    RUNNING,
+    STATUS,
+    VACANT,
+)
+
+__all__ = ["SpaceView"]
+
+
+class SpaceView:
+    """The questions about a block space that concern no operation to come."""
+
+    def __init__(self, config: SpaceConfig) -> None:
+        """Build empty pools and tables. O(blocks)."""
+        self.config = config
+        self._own_state = SpaceState(config)
+        self._own_state.features = features_of(self._own_state)
+        self._receipts = ReceiptBook(self._own_state) if config.receipts else None
+        self._explanations = ExplanationBook(self._own_state) if config.explain else None
+        books = (self._receipts, self._explanations)
+        self._own_state.observers = tuple(book for book in books if book is not None)
+        self._ledger = StepLedger(len(config.groups))
+
+    @property
+    def _state(self) -> SpaceState:
+        """The state, which no interrupted operation has left half changed."""
+        if self._own_state.is_changing:
+            raise InterruptedSpaceError(
+                "an operation on this space was interrupted while it changed tables and pools: build a new space and "
+                "allocate every sequence again"
+            )
+        return self._own_state
+
+    def __repr__(self) -> str:
+        statistics = self.statistics()
+        pools = "; ".join(
+            f"{pool.name} {pool.num_in_use:,} of {pool.num_blocks:,} blocks used, {pool.num_free:,} free, "
+            f"{pool.num_cached:,} of them cached"
+            for pool in statistics.pools
+        )
+        return (
+            f"BlockSpace({pools}; {statistics.num_running:,} running, {statistics.num_swapped:,} swapped out, "
+            f"{statistics.num_steps_in_flight:,} steps in flight)"
+        )
+
+    def block_size(self, group: int = 0) -> int:
+        """Tokens a block of one group."""
+        return self._group(group).block_size
+
+    def num_tokens(self, row: int) -> int:
+        """Tokens of a sequence. O(1)."""
+        return int(self._state.rows[self._occupied(row), NUM_TOKENS])
+
+    def generation(self, row: int) -> int:
+        """Tell which sequence a row serves: the number grows with every sequence that gets the row. O(1)."""
+        return int(self._state.serials[self._occupied(row)])
+
+    def generation_or_none(self, row: int) -> int | None:
+        """Tell which sequence a row serves, or None if it serves none. O(1)."""
+        known = as_row(row)
+        if known >= len(self._state.rows) or self._state.rows[known, STATUS] == VACANT:
+            return None
+        return int(self._state.serials[known])
+
+    def _occupied(self, row: int) -> int:
+        known = as_row(row)
+        require_status(self._state, as_batch(known), OCCUPIED)
+        return known
+
+    def block_ids(self, row: int, group: int = 0) -> list[int]:
+        """Physical blocks of a sequence in one group, reserved ones included; 0 where a window has moved on."""
+        return cast("list[int]", self._entries(self._occupied(row), group).tolist())
+
+    def draft_block_ids(self, row: int, group: int = 0) -> list[int]:
+        """Physical blocks of a sequence's draft states in one group, by slot: 0 where it has none; none if no row has.
+
+        The state of position p is in slot ``p % num_draft_states``
+        (:class:`~pagedkv.memory.contract.plan.DraftStates`).
+        """
+        known, owner = self._occupied(row), self._group(group)
+        drafts = next((drafts for drafts in self._state.draft_tables if drafts.group is owner), None)
+        if drafts is None:
+            return []
+        num_slots = int(drafts.arrays.parameters[NUM_DRAFT_STATES])
+        return cast("list[int]", drafts.arrays.table[known, :num_slots].tolist())
+
+    def block_table(self, group: int = 0) -> Int32Array:
+        """View the block table of one group: read-only int32 ``[max_sequences, at least width]``, by row. O(1).
+
+        Entries beyond a row's blocks mean nothing; see :meth:`num_blocks`.
+        """
+        return read_only(self._group(group).arrays.table[:])
+
+    def num_blocks(self, rows: Rows, group: int = 0) -> Int32Array:
+        """Entries in use of some rows' tables, reserved ones and null blocks included: int32 ``[rows]``."""
+        batch = as_batch(rows)
+        require_status(self._state, batch, OCCUPIED)
+        num_blocks: Int32Array = self._state.rows[batch, self._group(group).arrays.parameters[AT] + NUM_BLOCKS]
+        return num_blocks
+
+    def lengths(self, rows: Rows) -> Int32Array:
+        """Tokens of some rows, planned or not: int32 ``[rows]``; the sequence lengths that kernels take."""
+        batch = as_batch(rows)
+        require_status(self._state, batch, OCCUPIED)
+        lengths: Int32Array = self._state.rows[batch, NUM_TOKENS]
+        return lengths
+
+    def slot_mapping(self, plan: StepPlan, group: int = 0) -> Int64Array:
+        """Tell where the step writes its keys and values: the slot of every position it computes, in the plan's order.
+
+        Slot ``block_id * block_size + offset``: int64 ``[plan.compute_in(group).num_tokens]``. Changes nothing.
+
+        Args:
+            plan: the last plan made, from this space; ask before its rows change.
+            group: index of the group.
+
+        Raises:
+            StepError: another plan was made since, or this one is acknowledged or aborted.
+            SequenceError: a row of the plan was freed, rolled back, copied on write or declared computed since.
+            ConfigurationError: the group is a recurrent state, or there is no such group.
+
+        Cost: O(rows + tokens), about 2 ns a token.
+        """
+        return kernel_inputs.slot_mapping(self._state, self._ledger, plan, self._group(group))
+
+    def page_lists(self, rows: Rows, group: int = 0) -> PageLists:
+        """List the pages that hold tokens of running rows, as FlashInfer takes them. Changes nothing.
+
+        Blocks reserved beyond the tokens are left out. Where a window or a chunk has moved on, the pages behind the gap
+        are listed, from ``starts`` on; sink blocks before the gap are not (see :meth:`block_ids`).
+
+        Raises:
+            ConfigurationError: the group is a recurrent state, or there is no such group.
+
+        Cost: O(rows + pages), about 2 ns a page.
+        """
+        batch = as_batch(rows)
+        require_status(self._state, batch, RUNNING)
+        return kernel_inputs.page_lists(self._state, batch, self._group(group))
+
+    @property
+    def weights_epoch(self) -> str | int:
+        """The epoch of the weights that is in force. O(1)."""
+        return self._state.weights_epoch
+
+    def epochs(self, row: int) -> tuple[EpochSpan, ...]:
+        """Tell which weights computed what a row holds, from its first position to the last that is planned.
+
+        Each span has the range that contributed to what any group holds there; where all windows have moved on, that of
+        what is left. Steps that were planned before an epoch began compute with the weights of before. Groups outside
+        prefix caching are not told of: there a row computes all itself.
+
+        Raises:
+            ConfigurationError: epochs are not counted (:attr:`SpaceConfig.weights_epoch <pagedkv.SpaceConfig>`).
+
+        Cost: O(tokens x groups).
+        """
+        known = self._occupied(row)
+        if not self.config.counts_epochs:
+            raise ConfigurationError("epochs are not counted: begin with a number, SpaceConfig(weights_epoch=0)")
+        return epochs_of_row(self._state, known)
+
+    def ref_counts(self, pool: str | None = None) -> Int32Array:
+        """View how many table entries and tickets refer to each block: read-only int32 ``[num_blocks]``. O(1)."""
+        owner = self._pool(pool)
+        return read_only(owner.arrays.records[: owner.num_blocks, REF_COUNT])
+
+    def _pool(self, name: str | None) -> BlockPool:
+        if name is None:
+            return self._state.groups[0].pool
+        if not isinstance(name, str) or name not in self._state.pools:
+            raise ConfigurationError(f"there is no pool {name!r}: the pools are {list(self._state.pools)}")
+        return self._state.pools[name]
+
+    def _group(self, index: int) -> Group:
+        if as_count(index, "group", least=-1) not in range(len(self._state.groups)):
+            raise ConfigurationError(f"there is no group {index}: the groups are 0 to {len(self._state.groups) - 1}")
+        return self._state.groups[index]
+
+    def _entries(self, row: int, group: int) -> Int32Array:
+        arrays = self._group(group).arrays
+        return arrays.table[row, : int(self._state.rows[row, arrays.parameters[AT] + NUM_BLOCKS])]
+
+    def computed_block_ids(self, row: int, group: int = 0) -> list[int]:
+        """Leading full blocks of a sequence whose tokens are all computed (acknowledged).
+
+        Of what a replay computed, the null block stands for what is not exact by itself (:class:`~pagedkv.Replay`).
+        Right after a swap-in the open plan still brings their content, ahead of its forward pass. The states of tokens
+        that are not accepted are elsewhere (:meth:`draft_block_ids`), where a group has them.
+        """
+        known = as_row(row)
+        require_status(self._state, as_batch(known), RUNNING)
+        owner = self._group(group)
+        num_computed = int(self._state.rows[known, owner.planned])
+        if owner.arrays.parameters[NUM_DRAFT_STATES]:
+            num_computed = min(num_computed, int(self._state.rows[known, NUM_ACCEPTED]))
+        entries = self._entries(known, group)[: num_computed // owner.block_size]
+        if owner.replays:
+            entries = without_inexact(self._state, owner, known, entries)
+        pending = owner.pool.arrays.records[entries, PENDING_STEP] > self._state.settled_step
+        return cast("list[int]", entries[: int(np.argmax(pending)) if pending.any() else len(entries)].tolist())
+
+    def num_free_blocks(self, pool: str | None = None) -> int:
+        """Blocks that can be handed out now; of the first group's pool when none is named."""
+        return self._pool(pool).num_free
+
+    def num_cached_blocks(self, pool: str | None = None) -> int:
+        """Free blocks whose content can still be found; of the first group's pool when none is named. O(1)."""
+        return self._pool(pool).num_cached
+
+    def num_deferred_blocks(self, pool: str | None = None) -> int:
+        """Unreferenced blocks that wait for a step; of the first group's pool when none is named. O(1)."""
+        return self._pool(pool).num_deferred
+
+    def num_live_blocks(self, pool: str | None = None) -> int:
+        """Blocks that tables refer to or tickets hold; of the first group's pool when none is named. O(1)."""
+        owner = self._pool(pool)
+        return owner.num_usable - owner.num_free - owner.num_deferred
+
+    def statistics(self) -> SpaceStatistics:
+        """Take a snapshot of all counts. O(rows + blocks held)."""
+        receipts = None if self._receipts is None else self._receipts.sum
+        return take_statistics(self._state, len(self._ledger.in_flight), receipts)
+
+    def receipt(self, row: int) -> Receipt:
+        """Tell what a sequence has taken so far: computed, hit, shared, held. Changes nothing. O(1).
+
+        Running, swapped out or lost; :meth:`BlockSpace.free <pagedkv.BlockSpace.free>` returns the last one.
+
+        Raises:
+            ConfigurationError: the space keeps no receipts.
+        """
+        if self._receipts is None:
+            raise ConfigurationError("no receipts are kept: set receipts=True in the configuration")
+        return self._receipts.receipt(self._occupied(row))
+
+    def explanation(self, row: int, generation: int | None = None) -> Explanation:
+        """Tell why a request's hit ended, as it was when the request was admitted. Changes nothing.
+
+        Recorded where ``SpaceConfig.explain`` is set: what :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>`
+        would have answered then, but that of all that is cached only the latest continuation was looked at (so that it
+        may say "never stored" of what is there under other keys, or with changed tokens), and only at the first block.
+        It is about the prompt that ``match=`` answered, or else about the tokens that were allocated.
+
+        Args:
+            row: a row that was allocated; a fork has asked for nothing.
+            generation: which of the row's sequences (:meth:`generation`), if it may have been freed since. Those of the
+                last 1,024 sequences, or ``max_sequences``, are remembered beyond those that have rows. None: the one
+                that has the row.
+
+        Raises:
+            ConfigurationError: nothing is recorded in this space.
+            SequenceError: the row was never given out, or not by an allocation; the generation is forgotten.
+
+        Cost: O(1) while the sequence lives, else O(sequences that are remembered).
+        """
+        book = self._explanations
+        if book is None:
+            raise ConfigurationError("no explanations are recorded: set explain=True in the configuration")
+        if generation is None:
+            return book.explanation(row, int(self._state.serials[self._occupied(row)]))
+        return book.explanation(as_row(row), as_count(generation, "generation", error=SequenceError))
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events wait to be drained. O(pools)."""
+        return any(pool.has_events for pool in self._state.pools.values())
+
+    def drain_events(self) -> tuple[CacheEvents, ...]:
+        """Take the events since the last call, one batch a pool (empty unless ``config.events``)."""
+        state = self._state
+        state.is_changing = True
+        events = tuple(pool.drain_events() for pool in state.pools.values())
+        state.is_changing = False
+        return events
+
+    def stored_blocks(self, pool: str | None = None) -> StoredBlocks:
+        """List every block of a pool that can be found now, the first group's pool when None. Changes nothing.
+
+        A follower of events who was told of a GAP drains the events, forgets the pool, takes this for what it holds,
+        and follows on. O(blocks).
+        """
+        return stored.list_stored(self._state, self._pool(pool))
+
+    def stored_block(self, digest: bytes | npt.NDArray[np.uint8], group: int = 0) -> StoredBlock | None:
+        """Tell tokens, extra keys and parent of the block with this digest, or None. Changes nothing. O(block size).
+
+        Raises:
+            BlockError: it is not 32 bytes (uint8 ``[32]`` are, too).
+        """
+        return stored.look_up(self._state, self._group(group), digest)
+
+    def check(self) -> None:
+        """Prove every invariant, or raise AssertionError. O(blocks + table entries)."""
+        check_space(self._state, self._ledger)

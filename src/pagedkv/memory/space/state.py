@@ -1,0 +1,435 @@
+"""The state of a block space: pools, groups, rows and digest chains, built from a configuration.
+
+Owns construction and the few look-ups that every operation needs. Groups of equal block size share a
+*lane*: one digest chain a row, computed once for all of them.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.answers import Load, Ticket
+from pagedkv.memory.contract.arguments import LARGEST_SIZE
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.contract.plan_buffer import PlanLayout
+from pagedkv.memory.contract.spec import GroupSpec, SpaceConfig, StepId, keeps_state, most_checkpoints, num_draft_states
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import (
+    NUM_DEFERRED_LISTS,
+    OPEN_STEP,
+    SETTLED_STEP,
+    UNDATED,
+    PoolFeatures,
+)
+from pagedkv.memory.pool.epochs import set_epoch_in_force
+from pagedkv.memory.pool.eviction.registry import policy_named
+from pagedkv.memory.pool.extra_keys import ExtraKeyTable
+from pagedkv.memory.pool.free_queue import free_leased
+from pagedkv.memory.pool.step_numbers import open_next, renumber
+from pagedkv.memory.space.checkpoints import Checkpoints
+from pagedkv.memory.space.feature import SpaceFeature
+from pagedkv.memory.space.loops import DraftLoops, SpaceLoops
+from pagedkv.memory.space.observer import SpaceObserver
+from pagedkv.memory.tables.retaining import NUM_ENDS
+from pagedkv.memory.tables.row_record import lower_steps, new_rows
+from pagedkv.memory.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    FULL,
+    KIND,
+    NUM_PLANNED,
+    PLANNED,
+    SHEDS,
+    SPAN,
+    GroupArrays,
+    GroupView,
+    new_draft_arrays,
+    new_group_arrays,
+)
+from pagedkv.memory.tables.rules import first_needed_token
+
+__all__ = ["DraftTable", "Group", "SpaceState"]
+
+NO_LANE: Final = -1
+STEPS_BEFORE_RENUMBERING: Final = 2**30
+MOST_FORMER_EPOCHS: Final = 4  # for explanations
+NO_EPOCHS: Final[tuple[str, ...]] = ()
+
+
+@dataclass(slots=True)
+class Loading:
+    """What a space knows of a load (:mod:`pagedkv.memory.space.loading`).
+
+    Args:
+        parents: for each group the block before what is loaded, or the null block.
+        digests: for each lane those of all blocks of the prefix, uint32 ``[n, 8]``.
+        tickets: what holds its blocks, one a pool.
+        is_frozen: nobody is to find its content any more: the cache was reset, or the memory given back.
+        oldest_epoch: the oldest that contributed to it, where epochs are counted.
+    """
+
+    parents: list[int]
+    digests: list[Uint32Array]
+    tickets: list[Ticket]
+    is_frozen: bool = False
+    oldest_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group of layers: its rule, its table, and the pools it draws from.
+
+    Args:
+        index: position in the configuration.
+        spec: the retention rule.
+        arrays: table and parameters.
+        pool: where its blocks live.
+        host_pool: where swapped-out blocks go, or None.
+        lane: index of the digest chain that it shares with groups of the same block size; -1 if it stays out.
+        planned: the column of the rows that says how far the group is planned.
+        block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
+        keeps_whole_prefix: whether the rule never drops a block (full attention).
+        ends: int32 ``[max_sequences, NUM_ENDS]``, where blocks are to be kept, if the group sheds what its windows pass
+            (:mod:`pagedkv.memory.tables.retaining`); else empty.
+        view: what compiled loops over its rows take first: ``loop(*group.view, ...)``.
+    """
+
+    index: int
+    spec: GroupSpec
+    arrays: GroupArrays
+    pool: BlockPool
+    host_pool: BlockPool | None
+    lane: int
+    planned: int
+    block_size: int
+    keeps_whole_prefix: bool
+    view: GroupView
+    ends: Int32Array
+
+    @property
+    def stays_out(self) -> bool:
+        """Whether the others have prefix caching, and this group does not."""
+        return self.lane == NO_LANE
+
+    @property
+    def has_own_start(self) -> bool:
+        """Whether plans may begin ranges of rows elsewhere than in other groups: it stays out, or can be replayed."""
+        return self.planned != NUM_PLANNED
+
+    @property
+    def replays(self) -> bool:
+        """Whether windows that are gone can be computed again."""
+        return self.has_own_start and not self.stays_out
+
+    def first_needed_token(self, query: int) -> int:
+        """First position, sinks apart, that computing position ``query`` and all later ones still reads."""
+        kind, span = (int(self.arrays.parameters[column]) for column in (KIND, SPAN))
+        return first_needed_token(kind, span, query)
+
+    def num_slots_blocks(self, num_tokens: int, num_lookahead: int) -> int:
+        """Count the blocks for so many tokens and reserved slots (a recurrent state reserves none)."""
+        reserve = 0 if keeps_state(self.spec) else num_lookahead
+        return -(-(num_tokens + reserve) // self.block_size)
+
+    def num_own_blocks(self, num_tokens: int, num_lookahead: int) -> int:
+        """Count the blocks that a fork takes to reserve slots: the partly filled one copied, and new ones."""
+        if num_lookahead == 0 or keeps_state(self.spec):
+            return 0
+        return -(-(num_tokens + num_lookahead) // self.block_size) - num_tokens // self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTable:
+    """The second table of a group: the blocks of its draft states (:mod:`pagedkv.memory.tables.drafting`).
+
+    Args:
+        index: as what plans number it: behind the groups.
+        group: the group.
+        arrays: table and parameters.
+        loops: what is done with it, compiled.
+    """
+
+    index: int
+    group: Group
+    arrays: GroupArrays
+    loops: DraftLoops
+
+    @property
+    def pool(self) -> BlockPool:
+        """Where its blocks live: the group's pool."""
+        return self.group.pool
+
+
+class SpaceState:
+    """All arrays of one block space.
+
+    Attributes:
+        is_changing: set while an operation changes things: whoever finds it set comes after one that was interrupted.
+        pools: device pools by name; host_pools: host pools by the same names; all_pools: both.
+        pool_counts: the counts of the device pools.
+        groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching
+            (all, if the space has none); outsiders: those; own_starts: those, and the replaying_groups, whose windows
+            can be computed again; planned_columns: those of the rows that say how far any group is planned. lanes: the
+            groups of each digest chain. shedding_groups: those whose windows leave cached only what later prompts can
+            hit. state_groups: those that keep states, for prefixes to hit.
+        draft_tables: the second tables of groups that keep states of open tokens; tables: those of the groups, and
+            these. num_draft_states: most tokens of a row that may be open where a group is a recurrent state.
+        checkpoints: which states are kept inside intervals, or None where there are no such groups.
+        rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.memory.tables.rows`).
+        chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
+        vacant_rows: rows to be handed out, last first: the one vacated last is warm in the processor's caches.
+        serials: int32 ``[max_sequences]``, grows with every sequence that gets a row, so that old plans know it is
+            another.
+        relies_on: int32 ``[max_sequences]``, last step in which another row computes content that a row
+            shares; if that step is aborted, the row is lost.
+        num_known: int32 ``[max_sequences]``, known tokens of rows that have, or had, unknown ones; 0 for all others
+            (:mod:`pagedkv.memory.tables.filling`). is_overlapped: whether any row ever had.
+        lane_columns: int32 ``[lanes, 2]``, first column and block size of the first group of each lane.
+        held: the tickets that are out, and the blocks of each, int32 ``[n]``; num_tickets: those ever given out.
+        loads: the loads that are under way; num_loads: those ever begun.
+        media_keys: keys of the rows whose prompts have media.
+        media_reach: int32 ``[max_sequences]``, where the last medium of a row ends.
+        is_recurrent: a group keeps a state, which only one sequence at a time may advance.
+        plan_layout: what all plans of this space have in common.
+        num_steps_before: what blocks' step numbers lack to those that callers know.
+        weights_epoch: version of the model's weights; identity_epoch: as far as it is part of every first block's
+            identity, which a number is not; former_epochs: the last few texts before it, the latest first.
+        publish_limits: int32 ``[max_sequences]``, tokens of each row that others may find; limits_publishing: whether
+            there ever was a limit.
+        oldest_epochs: int32 ``[max_sequences]``, the oldest epoch that contributed to what each row holds
+            (:mod:`pagedkv.memory.space.epochs`), where epochs are counted.
+        version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
+        now_s: the caller's clock, in seconds, as last told.
+        only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
+        tenant_names: names of the tenants by their numbers, the first one of nobody: None; empty where there are none.
+        limits: cap and floor of each of them, by pool.
+        observers: what follows the operations of the space, in the order in which it is called.
+        features: what takes part in them beside the core, likewise (:mod:`pagedkv.memory.space.features`).
+    """
+
+    def __init__(self, config: SpaceConfig) -> None:
+        """Build empty pools and tables. O(blocks)."""
+        self.config = config
+        self.is_changing = False
+        self.observers: tuple[SpaceObserver, ...] = ()
+        self.features: tuple[SpaceFeature, ...] = ()
+        self.version, self.now_s = 0, 0.0
+        self.tenant_names, self.limits = _tenants_of(config), config.limits_by_pool()
+        self.pools = self._new_pools(config.blocks_by_pool())
+        self.host_pools = self._new_pools(config.host_blocks_by_pool(), is_host=True)
+        self.all_pools = (*self.pools.values(), *self.host_pools.values())
+        self.pool_counts = [pool.arrays.counts for pool in self.pools.values()]
+        self._clock = self.pool_counts[0]  # all pools tell the same steps
+        self.rows = new_rows(
+            config.max_sequences,
+            len(config.groups) + len(config.drafting),
+            num_replaying=len(config.replaying),
+            has_tenants=bool(config.tenants),
+        )
+        self.vacant_rows = list(range(config.max_sequences))[::-1]
+        self.held: dict[Ticket, Int32Array] = {}
+        self.loads: dict[Load, Loading] = {}
+        self.num_tickets = self.num_loads = 0
+        self.media_keys: dict[int, RequestKeys] = {}
+        self.media_reach = np.zeros(config.max_sequences, np.int32)
+        self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
+        self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
+        self.oldest_epochs = np.full(config.max_sequences if config.counts_epochs else 0, UNDATED, np.int32)
+        self.limits_publishing = self.is_overlapped = False
+        self.groups = self._new_groups()
+        self.draft_tables = self._new_draft_tables()
+        self.tables: tuple[Group | DraftTable, ...] = (*self.groups, *self.draft_tables)
+        self.num_draft_states = min((num_draft_states(spec) for spec in config.groups if keeps_state(spec)), default=0)
+        self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
+        self.outsiders = tuple(group for group in self.groups if group.stays_out)
+        self.own_starts = tuple(self.groups[index] for index in config.own_starts)
+        self.replaying_groups = tuple(self.groups[index] for index in config.replaying)
+        self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
+        self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
+        self.checkpoints = Checkpoints(config) if self.state_groups else None
+        self.planned_columns = tuple(dict.fromkeys(group.planned for group in self.groups))
+        cached = self.cached_groups[0]
+        is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
+        self.only_chain = cached if is_one_chain else None
+        self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
+        self.lanes = self._lanes()
+        first = self.groups[0]
+        self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
+        self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
+        self.is_recurrent = any(keeps_state(group.spec) for group in self.groups)
+        self.serials, self.relies_on, self.num_known = np.zeros((3, config.max_sequences), np.int32)
+        self.lane_columns = np.array(
+            [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
+        )
+        self._make_scratch()
+        self.plan_layout = PlanLayout(config)
+        self.num_steps_before = self.num_batches = 0
+        # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
+        self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
+
+    def _make_scratch(self) -> None:
+        """Make what operations write down while they work, and what is always the same."""
+        config = self.config
+        self.planned_array = np.array(self.planned_columns, np.int32)
+        self.write_counts = np.zeros((len(self.tables), 2), np.int32)
+        self.ones = np.ones(config.max_sequences, np.int32)
+        self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
+        scratch = np.empty((4, config.max_sequences), np.int32)
+        self.start_scratch, self.row_scratch, self.accepted_scratch, self.touched_scratch = scratch
+        self.refused_scratch = np.zeros(config.max_sequences, np.int32)  # zeros between operations
+
+    def _new_pools(self, num_blocks: dict[str, int], *, is_host: bool = False) -> dict[str, BlockPool]:
+        """Build pools of so many blocks; those of the host keep nothing special but epochs."""
+        config = self.config
+        policy = policy_named(config.eviction)
+        pools = {}
+        for name, count in num_blocks.items():
+            if count == 0:
+                continue
+            block_size = max(group.block_size for group in config.groups if group.pool == name)
+            pools[name] = BlockPool(
+                name,
+                count,
+                block_size,
+                caching=config.prefix_caching,
+                policy=policy,
+                in_order=config.in_order,
+                features=self._features(name, 0 if is_host else count),
+            )
+            if config.events and not is_host:
+                pools[name].record_events(config.max_events)
+            set_epoch_in_force(pools[name].arrays, 0 if isinstance(config.weights_epoch, str) else config.weights_epoch)
+        return pools
+
+    def _features(self, name: str, num_blocks: int) -> PoolFeatures:
+        """Tell what a device pool of so many blocks keeps; 0 stands for a host pool."""
+        config = self.config
+        is_device = num_blocks > 0
+        bounds = tuple(
+            (index, most)
+            for index, spec in enumerate(config.groups, 1)
+            if spec.pool == name and (most := most_checkpoints(spec)) is not None
+        )
+        return PoolFeatures(
+            ghosts=config.ghosts_per_block * num_blocks if config.explain else 0,
+            epochs=config.counts_epochs,
+            leases=config.leases and is_device,
+            siblings=config.prefix_caching and config.min_partial_hit > 0 and is_device,
+            bounds=bounds if config.prefix_caching and is_device else (),
+            limits=self.limits[name] if self.tenant_names and is_device else (),
+            num_in_sets=self._num_in_sets(name),
+            others_have=self._has_features(),
+        )
+
+    def _has_features(self) -> bool:
+        """Tell whether any pool keeps more than names, so that all run the code that serves it."""
+        config = self.config
+        bounded = config.prefix_caching and any(most_checkpoints(spec) is not None for spec in config.groups)
+        partial = config.prefix_caching and config.min_partial_hit > 0
+        asked = (config.explain, config.counts_epochs, config.leases, partial, bounded, config.tenants, config.events)
+        return any(asked)
+
+    def _num_in_sets(self, name: str) -> int:
+        """Count the groups of a pool whose blocks hit only beside those of other groups."""
+        caching = [spec.pool for spec in self.config.groups if spec.prefix_caching and self.config.prefix_caching]
+        return caching.count(name) if len(caching) > 1 else 0
+
+    def _new_groups(self) -> tuple[Group, ...]:
+        config = self.config
+        lane_of_size: dict[int, int] = {}
+        groups = []
+        for index, spec in enumerate(config.groups):
+            arrays = new_group_arrays(index, config)
+            block_size, is_full = int(arrays.parameters[BLOCK_SIZE]), bool(arrays.parameters[KIND] == FULL)
+            planned = int(arrays.parameters[PLANNED])
+            stays_out = config.prefix_caching and not spec.prefix_caching
+            lane = NO_LANE if stays_out else lane_of_size.setdefault(block_size, len(lane_of_size))
+            pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
+            view = GroupView(pool.arrays, arrays, self.rows)
+            ends = np.zeros((config.max_sequences if arrays.parameters[SHEDS] else 0, NUM_ENDS), np.int32)
+            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view, ends))
+        return tuple(groups)
+
+    def _new_draft_tables(self) -> tuple[DraftTable, ...]:
+        drafting = [group for group in self.groups if num_draft_states(group.spec)]
+        if not drafting:
+            return ()
+        loops = DraftLoops(*drafting[0].view)
+        return tuple(
+            DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)), loops)
+            for index, group in enumerate(drafting, len(self.groups))
+        )
+
+    def _lanes(self) -> tuple[tuple[Group, ...], ...]:
+        num_lanes = 1 + max(group.lane for group in self.groups)
+        return tuple(tuple(group for group in self.cached_groups if group.lane == lane) for lane in range(num_lanes))
+
+    @property
+    def identity_epoch(self) -> str:
+        """The weights' version as far as it is part of blocks' identity."""
+        return self.weights_epoch if isinstance(self.weights_epoch, str) else ""
+
+    @property
+    def open_step_id(self) -> StepId:
+        """Number of the open step as callers know it: it never starts again."""
+        return StepId(self.num_steps_before + self.open_step)
+
+    @property
+    def open_step(self) -> int:
+        """Number of the step that is being put together, as blocks note it."""
+        return int(self._clock[OPEN_STEP])
+
+    @property
+    def settled_step(self) -> int:
+        """Number of the last step that is over, as blocks note it."""
+        return int(self._clock[SETTLED_STEP])
+
+    def advance_open_step(self) -> None:
+        """Begin the next step, in every pool."""
+        for pool in self.all_pools:
+            open_next(pool.arrays.counts)
+        if self.open_step >= STEPS_BEFORE_RENUMBERING:
+            self._renumber_steps()
+
+    def _renumber_steps(self) -> None:
+        """Count steps from the last settled one on, since blocks note them in 32 bits. O(blocks), every 2**30 steps."""
+        settled = self.settled_step // NUM_DEFERRED_LISTS * NUM_DEFERRED_LISTS  # deferred blocks stay in their lists
+        for pool in self.all_pools:
+            renumber(pool.arrays, settled, ~free_leased(pool.arrays))
+        self.relies_on[:] = np.maximum(self.relies_on - settled, 0)
+        lower_steps(self.rows, settled)
+        self.num_steps_before += settled
+
+    def clear_rows(self, batch: Int32Array, status: int) -> None:
+        """Make rows those of new, empty sequences, or vacant."""
+        self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
+        if self.limits_publishing:
+            self.publish_limits[batch] = LARGEST_SIZE
+        if self.checkpoints is not None:
+            self.checkpoints.wanted[batch] = 0
+        for feature in self.features:
+            feature.cleared(batch)
+
+    def begin_epoch(self, weights_epoch: str) -> None:
+        """Note that the model has other weights."""
+        if weights_epoch != self.weights_epoch:
+            others = [epoch for epoch in self.former_epochs if epoch not in {weights_epoch, self.identity_epoch}]
+            self.former_epochs = (self.identity_epoch, *others[: MOST_FORMER_EPOCHS - 1])
+        self.weights_epoch = weights_epoch
+
+    def next_mark(self) -> int:
+        """Make a number that no batch of rows was marked with before."""
+        self.num_batches = self.num_batches % (2**31 - 1) + 1
+        return self.num_batches
+
+
+def _tenants_of(config: SpaceConfig) -> tuple[str | None, ...]:
+    """Name the tenants by their numbers, nobody first; nothing if nobody is told apart."""
+    return (None, *config.tenants) if config.tenants else ()
+
+
+def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:
+    """Tell whether a group keeps states for prefixes to hit."""
+    return config.prefix_caching and keeps_state(spec)

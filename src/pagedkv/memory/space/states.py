@@ -1,0 +1,129 @@
+"""Recurrent states at the ends of prompts, for running rows: kept when a plan computes one, and gone on from.
+
+What a kept state is, is drawn in :mod:`pagedkv.memory.tables.checkpoints`; how a prompt finds one, in
+:mod:`pagedkv.memory.space.matching`. A row goes on from a block whose leading tokens hit in the same way
+(:mod:`pagedkv.memory.tables.partial_hits`): from a copy, or from that block if nobody holds it and there is no room for
+one.
+"""
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import EXTRA, FREE, LIFE, NULL_BLOCK, NUM_EVENTS, QUEUE
+from pagedkv.memory.pool.event_log import tell_parent
+from pagedkv.memory.pool.keeping import add_reasons_of
+from pagedkv.memory.space.checkpoints import Tail, TailNote, keys_of_tail
+from pagedkv.memory.space.pending import note_reliance
+from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.tables.checkpoints import give_names_up, name_tail, resume, surrender
+from pagedkv.memory.tables.retaining import AT_END, AT_JUNCTION, PROMPT_END
+from pagedkv.memory.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, SHEDS
+
+__all__ = ["checkpoint_of", "claim_tails", "free_tails", "give_way", "keep_states", "resume_states", "take_over"]
+
+
+def checkpoint_of(state: SpaceState, num_tokens: int, num_hit_tokens: int) -> int:
+    """Tell where a prompt of so many tokens, of which so many hit, wants a state kept; 0 where none is needed.
+
+    A chunk is to end there: behind the hit, before the last token, at a position where hits can end in all groups but
+    states, and where no state is kept by itself.
+    """
+    if state.checkpoints is None:
+        return 0
+    position = (num_tokens - 1) // state.checkpoints.alignment * state.checkpoints.alignment
+    is_kept_anyway = all(position % group.block_size == 0 for group in state.state_groups)
+    return 0 if position <= num_hit_tokens or is_kept_anyway else position
+
+
+def keep_states(state: SpaceState, computing: Int32Array, ends: Int32Array) -> None:
+    """Name the states of rows that the plan being made computes up to where their prompts want one kept.
+
+    Nothing in spaces without such groups.
+    """
+    if state.checkpoints is None:
+        return
+    is_there = (state.checkpoints.wanted[computing] == ends) & (state.rows[computing, NUM_ACCEPTED] == ends)
+    for row, position in zip(computing[is_there].tolist(), ends[is_there].tolist(), strict=True):
+        if state.rows[row, FROZEN]:
+            continue
+        for group in state.state_groups:
+            index, length = divmod(position, group.block_size)
+            is_digested = state.rows[row, int(group.arrays.parameters[AT]) + NUM_DIGESTED] == index
+            if length and is_digested:
+                _keep_state(state, group, row, index, length)
+        for group in state.shedding_groups:
+            group.ends[row, PROMPT_END] = position
+
+
+def _keep_state(state: SpaceState, group: Group, row: int, index: int, length: int) -> None:
+    assert state.checkpoints is not None
+    pool, parent = group.pool, state.chains[group.lane][row]
+    extra = _extra_of_tail(state, group, row, index, length)
+    num_events = int(pool.arrays.counts[NUM_EVENTS])
+    block = name_tail(*group.view, row, parent, state.extra_keys.arrays, extra)
+    if block == NULL_BLOCK:
+        return
+    if pool.arrays.counts[NUM_EVENTS] > num_events and index > 0:
+        tell_parent(pool.arrays, parent)
+    _keep(group, block, AT_END)
+    life = int(pool.arrays.records[block, LIFE])
+    state.checkpoints.note(pool.name, block, TailNote(group.index, parent.tobytes(), length, life))
+
+
+def _keep(group: Group, block: int, why: int) -> None:
+    """Note why a tail stays cached when nobody holds it: a prompt ended with that state, or inside that block."""
+    if group.arrays.parameters[SHEDS]:
+        add_reasons_of(group.pool.arrays.records, block, why)
+
+
+def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length: int) -> int:
+    """Tell the id of the extra keys of a row's tail: those of its block, without media that begin behind the tail."""
+    start = index * group.block_size
+    if row not in state.media_keys:
+        return int(group.pool.arrays.records[group.arrays.table[row, index], EXTRA])
+    encoding = keys_of_tail(state.media_keys[row], state.identity_epoch, start, start + length)
+    return state.extra_keys.intern_all([encoding])[0]
+
+
+# Going on from a kept state
+
+
+def free_tails(state: SpaceState, tails: tuple[Tail, ...]) -> dict[str, int]:
+    """Count, by pool, the tails of a hit that nobody holds."""
+    counts = dict.fromkeys(state.pools, 0)
+    for tail in tails:
+        pool = state.groups[tail.group].pool
+        counts[pool.name] += int(pool.arrays.records[tail.block, QUEUE] == FREE)
+    return counts
+
+
+def claim_tails(state: SpaceState, ledger: StepLedger, batch: Int32Array, tails: tuple[Tail, ...]) -> None:
+    """Take a reference to each tail of a hit, for the one new row of a batch, until it is seated."""
+    for tail in tails:
+        group, blocks = state.groups[tail.group], np.array([tail.block], np.int32)
+        for feature in state.features:
+            feature.reviving(group.pool, blocks)
+        state.loops.reuse_all(group.pool.arrays, blocks)
+        _keep(group, tail.block, AT_END if group in state.state_groups else AT_JUNCTION)
+        note_reliance(state, ledger, group, batch, blocks)
+
+
+def take_over(state: SpaceState, tail: Tail) -> None:
+    """Let the row that is seated next in a tail's group get its very block: there is none to copy it to."""
+    surrender(state.groups[tail.group].pool.arrays, tail.block)
+
+
+def resume_states(state: SpaceState, ledger: StepLedger, row: int, tails: tuple[Tail, ...]) -> None:
+    """Let a new row, which is seated, go on from its hit's tails: the plan copies those not taken over."""
+    for tail in tails:
+        group = state.groups[tail.group]
+        own = int(group.arrays.table[row, tail.logical_index])
+        if resume(*group.view, row, tail.logical_index, tail.block):
+            ledger.add_copies(group.pool.name, np.array([[tail.block, own]], np.int32))
+
+
+def give_way(state: SpaceState, batch: Int32Array) -> None:
+    """Let growing rows go on in place where there is no block to copy their kept states to."""
+    for group in state.state_groups:
+        give_names_up(*group.view, batch)

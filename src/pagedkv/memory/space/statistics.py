@@ -1,0 +1,113 @@
+"""Statistics: a frozen snapshot of every pool, taken only when asked for."""
+
+from dataclasses import dataclass
+
+from pagedkv.memory.contract.answers import TenantShare
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import (
+    NUM_ACQUIRED,
+    NUM_CACHED,
+    NUM_DEFERRED,
+    NUM_EVICTED,
+    NUM_FREE,
+    NUM_HIT_BLOCKS,
+    NUM_NAMED,
+)
+from pagedkv.memory.space.holding import num_held
+from pagedkv.memory.space.receipts import Receipt
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.tenants import list_shares
+from pagedkv.memory.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
+
+__all__ = ["PoolStatistics", "SpaceStatistics", "take_statistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """One pool at one moment; the last three count since the pool was built.
+
+    Args:
+        name: name of the pool; host pools carry the name of their device pool.
+        num_blocks: blocks that can be handed out at all (the null block is not).
+        num_free: blocks that can be handed out now, cached ones included.
+        num_cached: free blocks whose content can still be found.
+        num_deferred: unreferenced blocks that wait for a step.
+        num_in_use: blocks that tables refer to, or tickets hold.
+        num_held: of these, blocks that tickets hold.
+        num_named: blocks that can be found, in use or free.
+        num_acquired: blocks handed out.
+        num_evictions: of these, blocks that had cached content.
+        num_hit_blocks: references given to cached blocks.
+        nbytes: host memory of the bookkeeping.
+    """
+
+    name: str
+    num_blocks: int
+    num_free: int
+    num_cached: int
+    num_deferred: int
+    num_in_use: int
+    num_held: int
+    num_named: int
+    num_acquired: int
+    num_evictions: int
+    num_hit_blocks: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceStatistics:
+    """A block space at one moment.
+
+    Args:
+        pools: device pools; host_pools: host pools.
+        num_running: sequences with blocks on the device; num_swapped: with blocks in the host pool.
+        num_tokens: tokens of the running sequences.
+        num_steps_in_flight: planned steps that are not acknowledged.
+        receipts: what all sequences have taken since the space was built, the freed ones among them: the sum of all
+            receipts. None unless ``SpaceConfig.receipts``.
+        tenants: what each tenant has of each device pool, whoever names none first; empty unless
+            ``SpaceConfig.tenants``.
+    """
+
+    pools: tuple[PoolStatistics, ...]
+    host_pools: tuple[PoolStatistics, ...]
+    num_running: int
+    num_swapped: int
+    num_tokens: int
+    num_steps_in_flight: int
+    receipts: Receipt | None
+    tenants: tuple[TenantShare, ...]
+
+
+def take_statistics(state: SpaceState, num_steps_in_flight: int, receipts: Receipt | None) -> SpaceStatistics:
+    """Count; ``receipts``: the sum of all, if the space keeps any. O(rows + blocks held)."""
+    running = state.rows[:, STATUS] == RUNNING
+    return SpaceStatistics(
+        pools=tuple(_of_pool(pool, num_held(state, pool.name)) for pool in state.pools.values()),
+        host_pools=tuple(_of_pool(pool, 0) for pool in state.host_pools.values()),
+        num_running=int(running.sum()),
+        num_swapped=int((state.rows[:, STATUS] == SWAPPED).sum()),
+        num_tokens=int(state.rows[running, NUM_TOKENS].sum()),
+        num_steps_in_flight=num_steps_in_flight,
+        receipts=receipts,
+        tenants=list_shares(state),
+    )
+
+
+def _of_pool(pool: BlockPool, num_held: int) -> PoolStatistics:
+    counts = pool.arrays.counts.tolist()
+    return PoolStatistics(
+        name=pool.name,
+        num_blocks=pool.num_usable,
+        num_free=counts[NUM_FREE],
+        num_cached=counts[NUM_CACHED],
+        num_deferred=counts[NUM_DEFERRED],
+        num_in_use=pool.num_usable - counts[NUM_FREE] - counts[NUM_DEFERRED],
+        num_held=num_held,
+        num_named=counts[NUM_NAMED],
+        num_acquired=counts[NUM_ACQUIRED],
+        num_evictions=counts[NUM_EVICTED],
+        num_hit_blocks=counts[NUM_HIT_BLOCKS],
+        nbytes=pool.nbytes,
+    )

@@ -1,0 +1,162 @@
+"""What is stored under names: for followers of events who were told of a gap, and for tiers that fetch content.
+
+Read from the pools when asked for; nothing is kept for it. A name knows its parent as long as the parent's block holds
+that content: behind a window it may be gone, and then only the event that told of the child knew it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import BlockError
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
+from pagedkv.memory.pool.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens
+from pagedkv.memory.space.epochs import epochs_of_block
+from pagedkv.memory.space.state import Group, SpaceState
+
+__all__ = ["StoredBlock", "StoredBlocks", "list_stored", "look_up"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBlock:
+    """One block that can be found, with what it holds.
+
+    ``hash_block_tokens(parent_digest, token_ids, extra_keys)`` is its digest, unless the caller brought another one.
+
+    Args:
+        pool: name of its pool; group: index of its group; block_id: where it is.
+        digest: what it is found by.
+        parent_digest: digest of the block before it; ``ROOT_DIGEST`` for a first one, None if it is not known any more.
+        token_ids: read-only int32 ``[block_size]``; fewer for a state that is kept inside an interval.
+        extra_keys: its encoded extra keys (:class:`~pagedkv.RequestKeys`), empty for most blocks.
+        is_computed: no step in flight or open still writes it.
+        epochs: the oldest and the newest epoch of the weights that contributed to it, where epochs are counted: part of
+            what it is, beside the digest. None where they are not, and for what the open step is to compute.
+    """
+
+    pool: str
+    group: int
+    block_id: int
+    digest: bytes
+    parent_digest: bytes | None
+    token_ids: Int32Array
+    extra_keys: bytes
+    is_computed: bool
+    epochs: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBlocks:
+    """All blocks of one pool that can be found, in the order of their ids.
+
+    Args:
+        pool: name of the pool.
+        groups: int32 ``[n]``, the group of each; block_ids: int32 ``[n]``.
+        digests: uint8 ``[n, 32]``.
+        parent_digests: uint8 ``[n, 32]``, as in :class:`~pagedkv.CacheEvents`; zeros for a first block, and where the
+            parent is not known any more.
+        knows_parent: bool ``[n]``, false where it is not.
+    """
+
+    pool: str
+    groups: npt.NDArray[np.int32]
+    block_ids: npt.NDArray[np.int32]
+    digests: npt.NDArray[np.uint8]
+    parent_digests: npt.NDArray[np.uint8]
+    knows_parent: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Count the blocks."""
+        return len(self.block_ids)
+
+
+def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | None:
+    """Tell what is stored under a digest in one group, or None.
+
+    Raises:
+        BlockError: it is no digest.
+    """
+    wanted = _as_digest(digest)
+    pool = group.pool
+    block = pool.prefix_index.find(group.index, wanted)
+    if block is None:
+        return None
+    token_ids = _tokens_of(state, group, block).copy()
+    token_ids.flags.writeable = False
+    return StoredBlock(
+        pool=pool.name,
+        group=group.index,
+        block_id=block,
+        digest=wanted,
+        parent_digest=_parent_of(state, pool, block),
+        token_ids=token_ids,
+        extra_keys=_extra_keys_of(state, pool, block),
+        is_computed=bool(pool.arrays.records[block, PENDING_STEP] <= pool.arrays.counts[SETTLED_STEP]),
+        epochs=epochs_of_block(pool.arrays, block),
+    )
+
+
+def list_stored(state: SpaceState, pool: BlockPool) -> StoredBlocks:
+    """List every name of a pool. O(blocks)."""
+    records, digests = pool.arrays.records, pool.arrays.digests
+    blocks = pool.prefix_index.named_blocks().astype(np.int32)
+    parents = records[blocks, PARENT]
+    has_parent = (parents != NULL_BLOCK) & (records[parents, LIFE] == records[blocks, PARENT_LIFE])
+    told = np.zeros((len(blocks), DIGEST_NBYTES), np.uint8)
+    told[has_parent] = _as_bytes(digests[parents[has_parent]])
+    is_first = np.array([_is_first(state, pool, block) for block in blocks.tolist()], np.bool_)
+    return StoredBlocks(
+        pool.name, records[blocks, NAME] - 1, blocks, _as_bytes(digests[blocks]), told, has_parent | is_first
+    )
+
+
+def _as_digest(digest: object) -> bytes:
+    """Take bytes, or a row of the digests of events."""
+    if isinstance(digest, np.ndarray) and digest.dtype == np.uint8:
+        digest = digest.tobytes()
+    if not isinstance(digest, bytes) or len(digest) != DIGEST_NBYTES:
+        raise BlockError(f"a digest is {DIGEST_NBYTES} bytes, got {digest!r}")
+    return digest
+
+
+def _as_bytes(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    return words.astype(">u4").view(np.uint8).reshape(len(words), DIGEST_NBYTES)
+
+
+def _parent_of(state: SpaceState, pool: BlockPool, block: int) -> bytes | None:
+    record = pool.arrays.records[block]
+    parent = int(record[PARENT])
+    if parent == NULL_BLOCK:
+        return ROOT_DIGEST if _is_first(state, pool, block) else None
+    if pool.arrays.records[parent, LIFE] != record[PARENT_LIFE]:
+        return None
+    return _as_bytes(pool.arrays.digests[[parent]]).tobytes()
+
+
+def _is_first(state: SpaceState, pool: BlockPool, block: int) -> bool:
+    """Tell whether a block begins a sequence: it has no parent, and not for want of one that a hit brought along."""
+    record = pool.arrays.records[block]
+    if record[PARENT] != NULL_BLOCK:
+        return False
+    group = state.groups[int(record[NAME]) - 1]
+    if group.keeps_whole_prefix:
+        return True
+    digest = hash_block_tokens(ROOT_DIGEST, _tokens_of(state, group, block), _extra_keys_of(state, pool, block))
+    return digest == _as_bytes(pool.arrays.digests[[block]]).tobytes()
+
+
+def _tokens_of(state: SpaceState, group: Group, block: int) -> Int32Array:
+    """Tokens that a named block stands for: all of its size, or the tail for which a state is kept."""
+    kept = state.checkpoints and state.checkpoints.note_of(group.pool.name, group.pool.arrays, block)
+    num_tokens = kept.length if kept else group.block_size
+    token_ids: Int32Array = group.pool.arrays.tokens[block, :num_tokens]
+    return token_ids
+
+
+def _extra_keys_of(state: SpaceState, pool: BlockPool, block: int) -> bytes:
+    arrays = state.extra_keys.arrays
+    begin, end = arrays.bounds[pool.arrays.records[block, EXTRA]].tolist()
+    return arrays.data[begin:end].tobytes()

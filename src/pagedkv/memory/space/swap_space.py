@@ -1,0 +1,77 @@
+"""Rows that leave for the host pools, and come back: the part of :class:`~pagedkv.BlockSpace` that swaps."""
+
+import numpy.typing as npt
+
+from pagedkv.memory.contract.answers import Shortage
+from pagedkv.memory.contract.arguments import Rows, as_batch, as_count
+from pagedkv.memory.contract.errors import NoHostPoolError
+from pagedkv.memory.contract.plan import BlockMoves
+from pagedkv.memory.contract.spec import AllocStatus
+from pagedkv.memory.space import swapping
+from pagedkv.memory.space.batches import require_known, require_status
+from pagedkv.memory.space.content_space import ContentSpace
+from pagedkv.memory.tables.rows import RUNNING, SWAPPED
+
+__all__ = ["SwapSpace"]
+
+
+class SwapSpace(ContentSpace):
+    """Operations that move rows between the device and the host."""
+
+    def can_swap_out(self, rows: Rows) -> AllocStatus:
+        """Tell whether the host pools can take these rows. Changes nothing.
+
+        OK if :meth:`swap_out` would succeed. NEVER without a host pool, or if not even an empty one could hold them,
+        nor one that holds nothing but what they share there; LATER too while the open plan copies or swaps into their
+        blocks, and until the step is over that computes a window of theirs again.
+        """
+        batch = as_batch(rows)
+        require_status(self._state, batch, RUNNING)
+        return swapping.swap_out_status(self._state, self._ledger, batch)
+
+    def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
+        """Move rows to the host pools: device block -> host block, a block that rows of this call share once.
+
+        The moves are in the open step's plan as well; device blocks go back when it is acknowledged.
+
+        Raises:
+            NoHostPoolError: a group's pool has no host pool.
+            SequenceError: the open plan writes their blocks, or a window is computed again (``can_swap_out`` says
+                LATER).
+        """
+        batch = as_batch(rows)
+        mark = require_status(self._state, batch, RUNNING)
+        require_known(self._state, batch, "swapped out")
+        self._state.version += 1
+        return swapping.swap_out(self._state, self._ledger, batch, mark)
+
+    def can_swap_in(self, rows: Rows, counts: npt.ArrayLike | None = None, *, num_lookahead: int = 0) -> AllocStatus:
+        """Tell whether the device pools can take swapped-out rows back and let them go on. Changes nothing.
+
+        Args:
+            rows: the rows.
+            counts: int32 ``[len(rows)]``, tokens that each is to take next; one each when None (none where
+                ``max_tokens`` is reached). With the blocks for these come the copies on write that they cause.
+            num_lookahead: slots a row beyond these tokens.
+
+        OK if that fits beside the watermark; NEVER if not even empty pools could hold it, nor pools that hold nothing
+        but what the rows share there.
+        """
+        self._require_host_pools()
+        batch = as_batch(rows)
+        require_status(self._state, batch, SWAPPED)
+        reserve = as_count(num_lookahead, "num_lookahead")
+        growth = swapping.as_next_counts(self._state, batch, counts, reserve)
+        return swapping.swap_in_status(self._state, batch, growth, reserve)
+
+    def swap_in(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
+        """Move swapped-out rows back: host block -> device block. The open step may compute them at once."""
+        self._require_host_pools()
+        batch = as_batch(rows)
+        require_status(self._state, batch, SWAPPED)
+        self._state.version += 1
+        return swapping.swap_in(self._state, self._ledger, batch)
+
+    def _require_host_pools(self) -> None:
+        if not self._state.host_pools:
+            raise NoHostPoolError("no host pool is configured: set num_host_blocks")

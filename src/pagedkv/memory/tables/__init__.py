@@ -1,0 +1,8 @@
+"""The floor of rows and tables: what happens to the sequences of one group, as compiled loops over whole batches.
+
+Reading order: ``rows`` (what is known of a sequence) and ``rules`` (what a query reads), then an operation a module,
+under the name that it has in :mod:`pagedkv.memory.space`: ``matching``, ``seating``, ``growing``, ``truncating``,
+``forking``, ``sliding``, ``swapping``, ``releasing``; ``digesting``, ``publishing`` and ``merging`` (how content
+becomes findable); ``pending`` (who computes what others wait for), ``declaring``, ``planning``, ``aborting``,
+``kernel_inputs``.
+"""

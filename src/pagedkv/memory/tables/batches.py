@@ -1,0 +1,35 @@
+"""What holds of a batch of rows before an operation: that its rows are fit for it, and who pays for what they take."""
+
+from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import PoolArrays
+from pagedkv.memory.pool.moments import counts_takes, note_payer
+from pagedkv.memory.tables.row_record import mark_row
+from pagedkv.memory.tables.rows import MARK, OCCUPIED, STATUS, TENANT, VACANT
+
+__all__ = ["first_unfit_row", "let_row_pay"]
+
+
+@inlined
+def let_row_pay(pool: PoolArrays, rows: Int32Array, row: int) -> None:
+    """Charge what is taken from now on to a row's tenant, where there are tenants."""
+    if counts_takes(pool):
+        note_payer(pool, rows[row, TENANT])
+
+
+@compiled
+def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int) -> int:
+    """Name the first place in a batch whose row is foreign, vacant, repeated, or not of that status; or -1.
+
+    ``mark`` is a number that no batch has used before.
+    """
+    for place in range(len(batch)):
+        if batch[place] < 0 or batch[place] >= len(rows):
+            return place
+        row = unsigned(batch[place])
+        if rows[row, MARK] == mark:
+            return place
+        if rows[row, STATUS] == VACANT or (status != OCCUPIED and rows[row, STATUS] != status):
+            return place
+        mark_row(rows, row, mark)
+    return -1

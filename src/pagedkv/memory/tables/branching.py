@@ -1,0 +1,87 @@
+"""Branching: a new row that begins with a prefix of another one, and goes on by itself.
+
+Full blocks are shared. The block that the prefix ends in is copied at once, not at the first write: the other row holds
+more in it, perhaps under a name, and rows that share a partly filled block hold the same tokens of it everywhere else::
+
+    parent   [ 7 ][ 4 ][ 9: a b c d ][ 5: ...
+    child    [ 7 ][ 4 ][ 3: a b     ]            two tokens of the third block: block 3 becomes a copy of block 9
+"""
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.block_record import add_references
+from pagedkv.memory.pool.blocks import NULL_BLOCK, PoolArrays
+from pagedkv.memory.tables.growing import copy_block
+from pagedkv.memory.tables.publishing import rewind_tail
+from pagedkv.memory.tables.row_record import (
+    digest_to,
+    note_change,
+    publish_to,
+    put_entry,
+    set_first_block,
+    set_num_blocks,
+    set_tail,
+)
+from pagedkv.memory.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    CACHING,
+    FIRST_BLOCK,
+    NUM_DIGESTED,
+    NUM_PUBLISHED,
+    TAIL,
+    TAIL_LIFE,
+    GroupArrays,
+    blocks_for,
+)
+from pagedkv.memory.tables.truncating import missing_content
+
+__all__ = ["branch_row", "longest_prefix"]
+
+
+@compiled
+def longest_prefix(group: GroupArrays, rows: Int32Array, row: int, most: int) -> int:
+    """Count the tokens, at most ``most``, behind which one group of a row lets another one go on; 0 if there are none.
+
+    O(tokens) where windows have moved on or a state has advanced.
+    """
+    length = most
+    while length > 0 and missing_content(group, rows, row, length) != 0:
+        length -= 1
+    return length
+
+
+@compiled
+def branch_row(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int, child: int, length: int, copy: Int32Array
+) -> int:
+    """Let a new row have the first ``length`` tokens of another one. The common columns are the caller's.
+
+    Args:
+        copy: int32 ``[1, 2]``; becomes (source, destination) where the last block is partly filled.
+
+    Returns how many blocks are copied: 1, or 0 if the prefix ends with a block.
+    """
+    at = group.parameters[AT]
+    block_size = int(group.parameters[BLOCK_SIZE])
+    num_full, num_blocks = length // block_size, blocks_for(length, block_size)
+    for index in range(num_full):
+        block = group.table[parent, index]
+        put_entry(group.table, child, index, block)
+        if block != NULL_BLOCK:
+            add_references(pool.records, block, 1)
+    if num_blocks > num_full:
+        copy[0, 0] = group.table[parent, num_full]
+        copy[0, 1] = copy_block(pool, copy[0, 0])
+        put_entry(group.table, child, num_full, copy[0, 1])
+    set_num_blocks(rows, child, at, num_blocks)
+    set_first_block(rows, child, at, min(rows[parent, at + FIRST_BLOCK], num_blocks))
+    if group.parameters[CACHING]:
+        digest_to(rows, child, at, min(rows[parent, at + NUM_DIGESTED], num_full))
+        publish_to(rows, child, at, min(rows[parent, at + NUM_PUBLISHED], num_full))
+        if rows[parent, at + NUM_PUBLISHED] > num_full:
+            rewind_tail(pool, group, rows, child)
+        else:
+            set_tail(rows, child, at, rows[parent, at + TAIL], rows[parent, at + TAIL_LIFE])
+    note_change(rows, child, at, 0, num_blocks)
+    return num_blocks - num_full

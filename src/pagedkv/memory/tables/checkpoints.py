@@ -1,0 +1,121 @@
+"""States at the ends of prompts: named inside an interval, found again, and gone on from.
+
+A recurrent group's block stands for an interval of tokens. While it is partly filled it is the state that a sequence
+advances in place, so it has no name; but the state behind the last whole interval of a prompt is worth keeping. Such a
+block is named for the *tail* of tokens that it covers, and from then on nobody writes it: whoever goes on from it
+copies it first (:mod:`~pagedkv.memory.tables.growing`)::
+
+    tokens     0 ........ 544 ....... 1088 ... 1248 1249
+    blocks     [ interval ][ interval ][  tail  ]
+                                               ^ named for its parent's digest, 160, and the 160 tokens
+"""
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.pool.block_record import hold_until, note_content
+from pagedkv.memory.pool.blocks import (
+    EXTRA,
+    NAME,
+    NULL_BLOCK,
+    OPEN_STEP,
+    PENDING_STEP,
+    PoolArrays,
+)
+from pagedkv.memory.pool.contents import set_digest, set_extra
+from pagedkv.memory.pool.digests import digest_block
+from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
+from pagedkv.memory.pool.life_cycle import drop_name, release
+from pagedkv.memory.pool.moments import note_copy
+from pagedkv.memory.pool.prefix_index import find, name_block
+from pagedkv.memory.tables.matching import holds_tokens
+from pagedkv.memory.tables.rows import AT, BLOCK_SIZE, LAST_STEP, NAME_IN_POOL, NUM_TOKENS, TAIL, TAIL_LIFE, GroupArrays
+
+__all__ = ["find_tail", "give_names_up", "name_tail", "resume", "surrender"]
+
+
+@compiled
+def find_tail(
+    pool: PoolArrays,
+    group: GroupArrays,
+    parent: Uint32Array,
+    tokens: Int32Array,
+    extra_keys: ExtraKeyArrays,
+    extra: int,
+) -> int:
+    """Find the state kept behind some tokens that follow ``parent``, fewer than an interval; or the null block."""
+    digest_block(parent, tokens, extra_keys, extra, extra_keys.digest)
+    block = find(pool, group.parameters[NAME_IN_POOL], extra_keys.digest)
+    if block == NULL_BLOCK or pool.records[block, EXTRA] != extra:
+        return NULL_BLOCK
+    if pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+        return NULL_BLOCK
+    return block if holds_tokens(pool, block, tokens, 0, len(tokens)) else NULL_BLOCK
+
+
+@compiled
+def name_tail(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    parent: Uint32Array,
+    extra_keys: ExtraKeyArrays,
+    extra: int,
+) -> int:
+    """Name the block that a row has partly filled, with the extra keys of its tail; return it.
+
+    The null block if it has a name already, or another block has that name.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    num_tokens = rows[row, NUM_TOKENS]
+    block = group.table[row, num_tokens // block_size]
+    if pool.records[block, NAME]:
+        return NULL_BLOCK
+    name = group.parameters[NAME_IN_POOL]
+    tail = pool.tokens[block, : num_tokens % block_size]
+    digest_block(parent, tail, extra_keys, extra, extra_keys.digest)
+    if find(pool, name, extra_keys.digest) != NULL_BLOCK:
+        return NULL_BLOCK
+    set_digest(pool, block, extra_keys.digest)
+    set_extra(pool.records, block, extra)
+    record = rows[row]
+    at = group.parameters[AT]
+    name_block(pool, name, block, record[at + TAIL], record[at + TAIL_LIFE])
+    return int(block)
+
+
+@compiled
+def give_names_up(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
+    """Let rows go on in place: their partly filled blocks are checkpoints no more."""
+    block_size = group.parameters[BLOCK_SIZE]
+    for row in batch:
+        num_tokens = rows[row, NUM_TOKENS]
+        if num_tokens % block_size == 0:
+            continue
+        block = group.table[row, num_tokens // block_size]
+        if pool.records[block, NAME]:
+            drop_name(pool, block)
+
+
+@compiled
+def surrender(pool: PoolArrays, block: int) -> None:
+    """Make a checkpoint that nobody else holds the next block to be handed out, with its content."""
+    drop_name(pool, block)
+    release(pool, block, 0)
+
+
+@compiled
+def resume(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, source: int) -> bool:
+    """Let a new row go on from a checkpoint; tell whether its block is to become a copy of ``source``.
+
+    The row holds a reference to the checkpoint, which it gives back, unless it was handed out that block itself.
+    """
+    own = group.table[row, index]
+    note_content(pool.records, own)
+    if own == source:
+        return False
+    note_copy(pool, source, pool, own)
+    hold_until(pool.records, own, pool.counts[OPEN_STEP])
+    hold_until(pool.records, source, pool.counts[OPEN_STEP])
+    release(pool, source, rows[row, LAST_STEP])
+    return True

@@ -1,0 +1,55 @@
+"""Digests of the blocks that rows complete: one chain a row, computed once for all groups of one block size."""
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.pool.blocks import DIGEST_WORDS, PoolArrays
+from pagedkv.memory.pool.contents import copy_digest, digest_content
+from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
+from pagedkv.memory.tables.row_record import digest_to
+from pagedkv.memory.tables.rows import AT, BLOCK_SIZE, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, GroupArrays
+
+__all__ = ["copy_new_digests", "digest_new_blocks"]
+
+
+@compiled
+def digest_new_blocks(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    chains: Uint32Array,
+    extra_keys: ExtraKeyArrays,
+) -> None:
+    """Digest every full block of accepted tokens that a batch of rows has completed.
+
+    ``chains[row]`` is the digest of the row's last digested block, or the root.
+    """
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    for row in batch:
+        if rows[row, FROZEN]:
+            continue
+        for index in range(rows[row, at + NUM_DIGESTED], rows[row, NUM_ACCEPTED] // block_size):
+            block = group.table[row, index]
+            digest_content(pool, block, chains[row], block_size, extra_keys)
+            for word in range(DIGEST_WORDS):
+                chains[row, word] = pool.digests[block, word]
+            digest_to(rows, row, at, index + 1)
+
+
+@compiled
+def copy_new_digests(
+    source_pool: PoolArrays,
+    source: GroupArrays,
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+) -> None:
+    """Give a group the digests that a group of equal block size has just got for the same rows."""
+    source_at = source.parameters[AT]
+    at = group.parameters[AT]
+    for row in batch:
+        for index in range(rows[row, at + NUM_DIGESTED], rows[row, source_at + NUM_DIGESTED]):
+            copy_digest(source_pool, source.table[row, index], pool, group.table[row, index])
+        digest_to(rows, row, at, rows[row, source_at + NUM_DIGESTED])

@@ -1,0 +1,57 @@
+"""Dating blocks: which epochs of the weights contributed to what rows compute (:mod:`pagedkv.memory.pool.epochs`).
+
+A plan dates what it computes. Before, a block that the open step computes from its first token on has the oldest epoch
+of its row, if that has any, so that whoever shares it knows how old the chain is that it continues.
+"""
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import NULL_BLOCK, OPEN_STEP, PENDING_STEP, PoolArrays
+from pagedkv.memory.pool.epochs import date, date_oldest, undate_newest
+from pagedkv.memory.tables.rows import AT, BLOCK_SIZE, NUM_DIGESTED, NUM_PUBLISHED, PLANNED, GroupArrays, blocks_for
+
+__all__ = ["date_computed", "date_open"]
+
+
+@compiled
+def date_open(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, oldest: Int32Array) -> None:
+    """Note of the blocks that a batch of rows is about to publish, and the open step computes, what is known by now.
+
+    Args:
+        oldest: int32 ``[max_sequences]``, the oldest epoch that contributed to each row, or ``UNDATED``.
+    """
+    at = group.parameters[AT]
+    for row in batch:
+        planned, block_size = rows[row, group.parameters[PLANNED]], group.parameters[BLOCK_SIZE]
+        for index in range(max(planned // block_size, rows[row, at + NUM_PUBLISHED]), rows[row, at + NUM_DIGESTED]):
+            block = group.table[row, index]
+            if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+                date_oldest(pool, block, oldest[row])
+                if index >= blocks_for(planned, block_size):  # else it begins with what is dated, or a copy of that
+                    undate_newest(pool, block)
+
+
+@compiled
+def date_computed(
+    pool: PoolArrays,
+    group: GroupArrays,
+    batch: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+    oldest: Int32Array,
+    epoch: int,
+) -> None:
+    """Note that positions of a batch of rows are computed with the weights of an epoch.
+
+    Args:
+        starts, ends: int32 ``[rows]``, the positions of each row.
+        oldest: as in :func:`date_open`, that epoch where the row has nothing older.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    for place in range(len(batch)):
+        row = batch[place]
+        for index in range(starts[place] // block_size, blocks_for(ends[place], block_size)):
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            date(pool, block, oldest[row], epoch)

@@ -1,0 +1,368 @@
+"""Tokens that are appended before anybody knows them, and filled in once they were sampled.
+
+A step that is planned before the last one was sampled computes positions whose tokens are not known yet. The row gets
+them as *unknown* tokens: they have slots, and are in no way content. The token of position ``q`` is sampled by the step
+that computes position ``q - 1``, so each step samples a stretch of a row: the drafts that it judges, and the token
+behind them. :func:`advance` takes what became of the oldest stretch; what it refuses moves everything behind it down::
+
+    known              unknown: sampled by step 7     by step 8
+    [ ... t ]          [ d  d  d  b ]                 [ d  d  d  b ]        step 8 computes [ b d d d ]
+    three of four are refused, one token is filled in
+    [ ... t t ]        [ d  d  d  b ]                                       step 8 computes three positions earlier
+
+``num_known[row]`` is 0 where all tokens of a row are known and were when they were appended. Otherwise so many are
+known, and a row's accepted tokens, behind which blocks get names and windows slide, are those that are known *and*
+computed by steps that are over.
+"""
+
+from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.block_record import raise_pending
+from pagedkv.memory.pool.blocks import NULL_BLOCK, SETTLED_STEP, PoolArrays
+from pagedkv.memory.pool.contents import set_token
+from pagedkv.memory.tables.row_record import mark_row, plan_to, set_accepted, set_num_tokens
+from pagedkv.memory.tables.rows import (
+    BLOCK_SIZE,
+    LAST_STEP,
+    MARK,
+    NUM_ACCEPTED,
+    NUM_DIGESTED,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    GroupArrays,
+    block_index,
+    is_ascending,
+)
+
+__all__ = [
+    "accept_computed",
+    "advance",
+    "begin_unknown",
+    "count_unfilled",
+    "drop_unknown",
+    "find_samplers",
+    "first_unfilled",
+    "first_unfit_fill",
+    "is_any_unlimited",
+    "is_unfilled",
+    "lower_ranges",
+    "note_accepted",
+    "repeat_pending",
+    "write_known",
+]
+
+
+@compiled
+def note_accepted(rows: Int32Array, num_known: Int32Array, batch: Int32Array, accepted: Int32Array) -> bool:
+    """Write down how many tokens of each row of a batch are accepted, before it grows.
+
+    Returns whether one has drafts, and had no unknown tokens yet.
+    """
+    num_drafting = 0
+    for place in range(len(batch)):
+        row = unsigned(batch[place])
+        accepted[place] = rows[row, NUM_ACCEPTED]
+        num_drafting += num_known[row] == 0 and rows[row, NUM_ACCEPTED] < rows[row, NUM_TOKENS]
+    return num_drafting > 0
+
+
+@compiled
+def begin_unknown(
+    rows: Int32Array, num_known: Int32Array, batch: Int32Array, counts: Int32Array, accepted: Int32Array
+) -> None:
+    """Count what rows have grown by as unknown: of no row more is accepted than before, and that much is known."""
+    for place in range(len(batch)):
+        row = unsigned(batch[place])
+        if counts[place] > 0:
+            set_accepted(rows, row, accepted[place])
+            if num_known[row] == 0:
+                num_known[row] = accepted[place]
+
+
+@compiled
+def find_samplers(
+    num_known: Int32Array,
+    serials: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+    number: int,
+    samplers: Int32Array,
+    limits: Int32Array,
+) -> None:
+    """Note for each row of a step whose first unknown token it samples: its number, and the end of its range.
+
+    Where it begins behind that token, so far a step before it goes, which may be over. Asked of the oldest step first:
+    what one has said, the later ones leave. Rows whose tokens are all known may be noted, too.
+
+    Args:
+        samplers, limits: int32 ``[max_sequences]``, zeros at first.
+    """
+    for place in range(len(step_rows)):
+        row = unsigned(step_rows[place])
+        if serials[row] != step_serials[place] or num_known[row] == 0 or limits[row] > 0:
+            continue
+        if starts[place] >= ends[place]:  # it was rolled back: the step samples nothing for the row any more
+            continue
+        if starts[place] < num_known[row] <= ends[place]:
+            samplers[row] = number
+            limits[row] = ends[place]
+        elif starts[place] >= num_known[row]:
+            limits[row] = starts[place]
+
+
+@compiled
+def is_any_unlimited(num_known: Int32Array, batch: Int32Array, limits: Int32Array) -> bool:
+    """Tell whether :func:`find_samplers` has noted nothing yet of an overlapped row of a batch."""
+    num_rows = 0
+    for each in batch:
+        row = unsigned(each)
+        num_rows += num_known[row] > 0 and limits[row] == 0
+    return num_rows > 0
+
+
+@inlined
+def is_unfilled(rows: Int32Array, num_known: Int32Array, row: int) -> bool:
+    """Tell whether a row has unknown tokens."""
+    return bool(0 < num_known[row] < rows[row, NUM_TOKENS])
+
+
+@compiled
+def first_unfilled(rows: Int32Array, num_known: Int32Array, batch: Int32Array) -> int:
+    """Name the first place in a batch whose row has unknown tokens, or -1."""
+    for place in range(len(batch)):
+        if is_unfilled(rows, num_known, batch[place]):
+            return place
+    return -1
+
+
+@compiled
+def count_unfilled(
+    rows: Int32Array,
+    num_known: Int32Array,
+    serials: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    ends: Int32Array,
+) -> int:
+    """Count the rows of a step that wait for a token which it has sampled, or a step before it."""
+    num_rows = 0
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] == step_serials[place] and is_unfilled(rows, num_known, row):
+            num_rows += num_known[row] <= ends[place]
+    return num_rows
+
+
+@compiled
+def first_unfit_fill(
+    rows: Int32Array,
+    num_known: Int32Array,
+    batch: Int32Array,
+    counts: Int32Array,
+    samplers: Int32Array,
+    limits: Int32Array,
+    mark: int,
+    least_limit: int,
+) -> int:
+    """Name the first place in a batch whose row cannot take so many tokens, or -1.
+
+    A row takes one at least, and at most what its step has sampled: one more than the drafts there, for which it must
+    have a slot. Which of the drafts a step accepts could not be told from the count otherwise. It is there, once, and
+    runs (see :func:`~pagedkv.memory.tables.rows.first_unfit_row`).
+
+    Args:
+        samplers, limits: as :func:`find_samplers` left them. Where a row's unknown tokens were appended when its
+            sampler was over, and forgotten, they become 1 and where the next step begins.
+        mark: a number that no batch has used before.
+        least_limit: 1 while there are steps that were not asked: a row of which nothing is noted is named then. Else 0.
+    """
+    ascends = is_ascending(batch)
+    for place in range(len(batch)):
+        if batch[place] < 0 or batch[place] >= len(rows):
+            return place
+        row = unsigned(batch[place])
+        if rows[row, STATUS] != RUNNING or (not ascends and rows[row, MARK] == mark):
+            return place
+        if not ascends:
+            mark_row(rows, row, mark)
+        if limits[row] < least_limit:
+            return place
+        if samplers[row] == 0 and 0 < num_known[row] <= rows[row, NUM_PLANNED]:
+            samplers[row] = 1
+            if limits[row] == 0:
+                limits[row] = rows[row, NUM_PLANNED]
+        if not is_unfilled(rows, num_known, row) or samplers[row] == 0:
+            return place
+        num_sampled = limits[row] - num_known[row] + 1
+        if limits[row] >= rows[row, NUM_TOKENS] or counts[place] < 1 or counts[place] > num_sampled:
+            return place
+    return -1
+
+
+@compiled
+def write_known(
+    pool: PoolArrays,
+    group: GroupArrays,
+    num_known: Int32Array,
+    batch: Int32Array,
+    counts: Int32Array,
+    tokens: Int32Array,
+) -> None:
+    """Write tokens into the slots that wait for them."""
+    block_size = group.parameters[BLOCK_SIZE]
+    next_token = 0
+    for place in range(len(batch)):
+        row = unsigned(batch[place])
+        first = num_known[row]
+        if counts[place] == 1:  # the general loop takes 3 us more for 1,024 rows
+            write_token(pool, group, row, first, block_size, tokens[next_token])
+        else:
+            for taken in range(counts[place]):
+                write_token(pool, group, row, first + taken, block_size, tokens[next_token + taken])
+        next_token += counts[place]
+
+
+@inlined
+def write_token(pool: PoolArrays, group: GroupArrays, row: int, position: int, block_size: int, token: int) -> None:
+    """Write one token into its slot."""
+    index = block_index(position, block_size)
+    block = unsigned(group.table[row, unsigned(index)])
+    set_token(pool, block, position - index * block_size, token)
+
+
+@compiled
+def advance(
+    pool: PoolArrays,
+    rows: Int32Array,
+    num_known: Int32Array,
+    batch: Int32Array,
+    counts: Int32Array,
+    limits: Int32Array,
+    planned: Int32Array,
+    refused: Int32Array,
+) -> tuple[int, bool]:
+    """Count filled tokens as known, and move what is behind refused ones down.
+
+    Args:
+        planned: the columns that say how far groups are planned.
+        refused: int32 ``[max_sequences]``, zeros; becomes how many tokens each row has lost.
+
+    Returns how many they are in all, and whether tokens were accepted since all steps of their row are over.
+    """
+    num_refused = 0
+    any_accepted = False
+    settled = pool.counts[SETTLED_STEP]
+    for place in range(len(batch)):
+        row = unsigned(batch[place])
+        num_lost = limits[row] - num_known[row] + 1 - counts[place]
+        num_known[row] += counts[place]
+        if num_lost > 0:
+            refused[row] = num_lost
+            num_refused += num_lost
+            set_num_tokens(rows, row, rows[row, NUM_TOKENS] - num_lost)
+            for column in planned:
+                if rows[row, column] >= limits[row]:
+                    plan_to(rows, row, column, rows[row, column] - num_lost)
+        if rows[row, LAST_STEP] <= settled:
+            accepted = min(num_known[row], rows[row, NUM_PLANNED])
+            any_accepted |= accepted > rows[row, NUM_ACCEPTED]
+            set_accepted(rows, row, max(rows[row, NUM_ACCEPTED], accepted))
+    return num_refused, any_accepted
+
+
+@compiled
+def lower_ranges(
+    serials: Int32Array,
+    refused: Int32Array,
+    limits: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+) -> None:
+    """Move the ranges of a step down by what their rows have lost before them."""
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] == step_serials[place] and refused[row] > 0 and ends[place] >= limits[row]:
+            if ends[place] > limits[row]:
+                starts[place] -= refused[row]
+            ends[place] -= refused[row]
+
+
+@compiled
+def repeat_pending(
+    pool: PoolArrays,
+    group: GroupArrays,
+    serials: Int32Array,
+    refused: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+    step: int,
+) -> None:
+    """Note again which blocks a step writes, where its ranges have moved down."""
+    block_size = group.parameters[BLOCK_SIZE]
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] == step_serials[place] and refused[row] > 0 and ends[place] > starts[place]:
+            for index in range(starts[place] // block_size, (ends[place] - 1) // block_size + 1):
+                block = group.table[row, index]
+                if block == NULL_BLOCK:
+                    continue
+                raise_pending(pool.records, block, step)
+
+
+@compiled
+def accept_computed(
+    rows: Int32Array,
+    num_known: Int32Array,
+    serials: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    ends: Int32Array,
+    lanes: Int32Array,
+    full_rows: Int32Array,
+) -> tuple[int, int]:
+    """Accept what a step that is over has computed of known tokens.
+
+    Args:
+        lanes: int32 ``[lanes, 2]``, first column and block size of the first group of each digest chain.
+        full_rows: int32 ``[rows]``; gets the rows in which a full block waits for its digest.
+
+    Returns how many these are, and how many rows wait for a token as :func:`count_unfilled` counts them.
+    """
+    num_full = 0
+    num_unfilled = 0
+    first_digested, first_size = unsigned(lanes[0, 0] + NUM_DIGESTED), lanes[0, 1]
+    for place in range(len(step_rows)):
+        row = unsigned(step_rows[place])
+        if serials[row] != step_serials[place] or num_known[row] == 0:
+            continue
+        num_unfilled += is_unfilled(rows, num_known, row) and num_known[row] <= ends[place]
+        if rows[row, STATUS] != RUNNING:
+            continue
+        accepted = min(num_known[row], ends[place])
+        if accepted > rows[row, NUM_ACCEPTED]:
+            set_accepted(rows, row, accepted)
+            is_full = accepted >= (rows[row, first_digested] + 1) * first_size
+            for lane in range(1, len(lanes)):
+                num_digested = rows[row, unsigned(lanes[lane, 0] + NUM_DIGESTED)]
+                is_full |= accepted >= (num_digested + 1) * lanes[lane, 1]
+            if is_full:
+                full_rows[num_full] = step_rows[place]
+                num_full += 1
+    return num_full, num_unfilled
+
+
+@compiled
+def drop_unknown(rows: Int32Array, num_known: Int32Array, row: int) -> None:
+    """Drop the unknown tokens of a rewound row that its next step samples: all behind the first that it computes."""
+    if not is_unfilled(rows, num_known, row):
+        return
+    least = max(num_known[row], rows[row, NUM_PLANNED] + 1)
+    set_num_tokens(rows, row, min(rows[row, NUM_TOKENS], least))

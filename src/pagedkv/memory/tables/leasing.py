@@ -1,0 +1,46 @@
+"""Leasing what rows hold and what prompts hit, in one group; :mod:`pagedkv.memory.pool.leasing` says what a lease is.
+
+What a window holds under a lease counts as the end of a sequence: nothing sheds it while the lease lasts.
+"""
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, PoolArrays
+from pagedkv.memory.pool.keeping import add_reasons
+from pagedkv.memory.pool.leasing import lease
+from pagedkv.memory.pool.sparing import is_spare, make_cached
+from pagedkv.memory.tables.retaining import AT_END, carrier_of
+from pagedkv.memory.tables.rows import AT, NUM_BLOCKS, SHEDS, TAIL, TAIL_LIFE, GroupArrays
+
+__all__ = ["lease_blocks", "lease_row"]
+
+
+@compiled
+def lease_block(pool: PoolArrays, group: GroupArrays, block: int, until: float) -> None:
+    """Keep one block, if it has a name."""
+    if block == NULL_BLOCK or not pool.records[block, NAME]:
+        return
+    if is_spare(pool, block):
+        make_cached(pool, block)
+    if group.parameters[SHEDS]:
+        add_reasons(pool.records, block, AT_END)
+    lease(pool, block, until)
+
+
+@compiled
+def lease_blocks(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, until: float) -> None:
+    """Keep the blocks of a hit, the null block left out."""
+    for block in blocks:
+        lease_block(pool, group, block, until)
+
+
+@compiled
+def lease_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, until: float) -> None:
+    """Keep what a row holds and others can find, in whichever block carries it, and the last state that it has left."""
+    at = group.parameters[AT]
+    for index in range(rows[row, at + NUM_BLOCKS]):
+        if group.table[row, index] != NULL_BLOCK:
+            lease_block(pool, group, carrier_of(pool, group, rows, row, index), until)
+    tail = rows[row, at + TAIL]
+    if pool.records[tail, LIFE] == rows[row, at + TAIL_LIFE]:
+        lease_block(pool, group, tail, until)

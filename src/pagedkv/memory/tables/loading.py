@@ -1,0 +1,93 @@
+"""Blocks that are filled from elsewhere: taken for a prefix before its content is there, named once it is."""
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.pool.block_record import note_content
+from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_EVENTS, PoolArrays
+from pagedkv.memory.pool.causes import CALLED_OFF
+from pagedkv.memory.pool.contents import set_digest, write_down
+from pagedkv.memory.pool.event_log import tell_parent
+from pagedkv.memory.pool.keeping import add_reasons, forget_reasons
+from pagedkv.memory.pool.life_cycle import acquire, drop_name
+from pagedkv.memory.tables.publishing import publish_block
+from pagedkv.memory.tables.retaining import AT_END, serves
+from pagedkv.memory.tables.rows import BLOCK_SIZE, FULL, KIND, NUM_SINK_BLOCKS, SHEDS, SPAN, GroupArrays
+from pagedkv.memory.tables.rules import first_needed_token
+
+__all__ = ["count_to_load", "publish_loaded", "take_to_load", "unname_unfilled"]
+
+
+@compiled
+def count_to_load(group: GroupArrays, num_hit_tokens: int, num_tokens: int) -> int:
+    """Count the blocks behind a hit that a hit of ``num_tokens`` takes."""
+    block_size = group.parameters[BLOCK_SIZE]
+    num_blocks = 0
+    for index in range(num_hit_tokens // block_size, num_tokens // block_size):
+        num_blocks += serves(group, index, num_tokens)
+    return num_blocks
+
+
+@compiled
+def take_to_load(
+    pool: PoolArrays, group: GroupArrays, tokens: Int32Array, digests: Uint32Array, num_hit_tokens: int, out: Int32Array
+) -> None:
+    """Take the blocks behind a hit that a hit of all tokens takes; the caller has checked that there are enough.
+
+    Args:
+        tokens: int32 ``[n]``, whole blocks.
+        digests: uint32 ``[n // block_size, 8]``.
+        out: int32 ``[blocks behind the hit]``; gets their ids, null where the group needs none.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    first = num_hit_tokens // block_size
+    for index in range(first, len(tokens) // block_size):
+        out[index - first] = NULL_BLOCK
+        if not serves(group, index, len(tokens)):
+            continue
+        block = acquire(pool)
+        note_content(pool.records, block)
+        write_down(pool, block, 0, tokens, index * block_size, block_size)
+        set_digest(pool, block, digests[index])
+        out[index - first] = block
+
+
+@compiled
+def unname_unfilled(pool: PoolArrays, group: GroupArrays, row: int, num_hit_tokens: int, num_tokens: int) -> None:
+    """Take the names of the row's blocks behind its hit that computing position ``num_tokens`` does not read."""
+    block_size = group.parameters[BLOCK_SIZE]
+    first = first_needed_token(group.parameters[KIND], group.parameters[SPAN], num_tokens) // block_size
+    for index in range(max(group.parameters[NUM_SINK_BLOCKS], num_hit_tokens // block_size), first):
+        block = group.table[row, index]
+        if block != NULL_BLOCK and pool.records[block, NAME]:
+            drop_name(pool, block, CALLED_OFF)
+
+
+@compiled
+def publish_loaded(
+    pool: PoolArrays, group: GroupArrays, parent: int, digests: Uint32Array, first: int, blocks: Int32Array
+) -> None:
+    """Name blocks that were filled, as far as their chain is whole.
+
+    Args:
+        parent: the block of the hit before them, or the null block.
+        digests: uint32 ``[blocks of the prefix, 8]``.
+        first: logical number of the first of ``blocks``.
+    """
+    by_links = group.parameters[KIND] == FULL
+    if by_links and parent != NULL_BLOCK and not pool.records[parent, NAME]:
+        return
+    for place in range(len(blocks)):
+        block = blocks[place]
+        if block == NULL_BLOCK:
+            parent = NULL_BLOCK
+            continue
+        num_events = pool.counts[NUM_EVENTS]
+        carrier = publish_block(pool, group, block, parent, pool.records[parent, LIFE])
+        if pool.counts[NUM_EVENTS] > num_events and first + place > 0:
+            tell_parent(pool, digests[first + place - 1])
+        if not pool.records[carrier, NAME]:
+            return
+        if group.parameters[SHEDS] and carrier == block:
+            forget_reasons(pool.records, block)
+            add_reasons(pool.records, block, AT_END)
+        parent = carrier

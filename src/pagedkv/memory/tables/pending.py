@@ -1,0 +1,143 @@
+"""Who computes what several rows wait for: tokens of the open step in blocks that more than one row holds.
+
+Tokens that no step was planned for yet may lie in shared blocks: after a fork before the prompt ran, or after a prefix
+hit on a prompt of the same step. Every such block is *pending* for the open step, and one running row that holds it
+must compute it: the positions from where the row is planned on cover it. When that row leaves (freed, swapped out, or
+copied away on write), the work falls to others that hold the block, block by block from the last to the first, since
+whoever holds one need not hold the one before::
+
+    row a, leaving:  [A0 pending][A1 pending][A2 pending]    computes from A0 on
+    row b, a fork:   [A0 pending][A1 pending][A2 pending]    ends up with A0 and A1
+    row c, a hit:    [S0 cached ][S1 cached ][A2 pending]    ends up with A2: it starts where it shares
+
+An heir can compute from where it shares: a hit on pending blocks holds all that computing them reads. Blocks that only
+lost rows hold besides are nobody's to compute; their names are dropped.
+"""
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.pool.blocks import NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
+from pagedkv.memory.pool.causes import CALLED_OFF
+from pagedkv.memory.pool.life_cycle import drop_name
+from pagedkv.memory.tables.growing import writes_shared_block
+from pagedkv.memory.tables.row_record import plan_to, touch
+from pagedkv.memory.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    MARK,
+    NUM_BLOCKS,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    PLANNED,
+    RUNNING,
+    STATUS,
+    GroupArrays,
+    blocks_for,
+)
+
+__all__ = ["collect_pending_writers", "dependency_start", "hand_over_blocks", "last_pending_step", "lower_start"]
+
+
+@compiled
+def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -> None:
+    """Let a row compute from ``position`` on, at the latest, in one group.
+
+    Groups with prefix caching have one start in common. A group that stays out has its own; a row that computes there
+    computes at least its last token in the others too, since only rows that do are in a plan.
+    """
+    column = group.parameters[PLANNED]
+    if rows[row, column] > position:
+        plan_to(rows, row, column, position)
+        plan_to(rows, row, NUM_PLANNED, min(rows[row, NUM_PLANNED], rows[row, NUM_TOKENS] - 1))
+        touch(rows, row)
+
+
+@compiled
+def hand_over_blocks(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, leaving_mark: int) -> None:
+    """Find heirs in one group for what ``row`` was to compute for others.
+
+    Rows marked ``leaving_mark`` leave as well.
+    """
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    start = rows[row, group.parameters[PLANNED]]
+    heir = -1
+    for index in range(blocks_for(rows[row, NUM_TOKENS], block_size) - 1, start // block_size - 1, -1):
+        block = group.table[row, index]
+        is_pending = pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]
+        if block == NULL_BLOCK or not is_pending or pool.records[block, REF_COUNT] == 1:
+            continue
+        if heir < 0 or index >= rows[heir, at + NUM_BLOCKS] or group.table[heir, index] != block:
+            heir = find_heir(group, rows, block, index, leaving_mark)
+        if heir >= 0:
+            lower_start(group, rows, heir, max(start, index * block_size))
+        elif pool.records[block, NAME]:
+            drop_name(pool, block, CALLED_OFF)
+
+
+@compiled
+def find_heir(group: GroupArrays, rows: Int32Array, block: int, index: int, leaving_mark: int) -> int:
+    """Name the running row, not marked as leaving, that computes from earliest of those that hold a block; or -1."""
+    at = group.parameters[AT]
+    planned = group.parameters[PLANNED]
+    heir = -1
+    for row in range(len(rows)):
+        if (
+            rows[row, STATUS] == RUNNING
+            and rows[row, MARK] != leaving_mark
+            and index < rows[row, at + NUM_BLOCKS]
+            and group.table[row, index] == block
+            and (heir < 0 or rows[row, planned] < rows[heir, planned])
+        ):
+            heir = row
+    return heir
+
+
+@compiled
+def dependency_start(group: GroupArrays, rows: Int32Array, row: int) -> int:
+    """Tell the first position of ``row`` that another row is to compute in the open step.
+
+    The row's number of tokens, when it waits for nobody.
+    """
+    at = group.parameters[AT]
+    planned = group.parameters[PLANNED]
+    block_size = group.parameters[BLOCK_SIZE]
+    start = rows[row, NUM_TOKENS]
+    num_blocks = blocks_for(rows[row, NUM_TOKENS], block_size)
+    for other in range(len(rows)):
+        if other == row or rows[other, STATUS] != RUNNING or rows[other, planned] >= rows[other, NUM_TOKENS]:
+            continue
+        stop = min(num_blocks, rows[other, at + NUM_BLOCKS])
+        for index in range(rows[other, planned] // block_size, stop):
+            block = group.table[row, index]
+            if block != NULL_BLOCK and block == group.table[other, index]:
+                start = min(start, max(rows[other, planned], index * block_size))
+                break
+    return int(start)
+
+
+@compiled
+def collect_pending_writers(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, out: Int32Array
+) -> int:
+    """Write the places of a batch whose rows copy, on their next write, a block that the open step computes."""
+    num_writers = 0
+    for place in range(len(batch)):
+        row = batch[place]
+        num_tokens = rows[row, NUM_TOKENS]
+        if writes_shared_block(pool.records, group, row, num_tokens):
+            block = group.table[row, num_tokens // group.parameters[BLOCK_SIZE]]
+            if pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+                out[num_writers] = place
+                num_writers += 1
+    return num_writers
+
+
+@compiled
+def last_pending_step(records: Int32Array, counts: Int64Array, block_ids: Int32Array) -> int:
+    """Tell the last step that writes any of these blocks, or 0 when all are computed."""
+    last = 0
+    for block in block_ids:
+        if block != NULL_BLOCK:
+            last = max(last, records[block, PENDING_STEP])
+    return int(last) if last > counts[SETTLED_STEP] else 0

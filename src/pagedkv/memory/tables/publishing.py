@@ -1,0 +1,191 @@
+"""Making content findable: full blocks get their names, duplicates are noticed.
+
+Knows rows and names; decides which of two blocks with equal content carries the name. A hit on a
+group that keeps its whole prefix is verified by links from parent to child; groups whose prefix may be
+partly gone are verified by the digest chain, which pagedkv then computes itself.
+"""
+
+from typing import Final
+
+from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.pool.blocks import (
+    EXTRA,
+    LIFE,
+    LOOKAHEAD,
+    NAME,
+    NULL_BLOCK,
+    NUM_EVENTS,
+    PARENT,
+    PARENT_LIFE,
+    PoolArrays,
+)
+from pagedkv.memory.pool.event_log import tell_parent
+from pagedkv.memory.pool.keeping import note_ahead
+from pagedkv.memory.pool.life_cycle import drop_name
+from pagedkv.memory.pool.moments import FETCHED_AHEAD, are_alike, expect, is_fresher
+from pagedkv.memory.pool.prefix_index import find, is_child_of, name_block
+from pagedkv.memory.tables.row_record import publish_to, set_tail
+from pagedkv.memory.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    FROZEN,
+    FULL,
+    KIND,
+    NAME_IN_POOL,
+    NUM_DIGESTED,
+    NUM_PUBLISHED,
+    TAIL,
+    TAIL_LIFE,
+    GroupArrays,
+    first_sure_block,
+)
+
+__all__ = ["NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks", "rewind_tail"]
+
+# Fields of a duplicate. Lives are noted, since blocks may have other content by the time it is merged (merging.py). The
+# row is not: it may be gone by then, and forks of it hold the block.
+INDEX: Final = 0  # logical block
+BLOCK: Final = 1
+BLOCK_LIFE: Final = 2
+CARRIER: Final = 3
+CARRIER_LIFE: Final = 4
+NUM_DUPLICATE_FIELDS: Final = 5
+
+
+@inlined
+def same_content(pool: PoolArrays, left: int, right: int, block_size: int) -> bool:
+    """Compare the tokens and extra keys of two full blocks."""
+    if pool.records[left, EXTRA] != pool.records[right, EXTRA]:
+        return False
+    difference = 0
+    for index in range(block_size):
+        difference |= pool.tokens[left, index] ^ pool.tokens[right, index]
+    return difference == 0
+
+
+@inlined
+def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int, parent_life: int) -> int:
+    """Name a block, or find the block that carries its name already; return the carrier.
+
+    Content that older weights contributed to is another. What is fresher takes the name; what is not stays unnamed.
+    """
+    name = group.parameters[NAME_IN_POOL]
+    by_links = group.parameters[KIND] == FULL
+    other = find(pool, name, pool.digests[block])
+    if other == NULL_BLOCK:
+        name_block(pool, name, block, parent, parent_life)
+        return block
+    if not same_content(pool, other, block, group.parameters[BLOCK_SIZE]):
+        return block  # a forged digest: the newcomer stays unnamed, and nobody is handed the other's content
+    record = pool.records[other]
+    if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
+        if are_alike(pool, other, pool, block):
+            return other
+        if not is_fresher(pool, block, other):
+            return block
+    elif parent != NULL_BLOCK and (not pool.records[parent, NAME] or pool.records[parent, LIFE] != parent_life):
+        return block  # its own chain is broken: if its parent is published again, so is this block
+    drop_name(pool, other)  # its own chain is broken, so nobody could have found it; or it is of older weights
+    name_block(pool, name, block, parent, parent_life)
+    return block
+
+
+@compiled
+def rewind_tail(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int) -> None:
+    """Set the parent of the next block to be published: what carries the content of the last published block."""
+    at = group.parameters[AT]
+    record = rows[row]
+    last = record[at + NUM_PUBLISHED] - 1
+    tail = group.table[row, last] if last >= 0 else NULL_BLOCK
+    if group.parameters[KIND] == FULL and tail != NULL_BLOCK and not pool.records[tail, NAME]:
+        tail = carrier_of_duplicate(pool, group, row, last)
+    set_tail(rows, row, at, tail, pool.records[tail, LIFE])
+
+
+@compiled
+def carrier_of_duplicate(pool: PoolArrays, group: GroupArrays, row: int, last: int) -> int:
+    """Find the block that carries the content of a row's unnamed block; that block itself, if there is none.
+
+    Followed link by link from the last named block before it: a digest alone, which a caller may have forged, makes no
+    parent. O(unnamed blocks before it), few, since duplicates are merged soon (all, in a frozen row).
+    """
+    name = group.parameters[NAME_IN_POOL]
+    first = last
+    while first > 0 and not pool.records[group.table[row, first - 1], NAME]:
+        first -= 1
+    carrier = group.table[row, first - 1] if first > 0 else NULL_BLOCK
+    for index in range(first, last + 1):
+        block = group.table[row, index]
+        child = find(pool, name, pool.digests[block])
+        if child == NULL_BLOCK or not is_child_of(pool, name, child, carrier):
+            return int(group.table[row, last])
+        if not same_content(pool, child, block, group.parameters[BLOCK_SIZE]):
+            return int(group.table[row, last])
+        carrier = child
+    return int(carrier)
+
+
+@compiled
+def count_unpublished(group: GroupArrays, rows: Int32Array, batch: Int32Array) -> int:
+    """Count the digested blocks of a batch of rows that were not offered to the index yet."""
+    at = group.parameters[AT]
+    num_blocks = 0
+    for row in batch:
+        num_blocks += max(0, rows[row, at + NUM_DIGESTED] - rows[row, at + NUM_PUBLISHED])
+    return num_blocks
+
+
+@compiled
+def publish_new_blocks(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    duplicates: Int32Array,
+    digested: Int32Array,
+    chains: Uint32Array,
+) -> int:
+    """Publish every digested block of a batch of rows that was not yet; return the duplicates found.
+
+    A duplicate is a live block whose content another block is named for.
+
+    Args:
+        duplicates: int32 ``[count_unpublished(...), NUM_DUPLICATE_FIELDS]``.
+        digested: int32 ``[max_sequences]``, how many blocks of each row were digested before those of now.
+        chains: uint32 ``[max_sequences, 8]``, the digest of the last of these; both are read where events are on only.
+    """
+    at = group.parameters[AT]
+    num_duplicates = 0
+    for row in batch:
+        record = rows[row]
+        num_digested = record[at + NUM_DIGESTED]
+        if record[FROZEN] or record[at + NUM_PUBLISHED] >= num_digested:
+            continue
+        first_sure = first_sure_block(group, rows, row)
+        for index in range(record[at + NUM_PUBLISHED], num_digested):
+            block = group.table[row, index]
+            expect(pool, pool.digests[group.table[row, min(index + FETCHED_AHEAD, num_digested - 1)], 0])
+            publish_to(rows, row, at, index + 1)
+            if block == NULL_BLOCK or index < first_sure:
+                continue
+            num_events = pool.counts[NUM_EVENTS]
+            carrier = publish_block(pool, group, block, record[at + TAIL], record[at + TAIL_LIFE])
+            if pool.counts[NUM_EVENTS] > num_events and index > 0:
+                previous = group.table[row, index - 1]
+                if previous != NULL_BLOCK:
+                    tell_parent(pool, pool.digests[previous])
+                elif index == digested[row]:
+                    tell_parent(pool, chains[row])
+            if group.parameters[KIND] == FULL and index >= LOOKAHEAD:
+                note_ahead(pool.records, group.table[row, index - LOOKAHEAD], carrier)
+            set_tail(rows, row, at, carrier, pool.records[carrier, LIFE])
+            if carrier != block:
+                entry = duplicates[num_duplicates]
+                entry[INDEX] = index
+                entry[BLOCK] = block
+                entry[BLOCK_LIFE] = pool.records[block, LIFE]
+                entry[CARRIER] = carrier
+                entry[CARRIER_LIFE] = pool.records[carrier, LIFE]
+                num_duplicates += 1
+    return num_duplicates

@@ -1,0 +1,115 @@
+"""Receipts as numbers: what an acknowledged step charges to its rows, and every row for the blocks that it holds.
+
+:mod:`pagedkv.memory.space.receipts` owns the counts and says what they mean.
+"""
+
+from typing import Final
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.tables.rows import (
+    AT,
+    FIRST_BLOCK,
+    LOST_ON_HOST,
+    NUM_BLOCKS,
+    NUM_SINK_BLOCKS,
+    STATUS,
+    SWAPPED,
+    GroupArrays,
+)
+
+__all__ = ["charge_blocks", "charge_step"]
+
+# Columns of the counts; behind them the block steps of each device pool, then of each host pool.
+COMPUTED: Final = 0
+RECOMPUTED: Final = 1
+HIT: Final = 2
+FORKED: Final = 3
+SWAPPED_IN: Final = 4
+DECLARED: Final = 5
+ABORTED: Final = 6
+ABANDONED: Final = 7
+HIT_INSIDE: Final = 8
+REPLAYED: Final = 9
+NUM_LINES: Final = 10
+
+# Columns of what is not on a receipt, or not yet.
+FOUND: Final = 0  # tokens that hit, until a step relies on them
+SHARED: Final = 1  # tokens that a fork began with
+RETURNED: Final = 2  # tokens that came back from the host
+RETURNED_IN: Final = 3  # the step that brings these back
+IN_FLIGHT: Final = 4  # tokens that steps in flight compute for the row
+REACHED: Final = 5  # leading tokens that were there for the request before, in this life or an earlier one
+FOUND_WHOLE: Final = 6  # of the tokens that hit, those in whole blocks
+NUM_WAITING: Final = 7
+
+
+@compiled
+def charge_step(
+    counts: Int64Array,
+    waiting: Int64Array,
+    serials: Int32Array,
+    step_rows: Int32Array,
+    step_serials: Int32Array,
+    planned: Int32Array,
+    planned_ends: Int32Array,
+    starts: Int32Array,
+    ends: Int32Array,
+    step_id: int,
+    totals: Int64Array,
+) -> None:
+    """Charge the rows of a step that is over, and still serve the same sequences, for what it computed for them.
+
+    ``planned`` and ``planned_ends`` are the ranges as planned, ``starts`` and ``ends`` what remains of them. What waits
+    counts up to where a range was planned to begin; what was brought back by a later step than this goes on waiting.
+    """
+    for place in range(len(step_rows)):
+        row = step_rows[place]
+        if serials[row] != step_serials[place]:
+            continue
+        begin = planned[place]
+        num_computed = planned_ends[place] - begin
+        num_again = max(min(ends[place], waiting[row, REACHED]) - starts[place], 0)
+        num_hit = min(waiting[row, FOUND], begin)
+        num_inside = max(num_hit - waiting[row, FOUND_WHOLE], 0)
+        num_forked = min(waiting[row, SHARED], begin)
+        num_returned = 0
+        if waiting[row, RETURNED_IN] <= step_id:
+            num_returned = min(waiting[row, RETURNED], begin)
+            waiting[row, RETURNED] = 0
+        waiting[row, FOUND] = 0
+        waiting[row, FOUND_WHOLE] = 0
+        waiting[row, SHARED] = 0
+        waiting[row, IN_FLIGHT] -= num_computed
+        waiting[row, REACHED] = max(waiting[row, REACHED], ends[place])
+        counts[row, COMPUTED] += num_computed
+        counts[row, RECOMPUTED] += num_again
+        counts[row, HIT] += num_hit
+        counts[row, HIT_INSIDE] += num_inside
+        counts[row, FORKED] += num_forked
+        counts[row, SWAPPED_IN] += num_returned
+        totals[COMPUTED] += num_computed
+        totals[RECOMPUTED] += num_again
+        totals[HIT] += num_hit
+        totals[HIT_INSIDE] += num_inside
+        totals[FORKED] += num_forked
+        totals[SWAPPED_IN] += num_returned
+
+
+@compiled
+def charge_blocks(
+    group: GroupArrays, rows: Int32Array, counts: Int64Array, on_device: int, on_host: int, totals: Int64Array
+) -> None:
+    """Charge every row one block step for each block that it holds in a group: sinks, and all from the first block on.
+
+    ``on_device`` and ``on_host`` are the columns for blocks there.
+    """
+    at = group.parameters[AT]
+    num_sinks = group.parameters[NUM_SINK_BLOCKS]
+    for row in range(len(rows)):
+        num_held = rows[row, at + NUM_BLOCKS] - max(rows[row, at + FIRST_BLOCK] - num_sinks, 0)
+        if num_held > 0:
+            is_on_host = rows[row, STATUS] == SWAPPED or rows[row, STATUS] == LOST_ON_HOST
+            line = on_host if is_on_host else on_device
+            counts[row, line] += num_held
+            totals[line] += num_held

@@ -1,0 +1,71 @@
+"""Giving all blocks of rows back."""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import NULL_BLOCK, PoolArrays
+from pagedkv.memory.pool.moments import note_request
+from pagedkv.memory.tables.retaining import give_up
+from pagedkv.memory.tables.row_record import put_entry, set_num_blocks
+from pagedkv.memory.tables.rows import (
+    AT,
+    LAST_STEP,
+    LOST_ON_HOST,
+    NUM_BLOCKS,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    SWAPPED,
+    GroupArrays,
+)
+
+__all__ = ["NO_OUTPUTS", "count_leaving", "release_rows"]
+
+UNKNOWN: Final = -1
+NO_OUTPUTS: Final = np.zeros(0, np.int32)
+"""Where nobody knows them of any row."""
+
+
+@compiled
+def count_leaving(rows: Int32Array, batch: Int32Array, unplanned: Int32Array) -> tuple[int, int]:
+    """Count the rows of a batch that have something to compute in the open step, and those that are on the host.
+
+    Args:
+        unplanned: int32 ``[any]``; gets the former.
+    """
+    num_unplanned = num_on_host = 0
+    for row in batch:
+        status = rows[row, STATUS]
+        if status == RUNNING and rows[row, NUM_PLANNED] < rows[row, NUM_TOKENS]:
+            unplanned[num_unplanned] = row
+            num_unplanned += 1
+        elif status in (SWAPPED, LOST_ON_HOST):
+            num_on_host += 1
+    return num_unplanned, num_on_host
+
+
+@compiled
+def release_rows(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, num_outputs: Int32Array
+) -> None:
+    """Give back every block of a batch of rows, the tail of each sequence first; tell the eviction policy before.
+
+    Args:
+        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty where nobody knows.
+    """
+    at = group.parameters[AT]
+    for place in range(len(batch)):
+        row = batch[place]
+        output = num_outputs[place] if len(num_outputs) else UNKNOWN
+        note_request(pool, group.table[row, : rows[row, at + NUM_BLOCKS]], output)
+        for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
+            block = group.table[row, index]
+            if block == NULL_BLOCK:
+                continue
+            give_up(pool, group, block, rows[row, LAST_STEP])
+            put_entry(group.table, row, index, NULL_BLOCK)
+        set_num_blocks(rows, row, at, 0)

@@ -1,0 +1,282 @@
+"""What windows leave in the cache: the blocks that a later prompt can hit, and no others.
+
+A prompt hits a window group where the window before the hit's end is cached; of what a sequence leaves behind as it
+moves on, that is hardly ever asked for. So a block is kept, once nobody holds it, for a reason that was noted in its
+record (``KEPT``) when a sequence moved past it or ended:
+
+``AT_END``
+    It lies in the window before a sequence's end, or before its prompt's end while the sequence lives. A later prompt
+    that goes on from there takes the reason away: its own end stands for it.
+``AT_JUNCTION``
+    It lies in the window before a place where a prompt has left a known chain that goes on otherwise; or right behind
+    it, where hits may end inside a block.
+``AT_RESEND``
+    It lies in the window before the last boundary but one of a prompt of whole blocks that ended there: sent again, the
+    prompt hits that far, since its last token is always computed. A later prompt that goes on from its end takes the
+    reason away.
+
+States are kept like windows: the checkpoint before an end, and before a junction. Those that a long prompt has passed
+in between are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
+
+Everything else is *shed* with its last reference: it becomes spare, cached only while there is room
+(:mod:`pagedkv.memory.pool.sparing`)::
+
+    blocks of a window group    0    1    2    3    4    5    6    7    8    9
+                              spare spare [ junction ] spare spare spare [  end   ]
+                                                     ^ a prompt left the chain    ^ the sequence ended
+
+The rule is that of promise 22 of docs/design.md. It needs to see where prompts branch, so it is in force where a group
+that keeps whole prefixes has prefix caching as well.
+"""
+
+from typing import Final
+
+from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, PoolArrays
+from pagedkv.memory.pool.keeping import add_reasons, keep_instead, keep_only_for, mark_spare
+from pagedkv.memory.pool.leasing import is_leased
+from pagedkv.memory.pool.life_cycle import release
+from pagedkv.memory.pool.prefix_index import find
+from pagedkv.memory.pool.sparing import is_spare, make_cached, make_spare
+from pagedkv.memory.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    ENDS_HITS,
+    FIRST_BLOCK,
+    FROZEN,
+    HIT_ALIGNMENT,
+    HITS_INSIDE,
+    KIND,
+    NAME_IN_POOL,
+    NUM_BLOCKS,
+    NUM_DIGESTED,
+    NUM_PLANNED,
+    NUM_PUBLISHED,
+    NUM_SINK_BLOCKS,
+    RECURRENT,
+    SHEDS,
+    SPAN,
+    GroupArrays,
+)
+from pagedkv.memory.tables.rules import first_block_of_hit
+
+__all__ = [
+    "AT_END",
+    "AT_JUNCTION",
+    "JUNCTION",
+    "NUM_ENDS",
+    "PROMPT_END",
+    "PROMPT_LENGTH",
+    "carrier_of",
+    "give_up",
+    "keep",
+    "keep_ends",
+    "move_boundary",
+    "move_end_on",
+    "note_junction",
+    "shed_unkept",
+]
+
+# Columns of a group's ``ends``, int32 ``[max_sequences, NUM_ENDS]``: positions of a row where hits can end; 0: none.
+PROMPT_END: Final = 0
+JUNCTION: Final = 1
+LAST_BOUNDARY: Final = 2  # where the sequence would end if it were given up now
+PROMPT_LENGTH: Final = 3  # tokens of the prompt, wherever hits can end
+NUM_ENDS: Final = 4
+
+# Bits of KEPT.
+AT_END: Final = 1
+AT_JUNCTION: Final = 2
+AT_RESEND: Final = 4
+
+
+@inlined
+def serves(group: GroupArrays, index: int, length: int) -> bool:
+    """Tell whether a hit of ``length`` tokens takes logical block ``index``."""
+    block_size = group.parameters[BLOCK_SIZE]
+    first = first_block_of_hit(
+        group.parameters[KIND], group.parameters[SPAN], length, block_size, group.parameters[ENDS_HITS]
+    )
+    return index < length // block_size and (index >= first or index < group.parameters[NUM_SINK_BLOCKS])
+
+
+@inlined
+def is_left_inside(group: GroupArrays, index: int, junction: int) -> bool:
+    """Tell whether prompts have left the chain inside logical block ``index``, and can hit its leading tokens."""
+    return bool(group.parameters[HITS_INSIDE] and junction > 0 and index == junction // group.parameters[BLOCK_SIZE])
+
+
+@compiled
+def keep(pool: PoolArrays, group: GroupArrays, rows: Int32Array, ends: Int32Array, row: int, index: int) -> None:
+    """Note for which of a row's ends logical block ``index``, which the row is about to give up, is to be kept."""
+    is_at_end = serves(group, index, ends[row, PROMPT_END]) or serves(group, index, ends[row, LAST_BOUNDARY])
+    why = AT_END if is_at_end else 0
+    if serves(group, index, ends[row, JUNCTION]) or is_left_inside(group, index, ends[row, JUNCTION]):
+        why |= AT_JUNCTION
+    if why:
+        keep_for(pool, group, rows, row, index, why)
+
+
+@compiled
+def keep_for(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, why: int) -> None:
+    """Note why a row's block is to be kept, in whichever block carries its content."""
+    block = carrier_of(pool, group, rows, row, index)
+    if block != NULL_BLOCK:
+        if is_spare(pool, block):
+            make_cached(pool, block)
+        add_reasons(pool.records, block, why)
+
+
+@compiled
+def carrier_of(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int) -> int:
+    """Find the block that carries the content of a row's block: that block, another one while they wait, or none."""
+    block = group.table[row, index]
+    if pool.records[block, NAME]:
+        return int(block)
+    if index >= rows[row, group.parameters[AT] + NUM_DIGESTED]:
+        return NULL_BLOCK
+    return find(pool, group.parameters[NAME_IN_POOL], pool.digests[block])
+
+
+@inlined
+def give_up(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
+    """Give one reference to a block back; with the last one, what a group keeps for no reason becomes spare."""
+    record = pool.records[block]
+    if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
+        mark_spare(pool.records, block)
+    release(pool, block, last_step)
+
+
+@compiled
+def move_boundary(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    ends: Int32Array,
+    row: int,
+    num_tokens: int,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Note how far a row is computed: what was kept for the boundary before is kept for that no longer.
+
+    Args:
+        chain_pool, chains: a group of equal block size that keeps whole prefixes, or this group again if there is none:
+            then what was kept is left to be evicted.
+    """
+    boundary = num_tokens // group.parameters[HIT_ALIGNMENT] * group.parameters[HIT_ALIGNMENT]
+    before = ends[row, LAST_BOUNDARY]
+    ends[row, LAST_BOUNDARY] = boundary
+    if boundary > before and before != ends[row, PROMPT_END]:
+        give_end_up(pool, group, rows, row, before, boundary, 0, chain_pool, chains)
+
+
+@compiled
+def give_end_up(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    end: int,
+    later: int,
+    why: int,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Keep what a row has passed for one end no longer, unless it serves a later one; but for ``why``, if not 0."""
+    parameters = group.parameters
+    block_size = parameters[BLOCK_SIZE]
+    first = first_block_of_hit(parameters[KIND], parameters[SPAN], end, block_size, parameters[ENDS_HITS])
+    stop = min(rows[row, parameters[AT] + FIRST_BLOCK], end // block_size)
+    for index in range(max(first, parameters[NUM_SINK_BLOCKS]), stop):
+        if not serves(group, index, later) and chains.table[row, index] != NULL_BLOCK:
+            digest = chain_pool.digests[chains.table[row, index]]
+            replace_reason(pool, find(pool, parameters[NAME_IN_POOL], digest), AT_END, why)
+
+
+@compiled
+def keep_ends(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    batch: Int32Array,
+    ends: Int32Array,
+    chain_pool: PoolArrays,
+    chains: GroupArrays,
+) -> None:
+    """Note what is to be kept of rows that are about to be given up: sequences end where they are computed to."""
+    at = group.parameters[AT]
+    for row in batch:
+        record = rows[row]
+        if record[FROZEN]:
+            continue
+        num_tokens = min(record[at + NUM_PUBLISHED] * group.parameters[BLOCK_SIZE], record[NUM_PLANNED])
+        move_boundary(pool, group, rows, ends, row, num_tokens, chain_pool, chains)
+        for index in range(record[at + NUM_BLOCKS]):
+            if group.table[row, index] != NULL_BLOCK:
+                keep(pool, group, rows, ends, row, index)
+        if ends[row, LAST_BOUNDARY] > ends[row, PROMPT_END]:
+            boundary = ends[row, LAST_BOUNDARY]
+            is_prompt = boundary == ends[row, PROMPT_LENGTH] and group.parameters[KIND] != RECURRENT
+            why = AT_RESEND if is_prompt else 0
+            give_end_up(pool, group, rows, row, ends[row, PROMPT_END], boundary, why, chain_pool, chains)
+
+
+@inlined
+def replace_reason(pool: PoolArrays, block: int, former: int, why: int) -> None:
+    """Replace a reason for which a block is kept, if it has it; nothing if it is none, spare, or leased."""
+    if block != NULL_BLOCK and not is_spare(pool, block) and not is_leased(pool, block):
+        if pool.records[block, KEPT] & former:
+            keep_instead(pool.records, block, former, why)
+        shed(pool, block)
+
+
+@inlined
+def shed(pool: PoolArrays, block: int) -> None:
+    """Make a named block spare if nobody holds it and nothing keeps it."""
+    if pool.records[block, REF_COUNT] == 0 and not pool.records[block, KEPT]:
+        make_spare(pool, block)
+
+
+@compiled
+def shed_unkept(pool: PoolArrays, group: GroupArrays, blocks: Int32Array) -> None:
+    """Make those blocks spare that carry a name of this group, that nobody holds, and nothing keeps."""
+    for block in blocks:
+        if pool.records[block, NAME] == group.parameters[NAME_IN_POOL]:
+            shed(pool, block)
+
+
+@compiled
+def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
+    """Note that prompts branch where a hit ends. ``hits``: its blocks, null where none is needed."""
+    for block in hits:
+        if block != NULL_BLOCK:
+            add_reasons(pool.records, block, AT_JUNCTION)
+
+
+@compiled
+def move_end_on(
+    pool: PoolArrays, group: GroupArrays, hits: Int32Array, chain_pool: PoolArrays, chain_hits: Int32Array
+) -> None:
+    """Note that a prompt goes on where a hit ends: if a sequence ended there, its end moves on.
+
+    If that was a prompt of whole blocks, what was kept for sending it again is given up.
+
+    Args:
+        hits: the blocks of the hit, null where none is needed.
+        chain_pool, chain_hits: its blocks in a group of equal block size that keeps whole prefixes; none if there is no
+            such group.
+    """
+    for block in hits:
+        if block != NULL_BLOCK and not is_leased(pool, block):
+            keep_only_for(pool.records, block, AT_JUNCTION)
+    parameters = group.parameters
+    kind, span, block_size = parameters[KIND], parameters[SPAN], parameters[BLOCK_SIZE]
+    end = len(hits) * block_size
+    resent = max(0, end - parameters[HIT_ALIGNMENT])
+    first = first_block_of_hit(kind, span, resent, block_size, parameters[ENDS_HITS])
+    stop = first_block_of_hit(kind, span, end, block_size, parameters[ENDS_HITS])
+    for index in range(max(first, parameters[NUM_SINK_BLOCKS]), min(stop, len(chain_hits))):
+        digest = chain_pool.digests[chain_hits[index]]
+        replace_reason(pool, find(pool, parameters[NAME_IN_POOL], digest), AT_RESEND, 0)

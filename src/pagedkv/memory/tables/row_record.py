@@ -1,0 +1,291 @@
+"""What is written down of a row: its record and the entries of its block tables, and nothing else.
+
+The layout is :mod:`~pagedkv.memory.tables.rows`'. Each function here is one change of one row, or of a batch of rows
+where Python makes it, and decides nothing: operations do. Those that widen what the next plan tells the device say so.
+
+Rows that have something for the open plan are linked through ``TOUCHED``, so that a plan costs what changed: 0 says
+"not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, its beginning and its end::
+
+    row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
+from pagedkv.memory.contract.arrays import BoolArray, Int32Array
+from pagedkv.memory.pool.blocks import aligned_zeros
+from pagedkv.memory.tables.rows import (
+    DIRTY_FROM,
+    DIRTY_TO,
+    FIRST_BLOCK,
+    FROZEN,
+    LAST_STEP,
+    MARK,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_COMMON,
+    NUM_DIGESTED,
+    NUM_PER_GROUP,
+    NUM_PER_REPLAY,
+    NUM_PUBLISHED,
+    NUM_TOKENS,
+    STATUS,
+    TAIL,
+    TAIL_LIFE,
+    TENANT,
+    TOUCHED,
+)
+
+__all__ = [
+    "add_blocks",
+    "clear_changes",
+    "clear_rows",
+    "cut_changes",
+    "digest_to",
+    "freeze",
+    "freeze_as",
+    "lower_steps",
+    "mark_row",
+    "mark_rows",
+    "new_rows",
+    "note_change",
+    "note_step",
+    "plan_to",
+    "publish_to",
+    "put_entry",
+    "set_accepted",
+    "set_accepted_of",
+    "set_column",
+    "set_first_block",
+    "set_lengths",
+    "set_num_blocks",
+    "set_num_tokens",
+    "set_status",
+    "set_tail",
+    "set_tenant",
+    "set_tokens",
+    "start_touching",
+    "touch",
+    "untouch",
+]
+
+Batch: TypeAlias = int | list[int] | npt.NDArray[np.integer] | BoolArray
+"""One row, some rows, or a mask of all."""
+
+Numbers: TypeAlias = int | list[int] | npt.NDArray[np.integer]
+"""What is written: one number for all, or one each."""
+
+
+def new_rows(max_sequences: int, num_tables: int, *, num_replaying: int = 0, has_tenants: bool = False) -> Int32Array:
+    """Make vacant rows, with room for so many tables: those of the groups, and of their draft states."""
+    num_columns = NUM_COMMON + num_tables * NUM_PER_GROUP + num_replaying * NUM_PER_REPLAY
+    rows = aligned_zeros(max_sequences, num_columns + has_tenants)
+    rows[0, TOUCHED] = 1
+    return rows
+
+
+@compiled
+def clear_rows(
+    rows: Int32Array, serials: Int32Array, relies_on: Int32Array, num_known: Int32Array, batch: Int32Array, status: int
+) -> None:
+    """Make the records of rows those of new, empty sequences; what else is noted of each row goes with them."""
+    for row in batch:
+        serials[row] += 1
+        relies_on[row] = 0
+        num_known[row] = 0
+        mark = rows[row, MARK]
+        link = rows[row, TOUCHED]  # the row stays in the list until the next plan, whatever sequence it serves
+        for column in range(rows.shape[1]):
+            rows[row, column] = 0
+        rows[row, STATUS] = status
+        rows[row, MARK] = mark
+        rows[row, TOUCHED] = link
+
+
+# What the open plan tells
+
+
+@inlined
+def touch(rows: Int32Array, row: int) -> None:
+    """Note that a row has something for the open plan."""
+    if rows[row, TOUCHED] == 0:
+        rows[row, TOUCHED] = rows[0, TOUCHED]
+        rows[0, TOUCHED] = row
+        rows[0, TOUCHED] += 1  # apart: Numba adds signed to unsigned as floats
+
+
+@inlined
+def untouch(rows: Int32Array, row: int) -> None:
+    """Note that a row has nothing for the open plan any more; the caller takes all rows from the list."""
+    rows[row, TOUCHED] = 0
+
+
+@inlined
+def start_touching(rows: Int32Array) -> None:
+    """Let the list of touched rows have row 0 alone."""
+    rows[0, TOUCHED] = 1
+
+
+@inlined
+def note_change(rows: Int32Array, row: int, at: int, start: int, stop: int) -> None:
+    """Widen the range of table entries that the next plan tells the device."""
+    if rows[row, at + DIRTY_TO] == 0:
+        rows[row, at + DIRTY_FROM] = start
+        rows[row, at + DIRTY_TO] = stop
+    else:
+        rows[row, at + DIRTY_FROM] = min(rows[row, at + DIRTY_FROM], start)
+        rows[row, at + DIRTY_TO] = max(rows[row, at + DIRTY_TO], stop)
+    touch(rows, row)
+
+
+@inlined
+def cut_changes(rows: Int32Array, row: int, at: int, stop: int) -> None:
+    """End the range of table entries that the next plan tells at ``stop``, at the latest."""
+    rows[row, at + DIRTY_TO] = min(rows[row, at + DIRTY_TO], stop)
+    rows[row, at + DIRTY_FROM] = min(rows[row, at + DIRTY_FROM], rows[row, at + DIRTY_TO])
+
+
+@inlined
+def clear_changes(rows: Int32Array, row: int, at: int) -> None:
+    """Let the next plan tell no table entries of a row."""
+    rows[row, unsigned(at + DIRTY_FROM)] = 0
+    rows[row, unsigned(at + DIRTY_TO)] = 0
+
+
+# One row: common columns
+
+
+@inlined
+def mark_row(rows: Int32Array, row: int, mark: int) -> None:
+    """Mark a row as named by a batch."""
+    rows[row, MARK] = mark
+
+
+@inlined
+def set_tokens(rows: Int32Array, row: int, num_tokens: int, num_accepted: int) -> None:
+    """Set how many tokens a row has, and how many of them are certain."""
+    rows[row, NUM_TOKENS] = num_tokens
+    rows[row, NUM_ACCEPTED] = num_accepted
+
+
+@inlined
+def set_num_tokens(rows: Int32Array, row: int, num_tokens: int) -> None:
+    """Set how many tokens a row has."""
+    rows[row, NUM_TOKENS] = num_tokens
+
+
+@inlined
+def set_accepted(rows: Int32Array, row: int, num_accepted: int) -> None:
+    """Set how many tokens of a row are certain."""
+    rows[row, NUM_ACCEPTED] = num_accepted
+
+
+@inlined
+def plan_to(rows: Int32Array, row: int, column: int, position: int) -> None:
+    """Set how far a row is planned, in the column that says so of a group."""
+    rows[row, column] = position
+
+
+@inlined
+def note_step(rows: Int32Array, row: int, step: int) -> None:
+    """Note that ``step`` is the last planned one that computes something for a row."""
+    rows[row, LAST_STEP] = step
+
+
+@inlined
+def freeze_as(rows: Int32Array, row: int, other: int) -> None:
+    """Let a row publish nothing any more if another one does not."""
+    rows[row, FROZEN] = rows[other, FROZEN]
+
+
+# One row: columns of a group, which begin at ``at``
+
+
+@inlined
+def put_entry(table: Int32Array, row: int, index: int, block: int) -> None:
+    """Set one entry of a row's block table. The next plan tells it only if it is noted: :func:`note_change`."""
+    table[row, index] = block
+
+
+@inlined
+def set_num_blocks(rows: Int32Array, row: int, at: int, num_blocks: int) -> None:
+    """Set how many entries of a row's block table are in use."""
+    rows[row, at + NUM_BLOCKS] = num_blocks
+
+
+@inlined
+def add_blocks(rows: Int32Array, row: int, at: int, change: int) -> None:
+    """Count more entries of a row's block table as in use, or fewer."""
+    rows[row, at + NUM_BLOCKS] += change
+
+
+@inlined
+def set_first_block(rows: Int32Array, row: int, at: int, first: int) -> None:
+    """Set below which entry a row's block table is null, but for sinks."""
+    rows[row, at + FIRST_BLOCK] = first
+
+
+@inlined
+def digest_to(rows: Int32Array, row: int, at: int, num_digested: int) -> None:
+    """Set how many leading full blocks of a row have a known digest."""
+    rows[row, at + NUM_DIGESTED] = num_digested
+
+
+@inlined
+def publish_to(rows: Int32Array, row: int, at: int, num_published: int) -> None:
+    """Set how many leading full blocks of a row were offered to the prefix index."""
+    rows[row, at + NUM_PUBLISHED] = num_published
+
+
+@inlined
+def set_tail(rows: Int32Array, row: int, at: int, block: int, life: int) -> None:
+    """Set the named block that the next one to be published continues, and its life."""
+    rows[row, at + TAIL] = block
+    rows[row, at + TAIL_LIFE] = life
+
+
+# Batches, from Python
+
+
+def set_status(rows: Int32Array, batch: Batch, status: int | Int32Array) -> None:
+    """Set the status of a row, or of some."""
+    rows[batch, STATUS] = status
+
+
+def set_lengths(rows: Int32Array, batch: Batch, num_tokens: int, num_accepted: int) -> None:
+    """Set how many tokens some rows have, and how many of them are certain."""
+    rows[batch, NUM_TOKENS] = num_tokens
+    rows[batch, NUM_ACCEPTED] = num_accepted
+
+
+def set_accepted_of(rows: Int32Array, batch: Batch, num_accepted: Numbers) -> None:
+    """Set how many tokens of some rows are certain."""
+    rows[batch, NUM_ACCEPTED] = num_accepted
+
+
+def set_column(rows: Int32Array, batch: Batch, column: int | list[int], value: Numbers) -> None:
+    """Set a column that a group names by its number: how far it is planned, digested, or sure."""
+    rows[batch, column] = value
+
+
+def set_tenant(rows: Int32Array, batch: Batch, tenant: Numbers) -> None:
+    """Set which tenant some rows are of."""
+    rows[batch, TENANT] = tenant
+
+
+def freeze(rows: Int32Array, batch: Batch) -> None:
+    """Let some rows publish nothing any more: a batch of them, or a mask of all."""
+    rows[batch, FROZEN] = 1
+
+
+def mark_rows(rows: Int32Array, batch: Batch, mark: int) -> None:
+    """Mark some rows as named by a batch."""
+    rows[batch, MARK] = mark
+
+
+def lower_steps(rows: Int32Array, num_before: int) -> None:
+    """Take so many from all steps that rows note."""
+    rows[:, LAST_STEP] = np.maximum(rows[:, LAST_STEP] - num_before, 0)

@@ -1,0 +1,34 @@
+"""The retention rules: which tokens a query still needs, which is all that groups differ in.
+
+Sources: sliding windows as in Mistral 7B (arXiv 2310.06825), sinks as in StreamingLLM (arXiv 2309.17453),
+chunked local attention as in Llama 4. A recurrent layer needs the state after the token before.
+"""
+
+from pagedkv.memory.compilation.compiled import inlined
+from pagedkv.memory.tables.rows import CHUNK, FULL, RECURRENT, WINDOW
+
+__all__ = ["first_block_of_hit", "first_needed_token"]
+
+
+@inlined
+def first_needed_token(kind: int, span: int, query: int) -> int:
+    """First position (sinks apart) that computing position ``query`` and all later ones still reads."""
+    if kind == FULL:
+        return 0
+    if kind == WINDOW:
+        return max(0, query - span + 1)
+    if kind == CHUNK:
+        return query // span * span
+    assert kind == RECURRENT
+    return max(0, query - 1)
+
+
+@inlined
+def first_block_of_hit(kind: int, span: int, length: int, block_size: int, ends_hits: int) -> int:
+    """First logical block (sinks apart) that a prefix hit of ``length`` tokens needs.
+
+    The last block at least, if the group ``ends_hits``: where a chunk begins nothing before it is read, but
+    some group must show that these tokens were ever computed.
+    """
+    needed = first_needed_token(kind, span, length) // block_size
+    return min(needed, max(0, length // block_size - 1)) if ends_hits else needed

@@ -1,0 +1,62 @@
+"""Filling a new row: the blocks of its prefix hit, then new ones for the rest."""
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import LIFE, NULL_BLOCK, PoolArrays
+from pagedkv.memory.pool.life_cycle import acquire_all
+from pagedkv.memory.tables.growing import slots_to_reserve, write_tokens
+from pagedkv.memory.tables.row_record import (
+    digest_to,
+    note_change,
+    publish_to,
+    put_entry,
+    set_first_block,
+    set_num_blocks,
+    set_tail,
+    set_tokens,
+)
+from pagedkv.memory.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    GroupArrays,
+    blocks_for,
+)
+
+__all__ = ["seat"]
+
+
+@compiled
+def seat(
+    pool: PoolArrays,
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    hits: Int32Array,
+    tokens: Int32Array,
+    num_lookahead: int,
+) -> None:
+    """Fill a new row: the blocks of its prefix hit (referenced already), then new ones for the rest.
+
+    Every group sets the row's number of tokens, to the same.
+    """
+    at = group.parameters[AT]
+    block_size = group.parameters[BLOCK_SIZE]
+    reserve = slots_to_reserve(group, num_lookahead)
+    num_hits = len(hits)
+    num_hit_tokens = num_hits * block_size
+    for index in range(num_hits):
+        put_entry(group.table, row, index, hits[index])
+    wanted = blocks_for(len(tokens) + reserve, block_size)
+    acquire_all(pool, group.table[row, num_hits:wanted])
+    write_tokens(pool, group, row, num_hits, 0, tokens, num_hit_tokens, len(tokens) - num_hit_tokens)
+    set_num_blocks(rows, row, at, wanted)
+    first = num_hits
+    while first > 0 and hits[first - 1] != NULL_BLOCK:
+        first -= 1
+    set_first_block(rows, row, at, first)
+    digest_to(rows, row, at, num_hits)
+    publish_to(rows, row, at, num_hits)
+    if num_hits > 0:
+        set_tail(rows, row, at, hits[num_hits - 1], pool.records[hits[num_hits - 1], LIFE])
+    set_tokens(rows, row, len(tokens), len(tokens))
+    note_change(rows, row, at, 0, wanted)

@@ -1,0 +1,340 @@
+"""Operations of every kind on small spaces, so that every loop that a space can reach is asked for once.
+
+What is asked for depends on the eviction policy and on nothing else in a configuration: one set of machine code serves
+all others. Nothing here is judged; tests/warming holds it to be complete.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from pagedkv.memory.contract.answers import Allocation, Load
+from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
+from pagedkv.memory.contract.spec import (
+    ChunkedLocal,
+    FullAttention,
+    RecurrentState,
+    Replay,
+    SlidingWindow,
+    SpaceConfig,
+    TenantLimits,
+    keeps_state,
+)
+from pagedkv.memory.space import BlockSpace
+
+__all__ = ["rehearse"]
+
+PROMPT = tuple(range(1, 20))
+
+
+def rehearse(eviction: str) -> None:
+    """Do all that a space can do, on spaces that evict by this policy, with token ids of both kinds."""
+    for of in (lambda space: space, _taking_arrays):
+        _serve(of(_attention(eviction)))
+        _serve(of(_attention(eviction, in_order=True)))
+        _swap(of(_attention(eviction)))
+        _look_ahead(of(_attention(eviction)))
+        _share(of(_attention(eviction)))
+        _bring(of(_attention(eviction)))
+        _change_weights(of(_attention(eviction)))
+        _overflow(of(_attention(eviction)))
+        _keep_states(of(_hybrid(eviction)))
+        _replay(of(_replaying(eviction)))
+        _roll_back(of(_plain(eviction)))
+
+
+class _TakingArrays:
+    """A space that is given arrays where tuples are written here.
+
+    Token ids out of a tuple or a list cannot be written, those of an array can: to a compiler two types.
+    """
+
+    def __init__(self, space: BlockSpace) -> None:
+        self._space = space
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._space, name)
+        return partial(self._call, found) if callable(found) else found
+
+    @staticmethod
+    def _call(method: Callable[..., object], *args: object, **kws: object) -> object:
+        return method(*(np.array(arg, np.int32) if isinstance(arg, tuple) else arg for arg in args), **kws)
+
+
+def _taking_arrays(space: BlockSpace) -> BlockSpace:
+    return cast("BlockSpace", _TakingArrays(space))
+
+
+def _plain(eviction: str) -> BlockSpace:
+    return BlockSpace(
+        SpaceConfig((FullAttention(2),), 40, max_sequences=4, max_tokens=64, explain=True, eviction=eviction)
+    )
+
+
+def _attention(eviction: str, *, in_order: bool = False) -> BlockSpace:
+    groups = (
+        FullAttention(block_size=2),
+        SlidingWindow(window=4, block_size=2, num_sink_tokens=2),
+        ChunkedLocal(chunk_size=4, block_size=2),
+    )
+    limits = {"one": TenantLimits(floor=4), "other": TenantLimits(cap=150)}
+    return BlockSpace(
+        SpaceConfig(
+            groups,
+            num_blocks=200,
+            num_host_blocks=100,
+            max_sequences=8,
+            max_tokens=64,
+            min_partial_hit=1,
+            in_order=in_order,
+            events=True,
+            receipts=True,
+            explain=True,
+            leases=True,
+            tenants=limits,
+            eviction=eviction,
+            weights_epoch=0,
+            max_epoch_lag=1,
+        )
+    )
+
+
+def _hybrid(eviction: str) -> BlockSpace:
+    groups = (FullAttention(block_size=2), RecurrentState(4, num_draft_states=3, max_checkpoints=4))
+    pools = {"device": 60, "state": 16}
+    config = SpaceConfig(
+        groups, pools, num_host_blocks={"device": 30, "state": 8}, max_sequences=8, max_tokens=64, eviction=eviction
+    )
+    return BlockSpace(config)
+
+
+def _replaying(eviction: str) -> BlockSpace:
+    groups = (
+        FullAttention(block_size=2),
+        SlidingWindow(window=3, block_size=2, pool="windows", replay=Replay(4, 2)),
+        SlidingWindow(window=3, block_size=2, num_sink_tokens=2, pool="windows", replay=Replay(4, 2)),
+        SlidingWindow(window=4, block_size=2, pool="windows", prefix_caching=False),
+    )
+    pools = {"device": 400, "windows": 40}
+    return BlockSpace(SpaceConfig(groups, pools, max_sequences=8, max_tokens=64, explain=True, eviction=eviction))
+
+
+def _admitted(space: BlockSpace, prompt: tuple[int, ...] = PROMPT, tenant: str | None = "one") -> int:
+    """Admit a prompt, and have it computed."""
+    named = tenant if space.config.tenants else None
+    hit = space.match(prompt)
+    space.can_allocate(prompt, match=hit, tenant=named)
+    answer = space.allocate(prompt, match=hit, tenant=named)
+    assert isinstance(answer, Allocation), f"a prompt of {len(prompt)} tokens found no room: {answer}"
+    _step(space)
+    return answer.row
+
+
+def _step(space: BlockSpace) -> None:
+    plan = space.plan_step()
+    for group, rule in enumerate(space.config.groups):
+        if not keeps_state(rule):
+            space.slot_mapping(plan, group)
+    space.acknowledge(plan.step_id)
+
+
+def _serve(space: BlockSpace) -> None:
+    """Admit, decode, ask, fork, and end."""
+    space.advance(1.0)
+    row = _admitted(space)
+    for token in range(12):
+        space.can_append([row])
+        space.append([row], [token], num_lookahead=1)
+        _step(space)
+    space.append_with_copies(space.fork(row, 2), [1, 2])
+    space.append_with_copies([row], [3])
+    space.can_append([row], [3], num_lookahead=2)
+    space.append([row], [4, 5, 6], [3], num_draft=2)
+    _step(space)
+    space.truncate([row], [int(space.lengths([row])[0]) - 2])
+    space.explain(PROMPT)
+    space.explain((*PROMPT[:7], *[99] * 9))
+    space.mark_computed([row])
+    _look(space, row)
+    space.abort(space.plan_step().step_id)
+    _abort(space, row)
+    again = _admitted(space, (*PROMPT[:9], 77, 78, 79), "other")
+    space.free([row, again], num_generated=[3, 1], keep_until_s=9.0)
+    space.drain_events()
+    space.reset_prefix_cache()
+
+
+def _abort(space: BlockSpace, row: int) -> None:
+    """Abort a step that handed out blocks to a row which goes on; ask why its content does not hit meanwhile."""
+    space.append([row], [90, 91, 92, 93, 94], [5])
+    plan = space.plan_step()
+    space.explain(PROMPT)
+    space.abort(plan.step_id)
+    _step(space)
+
+
+def _look(space: BlockSpace, row: int) -> None:
+    for group in range(len(space.config.groups)):
+        space.page_lists([row], group)
+        space.computed_block_ids(row, group)
+        space.block_ids(row, group)
+    space.epochs(row)
+    space.receipt(row)
+    space.explanation(row)
+    space.statistics()
+    space.ref_counts()
+    stored = space.stored_blocks()
+    if len(stored.digests):
+        space.stored_block(stored.digests[0])
+    space.check()
+
+
+def _swap(space: BlockSpace) -> None:
+    row = _admitted(space)
+    other = int(space.fork(row)[0])
+    space.can_swap_out([row, other])
+    space.swap_out([row, other])
+    _step(space)
+    space.free([other])
+    space.can_swap_in([row])
+    space.swap_in([row])
+    _step(space)
+    space.swap_out([row])
+    _step(space)
+    space.free([row])
+
+
+def _look_ahead(space: BlockSpace) -> None:
+    """Grow by tokens that are filled in later, some of them refused."""
+    rows = [_admitted(space), _admitted(space, PROMPT[5:])]
+    space.can_append(rows, [3, 1], unknown=True)
+    space.append(rows, None, [1, 1], num_lookahead=1)
+    first = space.plan_step()
+    space.acknowledge(first.step_id)
+    space.append(rows, None, [1, 1])
+    second = space.plan_step()
+    space.fill(rows, [5, 6], [1, 1])
+    space.abort(second.step_id)
+    space.free(rows)
+
+
+def _share(space: BlockSpace) -> None:
+    """Identical prompts of one step, branches, leases, supersession and forgetting."""
+    rows = [space.allocate(PROMPT, tenant="one"), space.allocate(PROMPT, tenant="one", publish="prompt")]
+    _step(space)
+    first, second = (answer.row for answer in rows if isinstance(answer, Allocation))
+    space.fork(first, 1, at=6)
+    space.advance(2.0)
+    space.lease(PROMPT, 5.0)
+    space.append([second], [70, 71, 72, 73], [4])
+    _step(space)
+    space.free([int(space.fork(first)[0])], priority=1)
+    space.free([first], superseded_by=second)
+    space.advance(9.0)
+    space.free([second])
+    space.forget(PROMPT, start=4)
+    space.allocate(PROMPT, keys=RequestKeys(salt=b"a"), num_sequences=2, num_lookahead=2, tenant="one")
+
+
+def _bring(space: BlockSpace) -> None:
+    """Prefixes from elsewhere, blocks held for them, and content that turned out bad."""
+    for num_tokens in (8, 4, None):
+        load = space.load(PROMPT, 12, tenant="one")
+        if isinstance(load, Load):
+            space.finish_load(load, num_tokens)
+    answer = space.allocate(PROMPT, num_external_tokens=14, tenant="one")
+    assert isinstance(answer, Allocation), "a prompt that comes from elsewhere found no room"
+    _step(space)
+    blocks = [block for block in space.block_ids(answer.row) if block]
+    space.release(space.hold(blocks[:2]))
+    space.withdraw(blocks[1:2])
+    _step(space)
+    space.match(PROMPT, max_hit_tokens=5, max_replay_tokens=4)
+    space.invalidate_memory()
+
+
+def _change_weights(space: BlockSpace) -> None:
+    row = _admitted(space)
+    for epoch in (1, 2):
+        space.set_weights_epoch(epoch)
+        space.explain(PROMPT)
+        _admitted(space)
+        space.append([row], [8])
+        _step(space)
+        space.epochs(row)
+    space.explain(PROMPT)
+
+
+def _overflow(space: BlockSpace) -> None:
+    """More than fits, so that blocks are evicted, and a shortage is told."""
+    for start in range(0, 2_000, 100):
+        prompt = tuple(range(start, start + 30))
+        space.advance(3.0 + start)
+        space.lease(prompt, 5_000.0)
+        rows = [space.allocate(prompt, tenant=tenant) for tenant in ("one", "other")]
+        _step(space)
+        space.free([answer.row for answer in rows if isinstance(answer, Allocation)])
+    space.explain(tuple(range(30)))
+    space.explain((5,) * 8, keys=RequestKeys(salt=b"b"))
+
+
+def _keep_states(space: BlockSpace) -> None:
+    first = space.allocate(PROMPT)
+    space.explain(PROMPT)  # a state is found that the open step has still to compute
+    _step(space)
+    assert isinstance(first, Allocation), "a prompt found no room in empty pools"
+    space.free([first.row])
+    row = _admitted(space)
+    for _ in range(4):
+        space.append([row], [1, 2, 3], [3], num_draft=2)
+        _step(space)
+        space.truncate([row], [int(space.lengths([row])[0]) - 1])
+    space.append([row], None, [1])
+    plan = space.plan_step()
+    space.acknowledge(plan.step_id)
+    space.fill([row], [4])
+    _step(space)
+    space.draft_block_ids(row, 1)
+    space.swap_out([row])
+    _step(space)
+    space.swap_in([row])
+    _step(space)
+    space.free([row, _admitted(space)])
+    space.match(np.array(PROMPT))
+
+
+def _replay(space: BlockSpace) -> None:
+    """Windows that are gone are computed again; keys of media; rows that write what others have still to compute."""
+    space.free([_admitted(space)])
+    for start in range(100, 2_100, 100):
+        space.free([_admitted(space, tuple(range(start, start + 19)))])
+    answer = space.allocate(PROMPT, match=space.match(PROMPT, max_replay_tokens=8))
+    assert isinstance(answer, Allocation), "a prompt whose windows are gone found no room"
+    children = space.fork(answer.row, 2)
+    space.can_append(children, [1, 1], num_lookahead=1)
+    space.append(children, [1, 2], num_lookahead=1)
+    _step(space)
+    space.append([answer.row], [50, 51, 52, 53, 54], [5])
+    _step(space)
+    space.free(children)
+    space.free([answer.row])
+    keys = RequestKeys(lora_name="a", media=(MediaSpan(2, 6, b"m"),))
+    space.allocate(PROMPT, keys=keys)
+    space.explain(PROMPT, keys=keys)
+    space.explain((*PROMPT[:4], 7, 7, *PROMPT[6:]))
+    _step(space)
+    space.check()
+
+
+def _roll_back(space: BlockSpace) -> None:
+    row = _admitted(space)
+    space.truncate([row], [len(PROMPT) - 4])
+    space.append([row], [5, 6], [2])
+    _step(space)
+    space.free([row])
+    foreign = np.zeros((len(PROMPT) // 2, 32), np.uint8)
+    space.explain(PROMPT, digests=foreign)
+    space.allocate(PROMPT, digests=foreign)
+    _step(space)

@@ -1,0 +1,154 @@
+"""All loops that rehearsals reach, compiled side by side and kept on disk."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from pagedkv.memory.compilation.cache_folder import find_cache_folder
+from pagedkv.memory.compilation.loop_sources import PACKAGE_FOLDER
+from pagedkv.memory.compilation.notice import SETTING
+from pagedkv.memory.compilation.requests import Request
+from pagedkv.memory.compilation.targets import EXACTLY, Target, own_processor, target_named
+from pagedkv.memory.pool.eviction.registry import DEFAULT
+from pagedkv.memory.warming.recording import recorded
+from pagedkv.memory.warming.rehearsals import Rehearsal, all_of
+from pagedkv.memory.warming.stamps import stamp
+
+__all__ = ["WarmUp", "compile_all", "warm_up"]
+
+DONE: Final = b"done\n"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What warming up came to.
+
+    Args:
+        num_loops: entries that are on disk now.
+        seconds: wall time.
+        num_processes: how many compiled at once.
+        folder: where they are kept; None if no folder can be written, so that all was for nothing.
+    """
+
+    num_loops: int
+    seconds: float
+    num_processes: int
+    folder: str | None
+
+
+def warm_up(
+    evictions: Sequence[str] = (DEFAULT.name,),
+    *,
+    target: str | None = None,
+    num_processes: int | None = None,
+    told: Callable[[int, int], None] = lambda _done, _all: None,
+) -> WarmUp:
+    """Compile all loops of spaces with these eviction policies, of curves and of engines, unless they are on disk.
+
+    What is on disk serves every process of this machine, and every machine with the same versions and sources that sees
+    the folder and has the same processor; with a target, every machine whose processor is of that kind.
+
+    Args:
+        evictions: names of policies (:class:`~pagedkv.SpaceConfig`); all other settings share machine code.
+        target: a kind of processors, such as ``"x86-64-v3"``; None: the processor at hand, the fastest.
+        num_processes: how many compile at once; one a core unless given.
+        told: called with the number of loops done and of all, after each.
+
+    Raises:
+        ConfigurationError: a policy or a target is not known.
+        KeyboardInterrupt: Ctrl-C, once what was being compiled is; what is compiled by then is kept.
+        RuntimeError: a process ended before its loops were compiled; with what it wrote.
+    """
+    chosen = None if target is None else target_named(target)
+    rehearsals = list(dict.fromkeys(rehearsal for eviction in evictions for rehearsal in all_of(eviction)))
+    return compile_all(rehearsals, chosen, num_processes=num_processes, told=told)
+
+
+def compile_all(
+    rehearsals: Sequence[Rehearsal],
+    target: Target | None = None,
+    *,
+    num_processes: int | None = None,
+    told: Callable[[int, int], None] = lambda _done, _all: None,
+) -> WarmUp:
+    """Compile all loops that rehearsals reach: :func:`warm_up` has the rest."""
+    began = time.perf_counter()
+    requests = recorded(rehearsals)
+    # Whoever warms up means to compile, for other processes, even where this one has its loops as plain Python.
+    environment = {SETTING: "0", EXACTLY: "1", "NUMBA_DISABLE_JIT": "0"} | (
+        {} if target is None else target.environment
+    )
+    processes = min(num_processes or os.cpu_count() or 1, max(1, len(requests)))
+    waiting: SimpleQueue[Request] = SimpleQueue()
+    for request in requests:
+        waiting.put(request)
+    told(0, len(requests))
+    with ThreadPoolExecutor(processes) as threads:
+        workers = [
+            threads.submit(_drive, waiting, environment, lambda: told(len(requests) - waiting.qsize(), len(requests)))
+            for _ in range(processes)
+        ]
+        try:
+            for worker in workers:
+                worker.result()
+        except BaseException:
+            _give_up(waiting)  # else whoever is interrupted here waits until all the others are compiled
+            raise
+    own = own_processor()
+    for rehearsal in rehearsals:
+        stamp(rehearsal, own if target is None else target.processor(own[0]))
+    folder = find_cache_folder(PACKAGE_FOLDER)
+    return WarmUp(len(requests), time.perf_counter() - began, processes, None if folder is None else str(folder.path))
+
+
+def _give_up(waiting: "SimpleQueue[Request]") -> None:
+    """Have processes end with the loops that they are compiling."""
+    with suppress(Empty):
+        while True:
+            waiting.get_nowait()
+
+
+def _drive(waiting: "SimpleQueue[Request]", environment: dict[str, str], done: Callable[[], None]) -> None:
+    """Have one process, with these variables, compile what waits, one after the other."""
+    program = "from pagedkv.memory.warming.warm_up import work; work()"
+    with subprocess.Popen(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None, "its input is a pipe"
+        assert process.stdout is not None, "its output is a pipe"
+        assert process.stderr is not None, "its errors go to a pipe"
+        while True:
+            try:
+                request = waiting.get_nowait()
+            except Empty:
+                break
+            pickle.dump(request, process.stdin)
+            process.stdin.flush()
+            if process.stdout.readline() != DONE:
+                raise RuntimeError(f"{request.name} is not compiled: {process.stderr.read().decode()[-2000:]}")
+            done()
+        process.stdin.close()
+
+
+def work() -> None:
+    """Compile what comes in by stdin, until nothing more does."""
+    while True:
+        try:
+            request: Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # the process above wrote it
+        except EOFError:
+            return
+        request.compile()
+        sys.stdout.buffer.write(DONE)
+        sys.stdout.buffer.flush()

@@ -1,0 +1,407 @@
+"""What a trace's blocks are worth to a cache of each size, wherever its misses come from.
+
+``CapacityCurve`` is the result, a value; :func:`measure_curve` makes it. Three gaps, as shares of all references, lie
+between the hits of a policy and one::
+
+    0            LRU            optimum            ideal                       1
+    |--- hits ---|-- policy gap --|-- capacity gap --|---- content ceiling ----|
+                  a better policy    a larger cache    none: never seen before
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.pool.eviction import registry
+from pagedkv.memory.pool.eviction.lru import LRU
+from pagedkv.memory.pool.eviction.policy import EvictionPolicy
+from pagedkv.planner.capacity.optimum import optimal_hits_by_request
+from pagedkv.planner.capacity.partition import Partition
+from pagedkv.planner.capacity.pool_hits import hits_by_request
+from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.capacity.side_by_side import Pause, Point, measure_side_by_side
+from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, lru_hits_by_request
+
+__all__ = [
+    "FOR_MANY_REQUESTS",
+    "MOST_FOR_ALL",
+    "OPTIMAL",
+    "POLICIES",
+    "CapacityCurve",
+    "PartCurve",
+    "Policy",
+    "default_capacities",
+    "measure_curve",
+    "policies_for",
+    "with_multiples",
+]
+
+Policy: TypeAlias = Callable[[BlockReferences, int, Pause], Int32Array | Int64Array]
+"""Counts the hits of each request at a capacity."""
+
+
+def _of_pool(policy: EvictionPolicy) -> Policy:
+    return lambda references, capacity, pause: hits_by_request(references, capacity, policy, pause)
+
+
+OPTIMAL: Final = "optimal"
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
+    {name: _of_pool(policy) for name, policy in registry.POLICIES.items()} | {OPTIMAL: optimal_hits_by_request}
+)
+"""By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
+
+NUM_DEFAULT_CAPACITIES: Final = 10
+FOR_MANY_REQUESTS: Final = ("lru", "adaptive")
+"""Measured where requests are very many, unless others are named: one is had at once, the other takes 3 to 6 us a
+request and capacity. So does fifo, and hazard, which learns, some 20."""
+MOST_FOR_ALL: Final = 300_000
+FACTORS: Final = (2, 4)
+"""So many times a capacity is what people can buy."""
+SHARES_OF_IDEAL: Final = MappingProxyType({"0.9": 90, "0.99": 99, "1.0": 100})
+"""Shares of the ideal hits for which the capacity is wanted, and the same in percent, so that no rounding decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartCurve:
+    """What the blocks of one tenant, or of one window of time, are worth in the cache of all.
+
+    Args:
+        kind: "tenant" or "window"; name: which.
+        num_requests, num_block_refs, num_prompt_tokens: its requests, their blocks and tokens.
+        ideal_hits: blocks that hit in a cache without bounds; ideal_hit_tokens: their tokens.
+        hits: by policy and capacity.
+    """
+
+    kind: str
+    name: str
+    num_requests: int
+    num_block_refs: int
+    num_prompt_tokens: int
+    ideal_hits: int
+    ideal_hit_tokens: int
+    hits: Mapping[str, Mapping[int, int]]
+
+    @property
+    def ideal_token_ratio(self) -> float:
+        """Tokens of a cache without bounds, of all its prompt tokens."""
+        return self.ideal_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def hit_ratio(self, policy: str, capacity: int) -> float:
+        """Hits of a policy, of all its references."""
+        return self.hits[policy][capacity] / self.num_block_refs if self.num_block_refs else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay out for JSON."""
+        return {
+            "name": self.name,
+            "num_requests": self.num_requests,
+            "num_block_refs": self.num_block_refs,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "ideal_hits": self.ideal_hits,
+            "ideal_token_ratio": self.ideal_token_ratio,
+            "policies": {name: _with_text_keys(hits) for name, hits in self.hits.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityCurve:
+    """What a trace's blocks are worth.
+
+    Args:
+        block_size: tokens of a block.
+        num_requests: requests, those without a block included.
+        num_block_refs: blocks of all prompts.
+        num_unique_blocks: distinct blocks among them.
+        num_prompt_tokens: tokens of all prompts, those in no block included.
+        ideal_hits: blocks that hit in a cache without bounds.
+        ideal_hit_tokens: tokens of those blocks.
+        hits: by policy and capacity.
+        capacity_for: by share of the ideal hits, the smallest capacity of LRU that has as many.
+        parts: the same by tenant and by window of time, where the trace was divided; those of a kind add up to all.
+    """
+
+    block_size: int
+    num_requests: int
+    num_block_refs: int
+    num_unique_blocks: int
+    num_prompt_tokens: int
+    ideal_hits: int
+    ideal_hit_tokens: int
+    hits: Mapping[str, Mapping[int, int]]
+    capacity_for: Mapping[str, int]
+    parts: tuple[PartCurve, ...] = ()
+
+    @property
+    def capacities(self) -> list[int]:
+        """The capacities measured, in ascending order."""
+        return list(self.hits[OPTIMAL])
+
+    @property
+    def ideal_block_ratio(self) -> float:
+        """Hits of a cache without bounds, of all references."""
+        return self.ideal_hits / self.num_block_refs
+
+    @property
+    def ideal_token_ratio(self) -> float:
+        """Tokens of those hits, of all prompt tokens."""
+        return self.ideal_hit_tokens / self.num_prompt_tokens
+
+    @property
+    def content_ceiling(self) -> float:
+        """Share of the references that no cache can serve: content never seen before."""
+        return (self.num_block_refs - self.ideal_hits) / self.num_block_refs
+
+    def hit_ratio(self, policy: str, capacity: int) -> float:
+        """Hits of a policy, of all references."""
+        return self.hits[policy][capacity] / self.num_block_refs
+
+    def capacity_gap(self, capacity: int) -> float:
+        """Share of the references that only a larger cache can serve: the ideal less the optimum."""
+        return (self.ideal_hits - self.hits[OPTIMAL][capacity]) / self.num_block_refs
+
+    def policy_gap(self, policy: str, capacity: int) -> float:
+        """Share of the references that a better policy might serve: the optimum less the policy."""
+        return (self.hits[OPTIMAL][capacity] - self.hits[policy][capacity]) / self.num_block_refs
+
+    def gains(self) -> dict[tuple[int, int], dict[str, float]]:
+        """Tell what two and four times a capacity bring: shares of the references, by capacity and factor, by policy.
+
+        For each capacity of which the multiple was measured too, or holds all blocks, so that nothing is ever evicted.
+        """
+        return {
+            (capacity, factor): {
+                name: (self._hits_at(name, factor * capacity) - hits[capacity]) / self.num_block_refs
+                for name, hits in self.hits.items()
+            }
+            for capacity in self.capacities
+            for factor in FACTORS
+            if self._is_known(factor * capacity) and not self._is_endless(capacity)
+        }
+
+    def _is_endless(self, capacity: int) -> bool:
+        return capacity >= self.num_unique_blocks
+
+    def _is_known(self, capacity: int) -> bool:
+        return capacity in self.hits[OPTIMAL] or self._is_endless(capacity)
+
+    def _hits_at(self, policy: str, capacity: int) -> int:
+        return self.ideal_hits if self._is_endless(capacity) else self.hits[policy][capacity]
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay the curve out for JSON; the same on every run."""
+        return {
+            "block_size": self.block_size,
+            "num_requests": self.num_requests,
+            "num_block_refs": self.num_block_refs,
+            "num_unique_blocks": self.num_unique_blocks,
+            "ideal_hits": self.ideal_hits,
+            "ideal_block_ratio": self.ideal_block_ratio,
+            "ideal_token_ratio": self.ideal_token_ratio,
+            "policies": {name: _with_text_keys(hits) for name, hits in self.hits.items()},
+            "capacity_for": dict(self.capacity_for),
+            "gaps": {
+                "content_ceiling": self.content_ceiling,
+                "capacity_gap": _with_text_keys(
+                    {capacity: self.capacity_gap(capacity) for capacity in self.capacities}
+                ),
+                "policy_gap": {
+                    name: _with_text_keys({capacity: self.policy_gap(name, capacity) for capacity in self.capacities})
+                    for name in self.hits
+                    if name != OPTIMAL
+                },
+            },
+            "gains": [
+                {"capacity": capacity, "factor": factor, "by_policy": by_policy}
+                for (capacity, factor), by_policy in self.gains().items()
+            ],
+            **{
+                f"by_{kind}": [part.as_dict() for part in self.parts if part.kind == kind]
+                for kind in dict.fromkeys(part.kind for part in self.parts)
+            },
+        }
+
+
+def default_capacities(references: BlockReferences) -> list[int]:
+    """Choose ten capacities in geometric progression, and two and four times the one in the middle.
+
+    From the longest prompt, below which not every request can be cached whole, or from where LRU has half of the ideal
+    hits, if that is less; to the number of distinct blocks, from which on nothing is evicted. Fewer in a small trace.
+    """
+    half_of_ideal = _capacity_for(50, lru_hits_by_capacity(references))
+    lowest = min(references.longest_prompt, half_of_ideal)
+    spread = np.geomspace(lowest, references.num_unique_blocks, NUM_DEFAULT_CAPACITIES)
+    chosen = {int(capacity) for capacity in spread.round()}
+    return with_multiples(chosen, sorted(chosen)[len(chosen) // 2], references.num_unique_blocks)
+
+
+def policies_for(num_requests: int, wanted: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Choose the eviction policies of a curve.
+
+    Args:
+        num_requests: of the trace.
+        wanted: names; None: all, but where requests are very many ``FOR_MANY_REQUESTS`` alone.
+
+    Raises:
+        ConfigurationError: a name is no policy's, or there is none or one twice.
+
+    >>> policies_for(1000), policies_for(10**6), policies_for(10**6, ["hazard"])
+    (('lru', 'adaptive', 'fifo', 'hazard'), ('lru', 'adaptive'), ('hazard',))
+    """
+    if wanted is None:
+        return tuple(registry.POLICIES) if num_requests <= MOST_FOR_ALL else FOR_MANY_REQUESTS
+    names = tuple(wanted)
+    for name in names:
+        registry.policy_named(name)
+    if not names or len(set(names)) < len(names):
+        raise ConfigurationError(f"--policy must be a list of different policies, got {','.join(names)!r:.60}")
+    return names
+
+
+def with_multiples(capacities: Iterable[int], capacity: int, num_unique_blocks: int) -> list[int]:
+    """Add a capacity and two and four times it, so that a curve tells what more memory brings.
+
+    What is larger than the distinct blocks is left out, for nothing is evicted there; the capacity itself may not be.
+    """
+    wanted = {factor * capacity for factor in FACTORS if factor * capacity < num_unique_blocks}
+    return sorted({*capacities, *wanted, min(capacity, num_unique_blocks)})
+
+
+def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
+    references: BlockReferences,
+    capacities: Iterable[int],
+    policies: Mapping[str, Policy] = POLICIES,
+    show: Callable[[int], None] = lambda _: None,
+    num_threads: int = 1,
+    *,
+    partitions: Sequence[Partition] = (),
+) -> CapacityCurve:
+    """Count the hits of every policy at every capacity.
+
+    Args:
+        references: the trace.
+        capacities: blocks, in any order; each at least 1.
+        policies: by name, the optimum among them.
+        show: called with the number of points (policies by capacities) that are done, after each.
+        num_threads: points that are measured at a time, at most; together they take no more memory than the largest.
+        partitions: how requests are divided, to count hits by part as well.
+
+    Raises:
+        ConfigurationError: a capacity is not positive.
+    """
+    ascending = sorted(set(capacities))
+    if ascending and ascending[0] < 1:
+        raise ConfigurationError(f"a capacity must be at least 1 block, got {ascending[0]}")
+    lru_hits, capacity_for = _lru_of(references, ascending)
+    hits: dict[str, dict[int, Int64Array]] = {name: {} for name in policies}
+    wanted: list[tuple[str, int]] = []
+    for name, capacity in product(policies, ascending):
+        is_never_full = capacity >= references.num_unique_blocks  # then no policy ever evicts
+        if is_never_full or (name == LRU.name and capacity > ascending[0]):
+            hits[name][capacity] = _lru_sums(references, capacity, lru_hits[capacity], partitions)
+        else:
+            wanted.append((name, capacity))
+    num_known = len(policies) * len(ascending) - len(wanted)
+    show(num_known)
+    points = [
+        Point(capacity, partial(_measured, policies[name], references, capacity, partitions))
+        for name, capacity in wanted
+    ]
+    measured = measure_side_by_side(points, num_threads, lambda num_done: show(num_known + num_done))
+    for (name, capacity), sums in zip(wanted, measured, strict=True):
+        hits[name][capacity] = sums
+    if LRU.name in hits and ascending:
+        _compare(ascending[0], int(hits[LRU.name][ascending[0]][0]), lru_hits[ascending[0]])
+    return CapacityCurve(
+        block_size=references.block_size,
+        num_requests=references.num_requests,
+        num_block_refs=references.num_block_refs,
+        num_unique_blocks=references.num_unique_blocks,
+        num_prompt_tokens=int(references.input_lengths.sum()),
+        ideal_hits=int(references.ideal_hits().sum()),
+        ideal_hit_tokens=int(references.ideal_hit_tokens().sum()),
+        hits={name: {capacity: int(hits[name][capacity][0]) for capacity in ascending} for name in policies},
+        capacity_for=capacity_for,
+        parts=tuple(_parts(references, partitions, hits, ascending)),
+    )
+
+
+def _measured(
+    policy: Policy, references: BlockReferences, capacity: int, partitions: Sequence[Partition], pause: Pause
+) -> Int64Array:
+    return _sums(policy(references, capacity, pause), partitions)
+
+
+def _sums(hits: Int32Array | Int64Array, partitions: Sequence[Partition]) -> Int64Array:
+    """Add up hits: of all requests, then of the parts of each partition."""
+    total = np.array([hits.sum(dtype=np.int64)])
+    return np.concatenate([total, *(partition.sums(hits) for partition in partitions)])
+
+
+def _lru_sums(references: BlockReferences, capacity: int, num_hits: int, partitions: Sequence[Partition]) -> Int64Array:
+    """Give the sums of LRU, whose total is known."""
+    if not partitions:
+        return np.array([num_hits])
+    sums = _sums(lru_hits_by_request(references, capacity), partitions)
+    _compare(capacity, int(sums[0]), num_hits)
+    return sums
+
+
+def _parts(
+    references: BlockReferences,
+    partitions: Sequence[Partition],
+    hits: Mapping[str, Mapping[int, Int64Array]],
+    capacities: Sequence[int],
+) -> Iterator[PartCurve]:
+    place = 1
+    counted = (
+        references.num_prompt_blocks.astype(np.int64),
+        references.input_lengths,
+        references.ideal_hits(),
+        references.ideal_hit_tokens(),
+    )
+    for partition in partitions:
+        facts = [partition.counts().tolist(), *(partition.sums(values).tolist() for values in counted)]
+        for name, num_requests, num_block_refs, num_tokens, ideal, ideal_tokens in zip(
+            partition.names, *facts, strict=True
+        ):
+            by_policy = {
+                policy: {capacity: int(sums[capacity][place]) for capacity in capacities}
+                for policy, sums in hits.items()
+            }
+            yield PartCurve(
+                partition.kind, name, num_requests, num_block_refs, num_tokens, ideal, ideal_tokens, by_policy
+            )
+            place += 1
+
+
+def _lru_of(references: BlockReferences, capacities: Iterable[int]) -> tuple[dict[int, int], dict[str, int]]:
+    """Tell the hits of LRU at each capacity, and the capacity for each share of the ideal hits.
+
+    Those of all other capacities are forgotten: 8 bytes a block, which caches of points can use.
+    """
+    by_capacity = lru_hits_by_capacity(references)
+    largest = len(by_capacity) - 1
+    hits = {capacity: int(by_capacity[min(capacity, largest)]) for capacity in capacities}
+    return hits, {share: _capacity_for(percent, by_capacity) for share, percent in SHARES_OF_IDEAL.items()}
+
+
+def _capacity_for(percent: int, hits_by_capacity: Int64Array) -> int:
+    """Find the smallest capacity, at least 1, whose hits reach a percentage of the last one's."""
+    enough = -(-percent * int(hits_by_capacity[-1]) // 100)
+    return max(1, int(np.searchsorted(hits_by_capacity, enough)))
+
+
+def _compare(capacity: int, num_hits: int, expected: int) -> None:
+    """Hold the pool's hits against those that follow from stack distances: two computations, one truth."""
+    assert num_hits == expected, f"the pool of {capacity} blocks had {num_hits} hits, stack distances {expected}"
+
+
+def _with_text_keys(by_capacity: Mapping[int, int | float]) -> dict[str, int | float]:
+    return {str(capacity): value for capacity, value in by_capacity.items()}

@@ -1,0 +1,206 @@
+"""What the prompts of a trace hit in the memory of a model: hits against GiB, group by group through the real space.
+
+Where a model has windows or states, a prompt hits less than its blocks that are cached, and what it hits depends on
+what the space keeps of windows (docs/decisions/0015). Neither stack distances nor the optimum tell that, so the result
+has hits of policies, and those of an endless cache as their bound.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pagedkv.memory.contract.spec import GroupSpec, SpaceConfig
+from pagedkv.planner.capacity.partition import Partition
+from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.capacity.space_hits import SpaceHits, space_hits
+
+__all__ = ["CachePoint", "CachedModel", "ModelCurve", "ModelPart", "measure_model_curve"]
+
+
+@dataclass(frozen=True, slots=True)
+class CachePoint:
+    """One size of the cache.
+
+    Args:
+        memory_gib: GiB, as asked for.
+        num_blocks: blocks of each pool, null blocks included.
+    """
+
+    memory_gib: float
+    num_blocks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model, and the sizes of cache to try it with.
+
+    Args:
+        name: its name.
+        groups: its groups, in pools of their own or in one.
+        points: the sizes, in any order, with blocks for each of these pools.
+    """
+
+    name: str
+    groups: tuple[GroupSpec, ...]
+    points: Sequence[CachePoint]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What the prompts of one tenant, or of one window of time, hit in the cache of all.
+
+    Args:
+        kind: "tenant" or "window"; name: which.
+        num_requests, num_prompt_tokens, ideal_hit_tokens: as of the curve.
+        hit_tokens: by policy, in the order of the curve's points.
+    """
+
+    kind: str
+    name: str
+    num_requests: int
+    num_prompt_tokens: int
+    ideal_hit_tokens: int
+    hit_tokens: Mapping[str, Sequence[int]]
+
+    @property
+    def ideal_ratio(self) -> float:
+        """Hits of a cache without bounds, of all its tokens."""
+        return self.ideal_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def hit_ratio(self, policy: str, place: int) -> float:
+        """Hits of a policy at the point of this place, of all its tokens."""
+        return self.hit_tokens[policy][place] / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay out for JSON."""
+        return {
+            "name": self.name,
+            "num_requests": self.num_requests,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "ideal_hit_tokens": self.ideal_hit_tokens,
+            "hit_tokens": {name: list(tokens) for name, tokens in self.hit_tokens.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCurve:
+    """What the prompts of a trace hit, by policy and size.
+
+    Args:
+        model: name of the model.
+        block_size: tokens of a block of the trace.
+        num_requests: requests, those without a block included.
+        num_prompt_tokens: tokens of all blocks of prompts.
+        ideal_hit_tokens: tokens that a cache without bounds would have.
+        points: the sizes, in ascending order.
+        hits: by policy, in the order of ``points``.
+        parts: the same by tenant and by window of time, where the trace was divided.
+    """
+
+    model: str
+    block_size: int
+    num_requests: int
+    num_prompt_tokens: int
+    ideal_hit_tokens: int
+    points: Sequence[CachePoint]
+    hits: Mapping[str, Sequence[SpaceHits]]
+    parts: tuple[ModelPart, ...] = ()
+
+    @property
+    def ideal_ratio(self) -> float:
+        """Hits of a cache without bounds, of all tokens."""
+        return self.ideal_hit_tokens / self.num_prompt_tokens
+
+    def hit_ratio(self, policy: str, place: int) -> float:
+        """Hits of a policy at the point of this place, of all tokens."""
+        return self.hits[policy][place].num_hit_tokens / self.num_prompt_tokens
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay the curve out for JSON; the same on every run."""
+        return {
+            "model": self.model,
+            "block_size": self.block_size,
+            "num_requests": self.num_requests,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "ideal_hit_tokens": self.ideal_hit_tokens,
+            "points": [
+                {
+                    "memory_gib": point.memory_gib,
+                    "num_blocks": dict(point.num_blocks),
+                    "hit_tokens": {name: hits[place].num_hit_tokens for name, hits in self.hits.items()},
+                    "num_unserved": {name: hits[place].num_unserved for name, hits in self.hits.items()},
+                }
+                for place, point in enumerate(self.points)
+            ],
+            **{
+                f"by_{kind}": [part.as_dict() for part in self.parts if part.kind == kind]
+                for kind in dict.fromkeys(part.kind for part in self.parts)
+            },
+        }
+
+
+def measure_model_curve(
+    references: BlockReferences,
+    model: CachedModel,
+    policies: Sequence[str],
+    show: Callable[[int], None] = lambda _: None,
+    partitions: Sequence[Partition] = (),
+) -> ModelCurve:
+    """Count what prompts hit, by every policy at every size.
+
+    Args:
+        references: the trace.
+        model: the model, and the sizes.
+        policies: names of eviction policies.
+        show: called with the number of points (policies by sizes) that are done, after each.
+        partitions: how requests are divided, to count hits by part as well.
+
+    Raises:
+        ConfigurationError: a pool that groups name has no blocks, or too few.
+    """
+    ascending = sorted(model.points, key=lambda point: point.memory_gib)
+    hits: dict[str, list[SpaceHits]] = {name: [] for name in policies}
+    for point in ascending:
+        for name in policies:
+            config = _space_config(references, model.groups, point, name)
+            hits[name].append(space_hits(references, config, partitions=partitions))
+            show(sum(map(len, hits.values())))
+    return ModelCurve(
+        model=model.name,
+        block_size=references.block_size,
+        num_requests=references.num_requests,
+        num_prompt_tokens=references.num_block_refs * references.block_size,
+        ideal_hit_tokens=int(references.ideal_hits().sum()) * references.block_size,
+        points=ascending,
+        hits=hits,
+        parts=tuple(_parts(references, partitions, hits)),
+    )
+
+
+def _parts(
+    references: BlockReferences, partitions: Sequence[Partition], hits: Mapping[str, Sequence[SpaceHits]]
+) -> Iterator[ModelPart]:
+    for number, partition in enumerate(partitions):
+        counts = partition.counts().tolist()
+        tokens, ideal = (
+            (partition.sums(blocks) * references.block_size).tolist()
+            for blocks in (references.num_prompt_blocks, references.ideal_hits())
+        )
+        for place, name in enumerate(partition.names):
+            hit_tokens = {
+                policy: [each.hit_tokens_of_parts[number][place] for each in found] for policy, found in hits.items()
+            }
+            yield ModelPart(partition.kind, name, counts[place], tokens[place], ideal[place], hit_tokens)
+
+
+def _space_config(
+    references: BlockReferences, groups: tuple[GroupSpec, ...], point: CachePoint, policy: str
+) -> SpaceConfig:
+    """Configure a space that serves one prompt at a time, as long as the trace's longest."""
+    return SpaceConfig(
+        groups=groups,
+        num_blocks=point.num_blocks,
+        max_sequences=1,
+        max_tokens=references.longest_prompt * references.block_size,
+        watermark=0.0,
+        eviction=policy,
+    )

@@ -1,0 +1,77 @@
+"""The offline optimum: the most hits that any policy could have, had it known the whole trace.
+
+Belady's MIN ("A Study of Replacement Algorithms for a Virtual-Storage Computer", IBM Systems Journal 5(2), 1966) with
+bypass. After each request the cache keeps, of what it held and what the request used, the C blocks whose next use
+comes first, and of those with the same next use the ones nearer to the head. What is never used again is not kept.
+
+*What it bounds.* The optimum may keep any C of the blocks that it held or that the request used: it may refuse the
+request's own (bypass). A policy that must hold the blocks of each request, of a long prompt the first C, does nothing
+that the optimum may not, so it has no more hits. It may be that none has as many: at capacity 1 the prompts ``a``,
+``b``, ``a`` hit once with bypass, and never without.
+
+*Why it is optimal.* To keep a block from one use to the next is an interval of requests, of which at most C may
+overlap. Most are kept by giving up, whenever there are too many, those that end last (Faigle and Nawijn, "Note on
+scheduling intervals on-line", Discrete Applied Mathematics 58, 1995). So no policy has more blocks resident at their
+next use, let alone in leading runs; and here they *are* leading runs, for the block before a kept one is used next no
+later than that one, and is nearer to the head.
+
+*How it is computed.* What is kept for one next request is a leading run of it, so a count is all there is to know. A
+row of :class:`~pagedkv.planner.capacity.reuses.Reuses` adds to the count of the request that it leads to, eviction
+takes from the furthest request that has a count, and what is left when a request comes are its hits. No block is
+touched.
+"""
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import compiled_aside
+from pagedkv.memory.contract.arrays import Int64Array
+from pagedkv.planner.capacity.fenwick_tree import add_weight, find_unit, new_fenwick_tree
+from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.capacity.reuses import Reuses
+from pagedkv.planner.capacity.side_by_side import Pause, go_on
+
+__all__ = ["optimal_hits", "optimal_hits_by_request"]
+
+
+def optimal_hits(references: BlockReferences, capacity: int, pause: Pause = go_on) -> int:
+    """Count the hits of the optimum. O(r log n) for r rows of reuses of n requests.
+
+    Args:
+        references: the trace.
+        capacity: blocks of the cache, at least 1.
+        pause: called before it begins; what it raises ends it.
+    """
+    return int(optimal_hits_by_request(references, capacity, pause).sum())
+
+
+def optimal_hits_by_request(references: BlockReferences, capacity: int, pause: Pause = go_on) -> Int64Array:
+    """Count as :func:`optimal_hits` does, request by request: int64 ``[num_requests]``."""
+    pause()
+    order = np.argsort(references.reuses.earlier, kind="stable")
+    earlier, later, num_blocks = references.reuses
+    rows = Reuses(earlier[order], later[order], num_blocks[order])
+    num_kept = np.zeros(references.num_requests, np.int64)
+    num_usable = min(capacity, references.num_unique_blocks)
+    _serve_all(rows, num_usable, num_kept, new_fenwick_tree(references.num_requests))
+    return num_kept
+
+
+@compiled_aside
+def _serve_all(rows: Reuses, capacity: int, num_kept: Int64Array, kept: Int64Array) -> None:
+    """Serve all requests; ``num_kept`` are the blocks kept for each, in the end its hits; ``kept`` the Fenwick tree."""
+    num_resident = 0
+    row = 0
+    for request in range(len(num_kept)):
+        num_resident -= num_kept[request]
+        add_weight(kept, request, -num_kept[request])
+        while row < len(rows.earlier) and rows.earlier[row] == request:
+            num_kept[rows.later[row]] += rows.num_blocks[row]
+            add_weight(kept, rows.later[row], rows.num_blocks[row])
+            num_resident += rows.num_blocks[row]
+            row += 1
+        while num_resident > capacity:
+            furthest = find_unit(kept, num_resident)
+            num_evicted = min(num_kept[furthest], num_resident - capacity)
+            num_kept[furthest] -= num_evicted
+            add_weight(kept, furthest, -num_evicted)
+            num_resident -= num_evicted

@@ -1,0 +1,211 @@
+"""An eviction policy at one capacity, through the pool that serves: it evicts, and its prefix index finds.
+
+Knows nothing of eviction. Each request finds its leading blocks by their digests, takes a reference to each, acquires
+and names the rest, and releases all of them, tail first. What makes room, and in which order, is for the production
+code to say (:mod:`pagedkv.memory.pool.life_cycle`, :mod:`pagedkv.memory.pool.eviction`).
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import compiled, compiled_aside, inlined
+from pagedkv.memory.compilation.instructions import prefetch
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array, Uint32Array
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import (
+    AHEAD,
+    DIGEST_WORDS,
+    FIRST_WALK_FIELD,
+    LAST_WALK_FIELD,
+    LIFE,
+    LOOKAHEAD,
+    NULL_BLOCK,
+    SUCCESSOR,
+    PoolArrays,
+)
+from pagedkv.memory.pool.clock import set_clock
+from pagedkv.memory.pool.eviction.policy import EvictionPolicy
+from pagedkv.memory.pool.eviction.registry import DEFAULT
+from pagedkv.memory.pool.keeping import note_ahead
+from pagedkv.memory.pool.life_cycle import acquire_often, drop_name, release, reuse
+from pagedkv.memory.pool.moments import FETCHED_AHEAD, expect, note_request
+from pagedkv.memory.pool.prefix_index import find, has_digest, is_child_of, name_block
+from pagedkv.planner.capacity.block_tree import write_path
+from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.capacity.side_by_side import Pause, go_on
+
+__all__ = [
+    "NAME",
+    "PromptScratch",
+    "hits_by_request",
+    "new_scratch",
+    "pool_hits",
+    "serve_prompt",
+    "serve_trace",
+    "write_digest",
+]
+
+NAME: Final = 1  # of the one group there is
+REQUESTS_A_CALL: Final = 4096
+"""Requests that one call of the loop serves: some 10 ms, so that Ctrl-C is heard soon."""
+MICROSECONDS: Final = 10**6
+WORD: Final = 2**32 - 1
+SPREAD: Final = 0x9E3779B1  # odd, so that the product, a 32-bit word, differs for each content
+
+
+class PromptScratch(NamedTuple):
+    """Room for one prompt, since compiled loops do not allocate.
+
+    Args:
+        contents: int32 ``[longest prompt]``, its blocks by their numbers in the tree.
+        block_ids: int32 ``[longest prompt]``, the blocks of the pool that hold them.
+        digest: uint32 ``[8]``, the digest looked for.
+    """
+
+    contents: Int32Array
+    block_ids: Int32Array
+    digest: Uint32Array
+
+
+class Prompts(NamedTuple):
+    """All prompts of a trace, for a compiled loop.
+
+    Args:
+        parents: int32 ``[1 + blocks]``, the tree of blocks.
+        last_blocks: int32 ``[requests]``, the last block of each prompt.
+        num_blocks: int32 ``[requests]``, blocks of each prompt.
+        arrivals_us: int64 ``[requests]``, when each comes; 0 in traces without times.
+        output_lengths: int64 ``[requests]``, tokens generated for each.
+    """
+
+    parents: Int32Array
+    last_blocks: Int32Array
+    num_blocks: Int32Array
+    arrivals_us: Int64Array
+    output_lengths: Int64Array
+
+
+def pool_hits(
+    references: BlockReferences, capacity: int, policy: EvictionPolicy = DEFAULT, pause: Pause = go_on
+) -> int:
+    """Count the hits of a pool of ``capacity`` blocks and the null block. O(references), 15 to 100 ns each.
+
+    Args:
+        references: the trace.
+        capacity: blocks of the cache, at least 1. More than there are distinct blocks are never touched, and not built.
+        policy: which of them to evict.
+        pause: called every some milliseconds; what it raises ends it.
+    """
+    return int(hits_by_request(references, capacity, policy, pause).sum(dtype=np.int64))
+
+
+def hits_by_request(
+    references: BlockReferences, capacity: int, policy: EvictionPolicy = DEFAULT, pause: Pause = go_on
+) -> Int32Array:
+    """Count as :func:`pool_hits` does, request by request: int32 ``[num_requests]``."""
+    num_usable = min(capacity, references.num_unique_blocks)
+    return serve_trace(BlockPool("cache", num_usable + 1, block_size=1, policy=policy), references, pause)
+
+
+def serve_trace(pool: BlockPool, references: BlockReferences, pause: Pause = go_on) -> Int32Array:
+    """Serve a trace with an empty pool of blocks of one token; return the hits of each request. O(references)."""
+    scratch = new_scratch(references)
+    hits = np.zeros(references.num_requests, np.int32)
+    prompts = Prompts(
+        references.parents,
+        references.last_blocks,
+        references.num_prompt_blocks,
+        np.rint(references.arrivals_s * MICROSECONDS).astype(np.int64),
+        references.output_lengths,
+    )
+    for first in range(0, references.num_requests, REQUESTS_A_CALL):
+        pause()
+        stop = min(first + REQUESTS_A_CALL, references.num_requests)
+        _serve_prompts(pool.arrays, scratch, prompts, pool.num_usable, hits[:stop], first)
+    return hits
+
+
+def new_scratch(references: BlockReferences) -> PromptScratch:
+    """Make room for the longest prompt of a trace."""
+    return PromptScratch(
+        contents=np.zeros(references.longest_prompt, np.int32),
+        block_ids=np.zeros(references.longest_prompt, np.int32),
+        digest=np.zeros(DIGEST_WORDS, np.uint32),
+    )
+
+
+@compiled_aside
+def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
+    pool: PoolArrays, scratch: PromptScratch, prompts: Prompts, num_usable: int, hits: Int32Array, first: int
+) -> None:
+    """Serve requests one after the other, from ``first`` to the last that ``hits`` has room for; write their hits."""
+    for request in range(first, len(hits)):
+        num_blocks = prompts.num_blocks[request]
+        if prompts.arrivals_us[request] > 0:
+            set_clock(pool.counts, prompts.arrivals_us[request])
+        write_path(prompts.parents, prompts.last_blocks[request], scratch.contents[:num_blocks])
+        num_outputs = prompts.output_lengths[request]
+        hits[request] = serve_prompt(pool, scratch, min(num_blocks, num_usable), num_outputs)
+
+
+@compiled
+def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_outputs: int) -> int:
+    """Serve the first blocks of a prompt, no more than the pool has; return how many of them hit."""
+    num_hits = _reuse_leading(pool, scratch, num_blocks)
+    for index in range(num_hits, num_blocks):
+        expect(pool, _first_word(scratch.contents[min(index + FETCHED_AHEAD, num_blocks - 1)]))
+        block = acquire_often(pool)
+        parent = scratch.block_ids[index - 1] if index > 0 else NULL_BLOCK
+        write_digest(pool.digests[block], scratch.contents[index])
+        unreachable = find(pool, NAME, pool.digests[block])
+        if unreachable != NULL_BLOCK:
+            drop_name(pool, unreachable)  # the policy evicted what it continued
+        name_block(pool, NAME, block, parent, pool.records[parent, LIFE])
+        scratch.block_ids[index] = block
+        if index >= LOOKAHEAD:
+            note_ahead(pool.records, scratch.block_ids[index - LOOKAHEAD], block)
+    note_request(pool, scratch.block_ids[:num_blocks], num_outputs)
+    for index in range(num_blocks - 1, -1, -1):
+        release(pool, scratch.block_ids[index], 0)
+    return num_hits
+
+
+@compiled
+def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) -> int:
+    """Take a reference to each leading block that is cached; return how many there are."""
+    parent = NULL_BLOCK
+    for index in range(num_blocks):
+        write_digest(scratch.digest, scratch.contents[index])
+        block = _find_child(pool, scratch.digest, parent)
+        if block == NULL_BLOCK:
+            return index
+        reuse(pool, block)
+        scratch.block_ids[index] = parent = block
+    return num_blocks
+
+
+@inlined
+def _find_child(pool: PoolArrays, digest: Uint32Array, parent: int) -> int:
+    """Find the child of ``parent`` with a digest: the one named last, as a rule; the null block if there is none."""
+    block = int(pool.records[parent, SUCCESSOR])
+    ahead = int(pool.records[block, AHEAD])
+    if ahead > NULL_BLOCK:
+        prefetch(pool.records, ahead, FIRST_WALK_FIELD)
+        prefetch(pool.records, ahead, LAST_WALK_FIELD)
+        prefetch(pool.digests, ahead, 0)
+    if not has_digest(pool, block, digest):
+        block = int(find(pool, NAME, digest))
+    return block if is_child_of(pool, NAME, block, parent) else NULL_BLOCK
+
+
+@compiled
+def write_digest(digest: Uint32Array, content: int) -> None:
+    """Write what stands for the SHA-256 of a chain: the number of its last block, spread out; no other chain has it."""
+    digest[0] = _first_word(content)
+    digest[1] = content
+
+
+@inlined
+def _first_word(content: int) -> int:
+    return int(content) * SPREAD & WORD

@@ -1,0 +1,107 @@
+"""Which blocks are used again: all that hits depend on, in far fewer rows than there are references.
+
+A *reuse* is a block together with two requests: one that uses it, and the next that does. Blocks that pass from one
+request to the same next one lie behind each other on the path that both prompts share, so one row counts them::
+
+    request 0   a b c d
+    request 1   a b x            0 -> 1: a b
+    request 2   a b c            1 -> 2: a b     0 -> 2: c
+
+A request with two rows took its head over from a later request than its tail, never the other way round: whoever
+uses a block uses all those before it. Mooncake's conversation trace has 288,500 references, 105,710 reuses of
+blocks, and 16,708 rows.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.planner.capacity.block_tree import ROOT
+
+__all__ = ["Reuses", "find_reuses"]
+
+NEVER = -1  # not used yet
+ROWS_A_CALL: Final = 2**18
+LONGEST_PROMPT: Final = 2**24  # blocks: a prompt has no more, as it has no more tokens
+
+
+class Reuses(NamedTuple):
+    """Rows in order of ``later``, and for one later request in order of ``earlier``: tail before head.
+
+    Args:
+        earlier: int32 ``[n]``, a request.
+        later: int32 ``[n]``, the next request that uses the same blocks.
+        num_blocks: int32 ``[n]``, how many pass from one to the other, at least 1.
+    """
+
+    earlier: Int32Array
+    later: Int32Array
+    num_blocks: Int32Array
+
+
+def find_reuses(parents: Int32Array, last_blocks: Int32Array) -> Reuses:
+    """Find all reuses of a trace. O(references), about 1 ns each.
+
+    Args:
+        parents: int32 ``[1 + blocks]``, the tree of blocks.
+        last_blocks: int32 ``[requests]``, the last block of each prompt.
+
+    >>> reuses = find_reuses(np.array([0, 0, 1, 2, 3, 2], np.int32), np.array([4, 5, 3], np.int32))
+    >>> list(zip(*(column.tolist() for column in reuses)))
+    [(0, 1, 2), (0, 2, 1), (1, 2, 2)]
+    """
+    last_uses = np.full(len(parents), NEVER, np.int32)
+    rows = np.empty((max(ROWS_A_CALL, min(len(parents), LONGEST_PROMPT)), 2), np.int32)
+    found = [np.empty((0, 2), np.int32)]
+    counts = np.zeros(len(last_blocks), np.int64)
+    request = 0
+    while request < len(last_blocks):
+        stop = _use_prompts(parents, last_uses, last_blocks, request, rows, counts)
+        found.append(rows[: counts[request:stop].sum()].copy())
+        request = stop
+    earlier, num_blocks = np.concatenate(found).T.copy()
+    later = np.repeat(np.arange(len(last_blocks), dtype=np.int32), counts)
+    return Reuses(earlier, later, num_blocks)
+
+
+@compiled
+def _use_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
+    parents: Int32Array,
+    last_uses: Int32Array,
+    last_blocks: Int32Array,
+    first: int,
+    pairs: Int32Array,
+    num_reused: Int64Array,
+) -> int:
+    """Walk prompts from ``first`` on until the pairs may not suffice for another; return the first that is left."""
+    num_pairs = 0
+    for request in range(first, len(last_blocks)):
+        block, length = last_blocks[request], 0
+        while block != ROOT:
+            length += 1
+            block = parents[block]
+        if num_pairs + length > len(pairs):
+            return request
+        num_reused[request] = _use_prompt(parents, last_uses, last_blocks[request], request, pairs[num_pairs:])
+        num_pairs += num_reused[request]
+    return len(last_blocks)
+
+
+@compiled
+def _use_prompt(parents: Int32Array, last_uses: Int32Array, last_block: int, request: int, pairs: Int32Array) -> int:
+    """Walk a prompt from tail to head, note this use, and write ``(earlier request, blocks)``; return the pairs."""
+    num_pairs = 0
+    block = last_block
+    while block != ROOT:
+        earlier = last_uses[block]
+        last_uses[block] = request
+        if num_pairs > 0 and pairs[num_pairs - 1, 0] == earlier:
+            pairs[num_pairs - 1, 1] += 1
+        elif earlier != NEVER:
+            pairs[num_pairs, 0] = earlier
+            pairs[num_pairs, 1] = 1
+            num_pairs += 1
+        block = parents[block]
+    return num_pairs

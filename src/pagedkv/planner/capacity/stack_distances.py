@@ -1,0 +1,105 @@
+"""LRU at every capacity at once, by stack distances.
+
+Line all blocks up by how recently they were used, those of one request head first. Whatever C is, a cache of C blocks
+holds the first C of the line (Mattson, Gecsei, Slutz and Traiger, "Evaluation Techniques for Storage Hierarchies", IBM
+Systems Journal 9(2), 1970). So there is no need to play a request at each capacity: at capacity C it hits those of its
+blocks that stand at place C or before, and a block's place on arrival is its *stack distance*.
+
+That this holds here too, after a request for the n blocks R:
+
+* The line becomes R, head first, and then what it was, without R.
+* If n < C, the cache keeps R and, of its other blocks, evicts the least recent until C - n are left. They are the first
+  C - n of the line without R, for those were among the first C of the line before.
+* If n >= C, the cache holds the first C blocks of R, and so does the line.
+
+The blocks of a prompt that stand at place C or before are a *leading* run of it: whoever used one of them used those
+before it as well, and moved them to the front with it, ahead of it.
+
+One row of :class:`~pagedkv.planner.capacity.reuses.Reuses` takes neighbouring places. Of the prompt of the request
+``earlier``, later requests took a head away; what is left stands without a gap, and the row's blocks come first::
+
+    line    | last used after ``earlier`` | last used by ``earlier``  | last used before |
+            |                             | the row's | deeper        |                  |
+
+So distances come in ranges, one a row, and where a range begins is a sum, over requests, of the blocks that each was
+the last to use. A Fenwick tree has those sums; no block is touched.
+"""
+
+import numpy as np
+
+from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.planner.capacity.fenwick_tree import add_weight, new_fenwick_tree, sum_through
+from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.capacity.reuses import Reuses
+
+__all__ = ["lru_hits_by_capacity", "lru_hits_by_request"]
+
+
+def lru_hits_by_capacity(references: BlockReferences) -> Int64Array:
+    """Count the hits of LRU at every capacity.
+
+    Returns:
+        int64 ``[1 + num_unique_blocks]``, indexed by capacity; never falling, the last one ideal. O(blocks + r log n)
+        for r rows of reuses of n requests.
+    """
+    changes = np.zeros(references.num_unique_blocks + 2, np.int64)
+    held = new_fenwick_tree(references.num_requests)
+    _mark_distances(references.reuses, references.num_prompt_blocks, held, changes)
+    hits_at_distance = np.cumsum(changes[:-1], out=changes[:-1])  # in place: there is a number for each block
+    return np.cumsum(hits_at_distance, out=hits_at_distance)
+
+
+def lru_hits_by_request(references: BlockReferences, capacity: int) -> Int64Array:
+    """Count the hits of LRU at one capacity, request by request: int64 ``[num_requests]``. O(r log n) as above."""
+    hits = np.zeros(references.num_requests, np.int64)
+    held = new_fenwick_tree(references.num_requests)
+    _count_within(references.reuses, references.num_prompt_blocks, held, capacity, hits)
+    return hits
+
+
+@compiled
+def _mark_distances(reuses: Reuses, num_prompt_blocks: Int32Array, held: Int64Array, changes: Int64Array) -> None:
+    """Add up the ranges of distances: +1 where one begins, -1 behind its end.
+
+    ``held`` is the Fenwick tree of the blocks last used by each request.
+    """
+    num_blocks_used = 0
+    row = 0
+    for request in range(len(num_prompt_blocks)):
+        first_row = row
+        while row < len(reuses.later) and reuses.later[row] == request:
+            num_more_recent = num_blocks_used - sum_through(held, reuses.earlier[row])
+            changes[num_more_recent + 1] += 1
+            changes[num_more_recent + 1 + reuses.num_blocks[row]] -= 1
+            row += 1
+        num_blocks_used += _move_to_front(reuses, first_row, row, held, request, num_prompt_blocks[request])
+
+
+@compiled
+def _count_within(
+    reuses: Reuses, num_prompt_blocks: Int32Array, held: Int64Array, capacity: int, hits: Int64Array
+) -> None:
+    """Add up, for each request, the blocks whose distance is within a capacity; as :func:`_mark_distances` has them."""
+    num_blocks_used = 0
+    row = 0
+    for request in range(len(num_prompt_blocks)):
+        first_row = row
+        while row < len(reuses.later) and reuses.later[row] == request:
+            num_more_recent = num_blocks_used - sum_through(held, reuses.earlier[row])
+            hits[request] += min(max(capacity - num_more_recent, 0), reuses.num_blocks[row])
+            row += 1
+        num_blocks_used += _move_to_front(reuses, first_row, row, held, request, num_prompt_blocks[request])
+
+
+@inlined
+def _move_to_front(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
+    reuses: Reuses, first_row: int, stop_row: int, held: Int64Array, request: int, num_blocks: int
+) -> int:
+    """Take what a request uses again from those who used it last, and give it all; return how many blocks are new."""
+    num_new = num_blocks
+    for row in range(first_row, stop_row):
+        add_weight(held, reuses.earlier[row], -reuses.num_blocks[row])
+        num_new -= reuses.num_blocks[row]
+    add_weight(held, request, num_blocks)
+    return num_new

@@ -1,0 +1,26 @@
+"""What one token's keys and values cost in each KV-cache group of a model.
+
+In the order in which data flows::
+
+    folder        a model's folder, looked at before it is loaded
+    json_file     a small JSON file, read whole or refused
+    config        checked access to the keys of one config.json
+    dtypes        bytes of an element
+    attention     elements that one attention layer keeps of a token
+    states        bytes that one recurrent layer keeps of a sequence
+    layer_rules   which rule each layer follows: full, window, chunk, recurrent, nothing
+    families      what each ``model_type`` means by its keys; all others are refused
+    parameters    how many weights there are, where the config tells exactly
+    memory        ModelMemory and LayerGroup: the answer
+    presets       the configs of well-known models
+    reader        read_model(): a file or a preset in, a ModelMemory out
+    sizing        pools and blocks from a ModelMemory and bytes
+
+Pure functions of a file's content: nothing is fetched, and nothing is known of a pool but how a group is specified.
+"""
+
+from pagedkv.planner.models.memory import LayerGroup, ModelMemory
+from pagedkv.planner.models.presets import model_names
+from pagedkv.planner.models.reader import read_model
+
+__all__ = ["LayerGroup", "ModelMemory", "model_names", "read_model"]

@@ -1,0 +1,85 @@
+"""Bytes of one element, by the names that configs and users give to types."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.models.config import ModelConfig
+
+__all__ = ["kv_element_nbytes", "model_element_nbytes", "state_element_nbytes"]
+
+ELEMENT_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
+"""As ``torch_dtype`` names them, or ``torch.`` before it."""
+
+KV_DTYPE_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4})
+"""As users name them."""
+
+AUTO: Final = "auto"
+
+
+def model_element_nbytes(config: ModelConfig) -> int:
+    """Bytes of an element of the type that the model computes in.
+
+    Raises:
+        ConfigurationError: the config does not say, or names a type that is not known here.
+    """
+    return _named_element(config, "dtype", "torch_dtype")
+
+
+def state_element_nbytes(config: ModelConfig) -> int:
+    """Bytes of an element of a recurrent state; the model's own type unless the config names another.
+
+    Raises:
+        ConfigurationError: as :func:`model_element_nbytes`.
+    """
+    # Qwen3.5's name, and Nemotron-H's.
+    for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
+        if config.has(key):
+            return _named_element(config, key)
+    return model_element_nbytes(config)
+
+
+def kv_element_nbytes(config: ModelConfig, kv_dtype: str | None) -> int:
+    """Bytes of an element of keys and values.
+
+    Args:
+        config: the model's.
+        kv_dtype: what the user chose; None or "auto" is the model's own type.
+
+    Raises:
+        ConfigurationError: an unknown choice; or none, where the checkpoint brings a quantised cache of its own.
+    """
+    if kv_dtype is None or kv_dtype == AUTO:
+        _refuse_quantised_cache(config)
+        return model_element_nbytes(config)
+    if kv_dtype not in KV_DTYPE_NBYTES:
+        raise ConfigurationError(
+            f"the KV cache's dtype must be one of {', '.join((AUTO, *KV_DTYPE_NBYTES))}, got {kv_dtype!r}"
+        )
+    return KV_DTYPE_NBYTES[kv_dtype]
+
+
+def _refuse_quantised_cache(config: ModelConfig) -> None:
+    """Leave it to the user when a quantised checkpoint says something of the cache: engines differ in following it."""
+    quantization = config.values.get("quantization_config")
+    if not isinstance(quantization, dict):
+        return
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        if quantization.get(key):
+            raise config.fault(
+                f"quantization_config.{key}",
+                "asks for a quantised KV cache, whose size depends on the engine",
+                f"Choose the KV cache's dtype: {', '.join(KV_DTYPE_NBYTES)}",
+            )
+
+
+def _named_element(config: ModelConfig, *keys: str) -> int:
+    name = config.text(*keys).removeprefix("torch.")
+    if name not in ELEMENT_NBYTES:
+        raise config.fault(
+            config.present(*keys) or keys[0],
+            f"is {name[:40]!r}, but must be one of {', '.join(ELEMENT_NBYTES)}",
+            "Write the type in which the model is served",
+        )
+    return ELEMENT_NBYTES[name]

@@ -1,0 +1,30 @@
+"""From a model to groups, and to the bytes of a block in each pool."""
+
+from typing import Final
+
+from pagedkv.memory.contract.spec import GroupSpec, RecurrentState
+from pagedkv.planner.models import ModelMemory
+from pagedkv.planner.models.layer_rules import is_state
+
+__all__ = ["block_nbytes_of", "groups_of"]
+
+CHECKPOINT_INTERVAL: Final = 1024
+"""Tokens between checkpoints of a recurrent state, at least: a state takes as much memory as hundreds of tokens."""
+
+
+def groups_of(model: ModelMemory, block_size: int) -> tuple[GroupSpec, ...]:
+    """Give the groups of a model; states are kept every 1,024 tokens, or every block if that is more.
+
+    Raises:
+        ConfigurationError: the block size is not positive.
+    """
+    interval = -(-CHECKPOINT_INTERVAL // max(1, block_size)) * block_size
+    return tuple(
+        RecurrentState(interval, pool=group.name) if is_state(group.kind) else group.spec(block_size)
+        for group in model.groups
+    )
+
+
+def block_nbytes_of(model: ModelMemory, block_size: int) -> dict[str, int]:
+    """Give the bytes of a block of each pool."""
+    return {group.name: group.block_nbytes(block_size) for group in model.groups}

@@ -1,0 +1,58 @@
+"""What stored blocks hold: the content of each, together with everything before it, as far as events tell.
+
+An event names the block before its first one. Where that one's content is known, so is that of the blocks that follow;
+where it was stored before the recording began, or within a gap, theirs is unknown for good: nothing is guessed.
+Remembers a digest of 32 bytes for each distinct block, whatever its size.
+"""
+
+from collections import Counter
+
+from pagedkv.planner.recording.wire import BlockHash, BlocksStored
+from pagedkv.planner.traces.token_blocks import chain_digests
+
+__all__ = ["Contents"]
+
+
+class Contents:
+    """The contents of all blocks that were ever stored while this process of the engine was followed."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[int, BlockHash], bytes] = {}
+        self._seen: dict[int, set[bytes]] = {}
+        self.num_unknown = 0
+        """Blocks whose content events did not tell."""
+        self.num_with_keys = 0
+        """Blocks that more than their tokens tells apart."""
+        self.num_with_lookahead = 0
+        """Blocks that the tokens behind them tell apart as well."""
+        self.num_by_block_size: Counter[int] = Counter()
+        """Blocks of each size that was told."""
+
+    def store(self, stored: BlocksStored) -> None:
+        """Take blocks. O(tokens)."""
+        num_blocks, size = len(stored.block_hashes), stored.block_size
+        if size and num_blocks:
+            self.num_by_block_size[size] += num_blocks
+        self.num_with_keys += num_blocks if stored.has_keys else 0
+        self.num_with_lookahead += num_blocks if stored.has_lookahead else 0
+        parent = b"" if stored.parent_hash is None else self._digests.get((size, stored.parent_hash))
+        if parent is None or stored.token_ids is None:
+            self.num_unknown += num_blocks
+            return
+        seen = self._seen.setdefault(size, set())
+        for block_hash, digest in zip(stored.block_hashes, chain_digests(stored.token_ids, size, parent), strict=True):
+            self._digests[size, block_hash] = digest
+            seen.add(digest)
+
+    def forget_hashes(self) -> None:
+        """Forget what hashes mean, as a new process gives them; contents stay seen."""
+        self._digests.clear()
+
+    def was_stored(self, digest: bytes, block_size: int) -> bool:
+        """Tell whether a block of this content, prefix included, was seen stored."""
+        return digest in self._seen.get(block_size, ())
+
+    @property
+    def block_size(self) -> int | None:
+        """The size of most blocks, or None before the first."""
+        return max(self.num_by_block_size, key=lambda size: (self.num_by_block_size[size], -size), default=None)

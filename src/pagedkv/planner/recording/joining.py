@@ -1,0 +1,166 @@
+"""The requests of a log that came while events were recorded, as a trace.
+
+From the log: which requests there were, when they came, how long they were, their sessions and tokens. From the events:
+the size of blocks, and which of the prompts' blocks were stored meanwhile. A prompt of unknown tokens stays unknown:
+events name no request, so no block is attributed to one by its time.
+
+The two clocks must be one. Times of events count from 1970. Those of a log that count from elsewhere cannot be placed,
+and all of its requests are taken; those without a year (vLLM's) are of the year that puts them nearest.
+"""
+
+from calendar import isleap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.recording.contents import Contents
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.token_blocks import TokenBlocks, chain_digests
+
+__all__ = ["JoinCounts", "LogClock", "joined"]
+
+WITHOUT_YEAR_S: Final = (946_684_800.0, 1_009_843_200.0)
+"""2000 and 2001: the years in which readers put times that tell none."""
+LEAP_DAY: Final = (2, 29)
+FIRST_EPOCH_S: Final = 10**9
+FURTHEST_ZONE_H: Final = 14
+SECONDS_OF_HOUR: Final = 3600
+PLACES: Final = 6
+"""Microseconds: seconds since 1970 are no finer as floats."""
+
+
+@dataclass(slots=True)
+class JoinCounts:
+    """What became of a log's requests.
+
+    Args:
+        num_read: in the log.
+        num_outside: that came before or after the recording.
+        num_taken: written.
+        num_without_content: of these, those of unknown tokens.
+        num_blocks: full blocks of the prompts of the others.
+        num_stored: of these, blocks whose content was seen stored.
+        num_generated: of these, blocks that an earlier answer had and no earlier prompt.
+        first_s: when the first of all came, on the clock of events.
+        last_s: when the last came.
+        has_own_clock: whether the log's times could not be placed.
+    """
+
+    num_read: int = 0
+    num_outside: int = 0
+    num_taken: int = 0
+    num_without_content: int = 0
+    num_blocks: int = 0
+    num_stored: int = 0
+    num_generated: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    has_own_clock: bool = False
+
+
+class LogClock:
+    """Turns a log's times into those of events.
+
+    Args:
+        utc_offset_h: of the log's dates, where they name no zone: hours ahead of UTC.
+        near_s: a time of the recording.
+
+    Raises:
+        ConfigurationError: no zone is as far ahead or behind.
+    """
+
+    def __init__(self, utc_offset_h: float, near_s: float) -> None:
+        if not -FURTHEST_ZONE_H <= utc_offset_h <= FURTHEST_ZONE_H:
+            raise ConfigurationError(
+                f"--utc-offset must be from -{FURTHEST_ZONE_H} to {FURTHEST_ZONE_H} hours, got {utc_offset_h}"
+            )
+        self._offset_s = utc_offset_h * SECONDS_OF_HOUR
+        self._near_s = near_s
+
+    def seconds(self, arrival_s: float) -> float | None:
+        """Give the time since 1970, or None for one that counts from elsewhere."""
+        if WITHOUT_YEAR_S[0] <= arrival_s < WITHOUT_YEAR_S[1]:
+            return self._in_nearest_year(arrival_s) - self._offset_s
+        return arrival_s - self._offset_s if arrival_s >= FIRST_EPOCH_S else None
+
+    def _in_nearest_year(self, arrival_s: float) -> float:
+        when, year = datetime.fromtimestamp(arrival_s, UTC), datetime.fromtimestamp(self._near_s, UTC).year
+        is_leap_day = (when.month, when.day) == LEAP_DAY
+        years = [each for each in (year - 1, year, year + 1) if isleap(each) or not is_leap_day]
+        if not years:  # no log of these years has such a day
+            when, years = when.replace(month=3, day=1), [year]
+        times_s = (when.replace(year=each).timestamp() for each in years)
+        return min(times_s, key=lambda time_s: abs(time_s - self._near_s))
+
+
+def joined(  # noqa: PLR0913 - two sources, and what is counted of them
+    requests: Iterable[Request],
+    window_s: tuple[float, float],
+    contents: Contents,
+    clock: LogClock,
+    counts: JoinCounts,
+    *,
+    block_size: int | None,
+    keeps_tokens: bool = False,
+) -> Iterator[Request]:
+    """Take the requests that came meanwhile, the first one at 0, with ids of blocks instead of tokens.
+
+    Args:
+        requests: of the log, in order of arrival.
+        window_s: when the recording began and ended.
+        contents: what events told.
+        clock: of the log.
+        counts: filled in.
+        block_size: tokens of a block, or None where neither events nor the user tell: tokens stay then.
+        keeps_tokens: whether tokens stay anyway. Ids are of prompts alone, so that what an answer left in the cache
+            hits only where tokens stay.
+    """
+    blocks = None if block_size is None else TokenBlocks(block_size)
+    generated: set[bytes] = set()
+    origin_s: float | None = None
+    for request in requests:
+        counts.num_read += 1
+        at_s = clock.seconds(request.arrival_s)
+        counts.has_own_clock |= at_s is None
+        if at_s is not None:
+            counts.first_s = at_s if counts.first_s is None else counts.first_s
+            counts.last_s = at_s
+            if not window_s[0] <= at_s <= window_s[1]:
+                counts.num_outside += 1
+                continue
+            origin_s = at_s if origin_s is None else origin_s
+            request = replace(request, arrival_s=round(at_s - origin_s, PLACES))  # noqa: PLW2901 - on another clock
+        counts.num_taken += 1
+        if request.prompt_token_ids is None or blocks is None or block_size is None:
+            counts.num_without_content += not request.has_content
+            yield request
+            continue
+        for digest in chain_digests(request.prompt_token_ids, block_size):
+            counts.num_blocks += 1
+            counts.num_stored += contents.was_stored(digest, block_size)
+            counts.num_generated += digest in generated and not blocks.knows(digest)
+        generated.update(_generated(request, block_size))
+        ids = blocks.block_ids(request.prompt_token_ids)
+        if keeps_tokens:
+            yield request
+            continue
+        yield replace(
+            request,
+            block_ids=ids,
+            block_size=block_size,
+            prompt_token_ids=None,
+            output_token_ids=None,
+        )
+
+
+def _generated(request: Request, block_size: int) -> Iterator[bytes]:
+    """Name the full blocks of an answer, and of what of the prompt fills them; its last token is never computed."""
+    assert request.prompt_token_ids is not None
+    if request.output_token_ids is not None and request.num_samples == 1:
+        tokens = np.concatenate([request.prompt_token_ids, request.output_token_ids[:-1]])
+        yield from islice(chain_digests(tokens, block_size), len(request.prompt_token_ids) // block_size, None)

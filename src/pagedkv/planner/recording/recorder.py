@@ -1,0 +1,350 @@
+"""Follows one publisher until it is told to stop, and keeps what it found out.
+
+Owns the order of things: a message is the next one, or something was missed, which is asked for again where that can
+be; what cannot be had is a :class:`Gap`, and what is there is then unknown. A message that is no batch of events is a
+gap as well, but for the first one: who sends such is no publisher of KV events.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from math import isfinite
+from typing import Final, Protocol, assert_never
+
+from pagedkv.memory.contract.errors import ConfigurationError, RecordingError
+from pagedkv.planner.recording.contents import Contents
+from pagedkv.planner.recording.numbering import Message, MessageNumbers, Place
+from pagedkv.planner.recording.residency import Residency
+from pagedkv.planner.recording.wire import BlocksRemoved, BlocksStored, Cleared, EventBatch, decode_batch
+
+__all__ = ["Bounds", "Ending", "Gap", "MessageSource", "Recorder"]
+
+TICK_S: Final = 0.2
+FIRST_PATIENCE_S: Final = 5.0
+"""A connection takes its time, however little patience there is for one that broke."""
+BEYOND_ALL: Final = 2**63
+"""No message has this number."""
+MOST_GAPS: Final = 1000
+"""Gaps that are remembered one by one; all are counted."""
+
+
+class Ending(Enum):
+    """Why a recording ended."""
+
+    DURATION = "the time is over"
+    LIMIT = "as many messages as asked for were taken"
+    ASKED = "interrupted"
+    GONE = "the publisher went away"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """When to stop.
+
+    Args:
+        duration_s: seconds since the recording began, or None.
+        max_messages: messages taken, or None.
+        patience_s: seconds without any publisher.
+
+    Raises:
+        ConfigurationError: a bound makes no sense.
+    """
+
+    duration_s: float | None = None
+    max_messages: int | None = None
+    patience_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.duration_s is not None and not (isfinite(self.duration_s) and self.duration_s > 0):
+            raise ConfigurationError(f"--seconds must be a number of seconds above 0, got {self.duration_s}")
+        if self.max_messages is not None and self.max_messages < 1:
+            raise ConfigurationError(f"--limit must be at least 1 message, got {self.max_messages}")
+        if not (isfinite(self.patience_s) and self.patience_s >= 0):
+            raise ConfigurationError(f"--patience must be at least 0 seconds, got {self.patience_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Messages that were missed, and not to be had.
+
+    Args:
+        first: number of the first.
+        last: number of the last, or None where nobody knows.
+        reason: why, in words.
+    """
+
+    first: int
+    last: int | None
+    reason: str
+
+
+class MessageSource(Protocol):
+    """Where messages come from; :class:`~pagedkv.planner.recording.subscription.Subscription` documents these."""
+
+    @property
+    def source(self) -> str: ...  # noqa: D102 - see above
+
+    @property
+    def can_replay(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_connected(self) -> bool: ...  # noqa: D102
+
+    @property
+    def num_breaks(self) -> int: ...  # noqa: D102
+
+    @property
+    def silence(self) -> str | None: ...  # noqa: D102
+
+    def receive(self, timeout_s: float) -> Message | None: ...  # noqa: D102
+
+    def replayed(self, first: int) -> Iterator[Message]: ...  # noqa: D102
+
+
+class Recorder:
+    """Follows one publisher.
+
+    Args:
+        subscription: of it, open.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, subscription: MessageSource, clock: Callable[[], float]) -> None:
+        self._subscription = subscription
+        self._clock = clock
+        self._numbers = MessageNumbers()
+        self._num_breaks = 0
+        self._last: Message | None = None
+        self._topic: bytes | None = None
+        self.rank: int | None = None
+        """Which of several data-parallel engines this is, as far as its messages tell."""
+        self.began_s = clock()
+        """When the recording began; earlier if earlier messages could be had."""
+        self.ended_s = self.began_s
+        """When it ended."""
+        self.residency = Residency()
+        """Which blocks are where."""
+        self.contents = Contents()
+        """What they hold."""
+        self.num_messages = 0
+        """Messages taken, those that were asked for again included."""
+        self.num_asked_again = 0
+        """Of these, those that were asked for again."""
+        self.num_restarts = 0
+        """New processes that were noticed."""
+        self.gaps: list[Gap] = []
+        """The first thousand gaps."""
+        self.num_gaps = 0
+        """All gaps."""
+        self.unknown_kinds: Counter[str] = Counter()
+        """Events of kinds that are not known, by name."""
+
+    def run(
+        self,
+        bounds: Bounds,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        each_tick: Callable[[float], None] = lambda _now_s: None,
+    ) -> Ending:
+        """Take messages until a bound is reached.
+
+        Args:
+            bounds: when to stop.
+            is_over: asked several times a second whether to stop.
+            each_tick: called as often, with the time.
+
+        Raises:
+            RecordingError: nobody publishes there, or something else than KV events. What was taken stays.
+        """
+        started_s = alone_since_s = self.began_s = self._clock()
+        was_connected = False
+        try:
+            ending = None
+            while ending is None:
+                message = self._subscription.receive(TICK_S)
+                now_s = self._clock()
+                each_tick(now_s)
+                if message is not None:
+                    self._take(message)
+                if message is not None or self._subscription.is_connected:
+                    alone_since_s, was_connected = now_s, True
+                alone_s = now_s - alone_since_s if message is None else 0.0
+                patience_s = bounds.patience_s if was_connected else max(bounds.patience_s, FIRST_PATIENCE_S)
+                if bounds.max_messages is not None and self.num_messages >= bounds.max_messages:
+                    ending = Ending.LIMIT
+                elif bounds.duration_s is not None and now_s - started_s >= bounds.duration_s:
+                    ending = Ending.DURATION
+                elif is_over():
+                    ending = Ending.ASKED
+                elif message is None and not self._subscription.is_connected and alone_s >= patience_s:
+                    ending = Ending.GONE
+            self._take_the_rest(is_wanted=was_connected and ending in {Ending.DURATION, Ending.ASKED})
+        finally:
+            self.ended_s = max(self.began_s, self._clock())
+            if self._numbers.has_begun:
+                self.residency.advance(self.ended_s)
+        if not was_connected:
+            reason = f"nobody published there within {self.ended_s - started_s:.1f} s"
+            remedy = "Start the engine with KV events (publisher zmq), or wait longer: --patience"
+            raise RecordingError(self._subscription.source, reason, remedy)
+        return ending
+
+    # Which message this is
+
+    def _take(self, message: Message) -> None:
+        self._require_topic(message)
+        batch = self._decoded(message)
+        if batch is None:
+            return
+        broke = self._subscription.num_breaks > self._num_breaks
+        self._num_breaks = self._subscription.num_breaks
+        place = self._numbers.place(message.number, batch.sent_s)
+        if place is Place.RESTARTED:
+            self._restart()
+            place = self._numbers.place(message.number, batch.sent_s)
+            broke = False
+        if place is Place.SEEN:
+            return
+        num_restarts = self.num_restarts
+        if not self._numbers.has_begun or place is Place.BEHIND_GAP:
+            self._catch_up(message.number)
+        elif broke:
+            self._prove_continuity(message.number)
+        if self.num_restarts > num_restarts and self._numbers.is_past(batch.sent_s):
+            return  # it is of the process before
+        if self._numbers.expected < message.number:
+            self._miss(message.number)
+        if message.number >= self._numbers.expected:
+            self._apply(message, batch)
+
+    def _require_topic(self, message: Message) -> None:
+        """Refuse the messages of several engines, whose numbers run side by side."""
+        if self._topic is not None and message.topic != self._topic:
+            reason = f"message {message.number} has the topic {_told(message.topic)}, those before {_told(self._topic)}"
+            remedy = "Several engines publish there: name one by its topic (--topic)"
+            raise RecordingError(self._subscription.source, reason, remedy)
+        self._topic = message.topic
+
+    def _catch_up(self, number: int) -> None:
+        """Fill what is missing before a message, as far as the publisher can."""
+        if number > self._numbers.expected and self._subscription.can_replay:
+            while self._take_again(number):
+                pass
+
+    def _miss(self, number: int) -> None:
+        """Go on at a number, those before it being missed."""
+        what = "were not received" if self._numbers.has_begun else "were sent before the recording began"
+        self._lose(Gap(self._numbers.expected, number - 1, self._and_silence(what)))
+        self._numbers.expected = number
+
+    def _take_again(self, number: int) -> bool:
+        """Take one answer, up to a number; tells whether it is worth while to ask on.
+
+        It begins with the last message taken, which must be the same: another one there is another process's, which is
+        followed from its first message on. What a full queue made the publisher drop is asked for once more.
+        """
+        first, is_proven = self._numbers.expected, self._last is None
+        for message in self._subscription.replayed(first if self._last is None else self._last.number):
+            if self._last is not None and message.number == self._last.number:
+                if message != self._last:
+                    self._restart()
+                    return True
+                is_proven = True
+            if not is_proven:
+                return False
+            if message.number > self._numbers.expected:
+                if self._numbers.expected > first:
+                    return True
+                self._miss(min(message.number, number))
+            if self._numbers.expected <= message.number < number:
+                batch = self._decoded(message)
+                if batch is not None:
+                    self.num_asked_again += 1
+                    self._apply(message, batch)
+            if self._numbers.expected >= number:
+                return False
+        is_whole = number == BEYOND_ALL and self._subscription.silence is None  # a busy engine goes on for ever
+        return first < self._numbers.expected < number and not is_whole
+
+    def _take_the_rest(self, *, is_wanted: bool) -> None:
+        """Take what was sent and not received, which no later message shows: the last, or all of an idle engine."""
+        if is_wanted:
+            self._catch_up(BEYOND_ALL)
+
+    def _prove_continuity(self, number: int) -> None:
+        """After a break, the number that was expected may be that of another process."""
+        assert self._last is not None
+        if self._subscription.can_replay:
+            again = next(iter(self._subscription.replayed(self._last.number)), None)
+            if again == self._last:
+                return
+            if again is not None and again.number == self._last.number:
+                self._restart()
+                self._catch_up(number)
+                return
+        reason = "the connection broke, and nothing proves that the process is the same"
+        self._lose(Gap(number, None, self._and_silence(reason)))
+
+    def _and_silence(self, reason: str) -> str:
+        """Add that the publisher did not answer, if that is so."""
+        return reason if self._subscription.silence is None else f"{reason}, and {self._subscription.silence}"
+
+    def _restart(self) -> None:
+        self.num_restarts += 1
+        self._numbers.begin_anew()
+        self._last = None
+        self.contents.forget_hashes()
+
+    def _lose(self, gap: Gap) -> None:
+        self.num_gaps += 1
+        if len(self.gaps) < MOST_GAPS:
+            self.gaps.append(gap)
+        self._last = None if gap.last is None else self._last
+        if self._numbers.has_begun:
+            self.residency.lose_track()
+
+    # What is in it
+
+    def _decoded(self, message: Message) -> EventBatch | None:
+        source = f"{self._subscription.source}, message {message.number}"
+        try:
+            batch = decode_batch(message.payload, source)
+        except RecordingError as error:
+            if not self._numbers.has_begun:
+                raise
+            if message.number >= self._numbers.expected:
+                self._lose(Gap(self._numbers.expected, message.number, error.reason))
+                self._numbers.expected = message.number + 1
+            return None
+        if self.rank is not None and batch.rank != self.rank:
+            reason = f"sent by rank {batch.rank}, those before by rank {self.rank}"
+            raise RecordingError(source, reason, "Record each rank by itself: they publish at port + rank")
+        return batch
+
+    def _apply(self, message: Message, batch: EventBatch) -> None:
+        """Take the events of the next message."""
+        self.residency.advance(batch.sent_s)
+        if message.number == 0:
+            self.residency.begin_empty()
+        self.began_s = min(self.began_s, batch.sent_s) if self.num_messages == 0 else self.began_s
+        self.rank = batch.rank
+        self._numbers.take(message.number, batch.sent_s)
+        self._last = message
+        self.num_messages += 1
+        self.unknown_kinds.update(batch.unknown_kinds)
+        for event in batch.events:
+            match event:
+                case BlocksStored():
+                    self.residency.store(event)
+                    self.contents.store(event)
+                case BlocksRemoved():
+                    self.residency.remove(event)
+                case Cleared():
+                    self.residency.clear()
+                case _:
+                    assert_never(event)
+
+
+def _told(topic: bytes) -> str:
+    return repr(topic.decode(errors="replace"))

@@ -1,0 +1,190 @@
+"""The sockets of one publisher of KV events: messages as they come, and those that are asked for again.
+
+What was missed is asked for at a second socket, where the publisher offers one: a number goes there, and the messages
+from that number on come back, as far as it kept them, then an end. ZeroMQ connects again by itself; that it had to is
+told, since a process that is started again counts from 0, and nothing else tells the two apart.
+
+Knows nothing of what is in a payload.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.extras import needing
+from pagedkv.planner.recording.frames import WHAT_TO_NAME, answered, published, question
+from pagedkv.planner.recording.numbering import Message
+
+with needing("record", "recording"):
+    import zmq
+    from zmq.utils.monitor import recv_monitor_message
+
+__all__ = ["Endpoints", "Subscription"]
+
+MOST_WAITING: Final = 100_000
+"""Messages that wait to be read, as many as publishers keep by default; those beyond are a gap."""
+REPLAY_PATIENCE_MS: Final = 5000
+"""A publisher answers between two messages of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a publisher is.
+
+    Args:
+        events: of its messages: tcp://HOST:PORT or ipc://PATH.
+        replay: where it sends messages again, if it does.
+        topic: what topics must begin with.
+        bind: whether the publisher connects to us, as one does whose own endpoint names a machine.
+
+    Raises:
+        ConfigurationError: an endpoint cannot be one.
+    """
+
+    events: str
+    replay: str | None = None
+    topic: str = ""
+    bind: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be connected to."""
+        for endpoint in (self.events, *([] if self.replay is None else [self.replay])):
+            scheme, found, rest = endpoint.partition("://")
+            if not found or scheme not in {"tcp", "ipc"} or not rest:
+                raise ConfigurationError(f"{endpoint!r} is no endpoint. {WHAT_TO_NAME}")
+            if "*" in rest and (not self.bind or endpoint == self.replay):
+                raise ConfigurationError(f"{endpoint} stands for every address of a machine. {WHAT_TO_NAME}")
+
+
+class Subscription:
+    """Follows one publisher; use it as a context manager.
+
+    Args:
+        endpoints: where it is.
+
+    Raises:
+        ConfigurationError: the system refuses an endpoint.
+    """
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._is_connected = False
+        self._num_breaks = 0
+        self._silence: str | None = None
+        with ExitStack() as on_failure:
+            self._context = zmq.Context()
+            self._socket = self._context.socket(zmq.SUB)
+            self._socket.set_hwm(MOST_WAITING)
+            self._socket.ipv6 = _is_ipv6(endpoints.events)
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            on_failure.callback(self._close)
+            self._socket.subscribe(endpoints.topic)
+            with _refusals(endpoints.events):
+                (self._socket.bind if endpoints.bind else self._socket.connect)(endpoints.events)
+            on_failure.pop_all()
+        self._poller = zmq.Poller()
+        for socket in (self._socket, self._monitor):
+            self._poller.register(socket, zmq.POLLIN)
+
+    @property
+    def source(self) -> str:
+        """The endpoint, for messages to humans."""
+        return self._endpoints.events
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether messages can be asked for again."""
+        return self._endpoints.replay is not None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a publisher is there, as far as was noticed."""
+        return self._is_connected
+
+    @property
+    def num_breaks(self) -> int:
+        """How often the connection broke so far, behind the messages received so far."""
+        return self._num_breaks
+
+    @property
+    def silence(self) -> str | None:
+        """Why the last question for messages got no whole answer, or None if it did."""
+        return self._silence
+
+    def __enter__(self) -> Self:
+        """Hold the sockets open."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the sockets."""
+        self._close()
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """Wait for the next message, or for a change of the connection; None if no message came.
+
+        Messages that came before the connection broke are given first.
+
+        Raises:
+            RecordingError: what came has not the frames of KV events.
+        """
+        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        if self._socket in ready:
+            return published(self._socket.recv_multipart(), self.source)
+        if self._monitor in ready:
+            self._note(int(recv_monitor_message(self._monitor)["event"]))
+        return None
+
+    def replayed(self, first: int) -> Iterator[Message]:
+        """Ask for the messages from a number on, as far as the publisher kept them.
+
+        The answer may break off, which `silence` tells then: a publisher drops what its queue cannot hold.
+
+        Raises:
+            ConfigurationError: the system refuses the endpoint.
+            RecordingError: what came has not the frames of an answer.
+        """
+        endpoint = self._endpoints.replay
+        assert endpoint is not None
+        self._silence = None
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.set_hwm(0)
+            socket.linger = 0
+            socket.ipv6 = _is_ipv6(endpoint)
+            with _refusals(endpoint):
+                socket.connect(endpoint)
+            socket.send_multipart(question(first))
+            while socket.poll(REPLAY_PATIENCE_MS):
+                message = answered(socket.recv_multipart(), endpoint)
+                if message is None:
+                    return
+                yield message
+        self._silence = f"{endpoint} answered nothing more for {REPLAY_PATIENCE_MS / 1000:g} s"
+
+    def _close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _note(self, event: int) -> None:
+        if event == zmq.EVENT_DISCONNECTED:
+            self._num_breaks += 1
+        self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+def _is_ipv6(endpoint: str) -> bool:
+    """Tell whether an address is one of IPv6; with names, sockets that know both would try no other than the first."""
+    return "[" in endpoint
+
+
+@contextmanager
+def _refusals(endpoint: str) -> Iterator[None]:
+    try:
+        yield
+    except zmq.ZMQError as error:
+        raise ConfigurationError(f"{endpoint} cannot be used: {error.strerror}. {WHAT_TO_NAME}") from error

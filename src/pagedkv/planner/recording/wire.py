@@ -1,0 +1,250 @@
+"""KV events as they come over the wire: one MessagePack payload as values.
+
+vLLM and SGLang send the same three events in two spellings, which may be mixed:
+
+==================  =========================================  ==================================================
+what                as an array                                as a map
+==================  =========================================  ==================================================
+batch               ``[ts, events, data_parallel_rank]``       ``{"ts": ..., "events": ..., ...}``
+stored              ``["BlockStored", block_hashes, ...]``     ``{"type": "BlockStored", "block_hashes": ..., ...}``
+removed             ``["BlockRemoved", block_hashes, ...]``    ``{"type": "BlockRemoved", ...}``
+device cleared      ``["AllBlocksCleared"]``                   ``{"type": "AllBlocksCleared"}``
+==================  =========================================  ==================================================
+
+Fields at an array's end, and keys of a map, may be missing. Fields that are not named here are ignored, events of
+other kinds are counted. A hash is a number or bytes, and means nothing but itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import RecordingError
+from pagedkv.memory.contract.extras import needing
+
+with needing("record", "recording"):
+    import msgspec
+
+__all__ = ["DEVICE", "BlockHash", "BlocksRemoved", "BlocksStored", "Cleared", "Event", "EventBatch", "decode_batch"]
+
+BlockHash: TypeAlias = int | bytes
+
+DEVICE: Final = "GPU"
+"""The medium of events that name none."""
+REMOTE: Final = "REMOTE"
+MAX_BLOCK_SIZE: Final = 2**24
+MAX_TOKEN_ID: Final = 2**31 - 1
+BATCH_FIELDS: Final = ("ts", "events", "data_parallel_rank")
+EVENT_FIELDS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {
+        "BlockStored": (
+            "block_hashes",
+            "parent_block_hash",
+            "token_ids",
+            "block_size",
+            "lora_id",
+            "medium",
+            "lora_name",
+            "extra_keys",
+            "group_idx",
+            "kv_cache_spec_kind",
+            "kv_cache_spec_sliding_window",
+            "locality",
+            "ownership",
+            "session_id",
+            "lookahead_token_ids",
+        ),
+        "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality", "ownership"),
+        "AllBlocksCleared": (),
+    }
+)
+TAG: Final = "type"
+REMEDY: Final = "Name the endpoint of KV events of vLLM or SGLang: --kv-events-config, publisher zmq"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlocksStored:
+    """Consecutive blocks of one prefix became findable.
+
+    Args:
+        block_hashes: of each block.
+        parent_hash: of the block before the first, or None where the first begins a prompt.
+        token_ids: int32 ``[len(block_hashes) * block_size]``, or None where the event has not just these, or no size.
+        block_size: tokens of a block, or 0 where none is told, as of blocks that vLLM's connectors offloaded.
+        medium: where they are: GPU, CPU, STORAGE, ...; with what tells it from another one of that kind: the tier that
+            owns it, and whether it is remote.
+        group: number of the group of layers, 0 where none is told.
+        has_keys: whether more than tokens tells these blocks apart: an adapter, a salt, an image.
+        has_lookahead: whether the tokens behind a block tell it apart, too.
+    """
+
+    block_hashes: tuple[BlockHash, ...]
+    parent_hash: BlockHash | None
+    token_ids: Int32Array | None
+    block_size: int
+    medium: str = DEVICE
+    group: int = 0
+    has_keys: bool = False
+    has_lookahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks ceased to be findable in a medium."""
+
+    block_hashes: tuple[BlockHash, ...]
+    medium: str = DEVICE
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Every block of the device was removed at once; of other media, SGLang's host memory is emptied with it."""
+
+
+Event: TypeAlias = BlocksStored | BlocksRemoved | Cleared
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventBatch:
+    """The events of one message, in order.
+
+    Args:
+        sent_s: when it was sent, in seconds since 1970 by the publisher's clock.
+        events: those of known kinds.
+        rank: of the data-parallel engine, 0 where none is told.
+        unknown_kinds: names of events of other kinds, one for each.
+    """
+
+    sent_s: float
+    events: tuple[Event, ...]
+    rank: int = 0
+    unknown_kinds: tuple[str, ...] = ()
+
+
+class _Batch(msgspec.Struct):
+    ts: float
+    events: list[Any]
+    data_parallel_rank: int | None = None
+
+
+class _Stored(msgspec.Struct):
+    block_hashes: list[int | bytes]
+    block_size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_SIZE)]
+    parent_block_hash: int | bytes | None = None
+    token_ids: list[Any] | None = None
+    lora_id: int | None = None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    cache_salt: Any = None
+    lookahead_token_ids: list[Any] | None = None
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: Any = None
+    ownership: Any = None
+
+
+class _Removed(msgspec.Struct):
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: Any = None
+    ownership: Any = None
+
+
+_T = TypeVar("_T")
+
+
+def decode_batch(payload: bytes, source: str) -> EventBatch:
+    """Read the payload of one message.
+
+    Args:
+        payload: MessagePack.
+        source: the endpoint and the message, for errors.
+
+    Raises:
+        RecordingError: it is no MessagePack, or no batch of events. O(tokens).
+    """
+    try:
+        value = msgspec.msgpack.decode(payload)
+        batch = _converted(_named(value, BATCH_FIELDS), _Batch)
+        if not np.isfinite(batch.ts):
+            raise msgspec.ValidationError(f"the time is {batch.ts}")
+        tagged = [_tagged(event) for event in batch.events]
+        known = tuple(_event(kind, fields) for kind, fields in tagged if kind in EVENT_FIELDS)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RecordingError(source, f"not a batch of KV events: {error}", REMEDY) from error
+    unknown = tuple(kind for kind, _ in tagged if kind not in EVENT_FIELDS)
+    return EventBatch(batch.ts, known, batch.data_parallel_rank or 0, unknown)
+
+
+def _named(value: object, names: Sequence[str]) -> Mapping[str, Any]:
+    """Give the values of an array their names; a map has them."""
+    if isinstance(value, list):
+        return dict(zip(names, value, strict=False))
+    if isinstance(value, dict):
+        return {str(name): each for name, each in value.items()}
+    raise msgspec.ValidationError(f"neither an array nor a map but {type(value).__name__}")
+
+
+def _converted(fields: Mapping[str, Any], kind: type[_T]) -> _T:
+    """Check fields; a text is never taken for bytes in base64."""
+    return msgspec.convert(fields, kind, builtin_types=(bytes,))
+
+
+def _tagged(event: object) -> tuple[str, Mapping[str, Any]]:
+    """Take the kind off an event."""
+    if isinstance(event, list) and event:
+        kind, values = event[0], event[1:]
+        fields = _named(values, EVENT_FIELDS[kind]) if isinstance(kind, str) and kind in EVENT_FIELDS else {}
+    else:
+        fields = _named(event, ())
+        kind = fields.get(TAG)
+    if not isinstance(kind, str):
+        raise msgspec.ValidationError(f"an event without a kind: {event!r:.60}")
+    return kind, fields
+
+
+def _event(kind: str, fields: Mapping[str, Any]) -> Event:
+    if kind == "BlockStored":
+        return _stored(_converted(fields, _Stored))
+    if kind == "BlockRemoved":
+        removed = _converted(fields, _Removed)
+        return BlocksRemoved(tuple(removed.block_hashes), _medium(removed), removed.group_idx or 0)
+    return Cleared()
+
+
+def _stored(stored: _Stored) -> BlocksStored:
+    keys = stored.extra_keys is not None and any(stored.extra_keys)
+    return BlocksStored(
+        tuple(stored.block_hashes),
+        stored.parent_block_hash,
+        _tokens(stored.token_ids, len(stored.block_hashes) * stored.block_size) if stored.block_size else None,
+        stored.block_size,
+        _medium(stored),
+        stored.group_idx or 0,
+        has_keys=keys or any(key is not None for key in (stored.lora_id, stored.lora_name, stored.cache_salt)),
+        has_lookahead=any(stored.lookahead_token_ids or ()),
+    )
+
+
+def _medium(event: _Stored | _Removed) -> str:
+    """Name a medium: a second tier of the same kind, and one of another machine, are media of their own."""
+    told = [event.ownership] if isinstance(event.ownership, str) and event.ownership else []
+    if isinstance(event.locality, str) and event.locality.upper() == REMOTE:
+        told.append(REMOTE.lower())
+    medium = event.medium or DEVICE
+    return f"{medium} ({', '.join(told)})" if told else medium
+
+
+def _tokens(token_ids: Sequence[object] | None, num_tokens: int) -> Int32Array | None:
+    """Take tokens that fill the blocks and are tokens; some publishers send pairs of them."""
+    if token_ids is None or len(token_ids) != num_tokens:
+        return None
+    if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in token_ids):
+        return None
+    return np.array(token_ids, np.int32)

@@ -1,0 +1,277 @@
+"""What a report is made of: the documents of a replay and of a capacity curve, as plain dicts.
+
+Owns their types, which name the fields that the report reads; other fields may be there and are ignored. The meaning
+of each is in docs/replay.md. Knows neither who measured them nor who shows them, and imports nothing but the standard
+library, so that readers of files can check a document against these types without the ``report`` extra.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+from pagedkv.planner.report.shared_text import without_folders
+
+__all__ = [
+    "AgeHistogram",
+    "Contiguous",
+    "Curve",
+    "Gain",
+    "Gaps",
+    "Hits",
+    "Latency",
+    "Level",
+    "Misses",
+    "Percentiles",
+    "Pool",
+    "PoolTimeline",
+    "Preemptions",
+    "Replay",
+    "ReportRun",
+    "Requests",
+    "Seconds",
+    "Sharing",
+    "Steps",
+    "Timeline",
+    "Waste",
+    "knows_content",
+    "whose_seconds",
+]
+
+
+class Requests(TypedDict):
+    """How many requests there were, and their tokens; older ones all had content."""
+
+    num_requests: int
+    num_rejected: int
+    num_finished: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_with_content: NotRequired[int]
+
+
+class Hits(TypedDict):
+    """What prefix caching saved at the first admissions; ratios are None where no content is known."""
+
+    num_prompt_blocks: int
+    num_hit_blocks: int
+    block_hit_ratio: float | None
+    num_hit_tokens: int
+    token_hit_ratio: float | None
+
+
+class Misses(TypedDict):
+    """Prompt tokens that did not hit at the first admissions, in all and by cause."""
+
+    num_tokens: int
+    by_cause: dict[str, int]
+
+
+class Steps(TypedDict):
+    """Steps, and the seconds of the virtual clock."""
+
+    num_steps: int
+    num_decode_steps: int
+    virtual_s: float
+    busy_s: float
+    mean_sequences: float | None
+    peak_sequences: int
+    num_computed_tokens: int
+
+
+class Contiguous(TypedDict):
+    """Waste of memory reserved in one piece a sequence: of its final length, a power of two, the maximum length."""
+
+    exact: float | None
+    power_of_two: float | None
+    maximum: float | None
+
+
+class Waste(TypedDict):
+    """Slots without a token, of all slots; by block size (in tokens, as text) as if each sequence had its own."""
+
+    mean: float | None
+    by_block_size: dict[str, float | None]
+    contiguous: Contiguous
+    max_length: int | None
+
+
+class Preemptions(TypedDict):
+    """Requests that gave their blocks up, and what that cost."""
+
+    num_recompute: int
+    num_swap: int
+    num_recomputed_tokens: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+
+
+class Sharing(TypedDict):
+    """Share of the blocks that sequences of one request saved; None when none had more than one."""
+
+    mean_saving: float | None
+    num_decode_steps: int
+
+
+class Percentiles(TypedDict):
+    """Seconds; None when no request came that far."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    max: float | None
+
+
+class Latency(TypedDict):
+    """From arrival to first admission, to the first token, to the end."""
+
+    queueing_s: Percentiles
+    first_token_s: Percentiles
+    request_s: Percentiles
+
+
+class Level(TypedDict):
+    """Number of blocks over time: weighted by seconds, and at most."""
+
+    mean: float | None
+    peak: float | None
+
+
+class AgeHistogram(TypedDict):
+    """Blocks by age: the i-th number counts ages in (edge i-1, edge i] seconds; an edge of None is no limit."""
+
+    upper_edges_s: list[float | None]
+    num_blocks: list[int]
+
+
+class Pool(TypedDict):
+    """One pool of blocks: its size, what it held, what it lost."""
+
+    num_blocks: int
+    block_nbytes: int | None
+    num_live: Level
+    num_cached: Level
+    num_free: Level
+    num_evictions: int
+    num_never_reused: int
+    hits_by_age: AgeHistogram
+    evictions_by_age: AgeHistogram
+
+
+class PoolTimeline(TypedDict):
+    """Mean number of blocks in each interval."""
+
+    num_live: list[float]
+    num_cached: list[float]
+    num_free: list[float]
+
+
+class Timeline(TypedDict):
+    """What happened in each interval; all lists are of one length, and may be empty."""
+
+    time_s: list[float]
+    duration_s: list[float]
+    num_running: list[float]
+    num_waiting: list[float]
+    num_swapped: list[float]
+    token_hit_ratio: list[float | None]
+    pools: dict[str, PoolTimeline]
+
+
+class Seconds(TypedDict):
+    """Whose seconds they are: the cost model, where it comes from, and of a calibrated one its relative errors."""
+
+    cost_model_name: str
+    in_short: str
+    is_assumed: bool
+    kind: str
+    num_steps: int | None
+    median: float | None
+    p90: float | None
+
+
+class Replay(TypedDict):
+    """The document of ``pagedkv replay --json``. Older ones have no misses, no warnings and no word of the seconds."""
+
+    trace: str
+    command: str
+    config: dict[str, object]
+    requests: Requests
+    hits: Hits
+    steps: Steps
+    waste: Waste
+    preemptions: Preemptions
+    sharing: Sharing
+    latency: Latency
+    pools: dict[str, Pool]
+    timeline: Timeline
+    misses: NotRequired[Misses]
+    warnings: NotRequired[list[str]]
+    seconds: NotRequired[Seconds]
+    by_tenant: NotRequired[list[dict[str, Any]]]
+    by_window: NotRequired[list[dict[str, Any]]]
+    busiest_window: NotRequired[str]
+    quietest_window: NotRequired[str]
+
+
+class Gaps(TypedDict):
+    """Shares of all references between a policy's hits and one; by capacity (in blocks, as text)."""
+
+    content_ceiling: float
+    capacity_gap: dict[str, float]
+    policy_gap: dict[str, dict[str, float]]
+
+
+class Gain(TypedDict):
+    """What so many times a capacity (in blocks) bring: shares of all references, by policy."""
+
+    capacity: int
+    factor: int
+    by_policy: dict[str, float]
+
+
+class Curve(TypedDict):
+    """The document of ``pagedkv curve --json``. Older ones have no gains."""
+
+    block_size: int
+    num_requests: int
+    num_block_refs: int
+    num_unique_blocks: int
+    ideal_hits: int
+    ideal_block_ratio: float
+    ideal_token_ratio: float
+    policies: dict[str, dict[str, int]]
+    capacity_for: dict[str, int]
+    gaps: Gaps
+    gains: NotRequired[list[Gain]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRun:
+    """One run as a report shows it.
+
+    Args:
+        name: what to call it; any text.
+        replay: what it measured.
+        curve: hits by capacity of the same trace, or None.
+        without_curve: the sentence that says why there is none; shown where the curve would be.
+    """
+
+    name: str
+    replay: Replay
+    curve: Curve | None = None
+    without_curve: str = "No capacity curve was measured for this run."
+
+
+def knows_content(replay: Replay) -> bool:
+    """Tell whether the trace told what requests share, so that hits mean something."""
+    requests = replay["requests"]
+    return requests.get("num_with_content", 1) > 0 or requests["num_requests"] == 0
+
+
+def whose_seconds(replay: Replay) -> str | None:
+    """Name the cost model whose seconds the replay has, and where it comes from; None where neither is told."""
+    seconds = replay.get("seconds")
+    if seconds is not None:
+        return f"{without_folders(seconds['cost_model_name'])}, {seconds['in_short']}"
+    name = replay["config"].get("cost_model_name")
+    return without_folders(str(name)) if name else None

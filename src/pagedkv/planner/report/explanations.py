@@ -1,0 +1,175 @@
+"""Every title of the report, and the one sentence that says what is shown.
+
+The definitions are those of docs/replay.md, in short. Knows nothing of numbers or drawings.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from pagedkv.planner.simulation.meters.misses import MISS_LABELS
+
+__all__ = ["FIGURES", "METHOD", "MISSES", "PLOTS", "SECTIONS", "TABLES", "Explanation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A title and a sentence."""
+
+    title: str
+    sentence: str
+
+
+FIGURES: Final = MappingProxyType(
+    {
+        "num_requests": Explanation("Requests", "Requests of the trace, the rejected ones included."),
+        "num_rejected": Explanation("Rejected", "Requests that could not be served even alone."),
+        "token_hit_ratio": Explanation(
+            "Hit ratio by token", "Prompt tokens found in the cache at first admission, of all prompt tokens."
+        ),
+        "block_hit_ratio": Explanation(
+            "Hit ratio by block", "Prompt blocks found in the cache at first admission, of those that could be."
+        ),
+        "waste": Explanation(
+            "Waste", "Slots without a token, of all slots of the blocks in use; mean over decode steps."
+        ),
+        "first_token_p99": Explanation(
+            "First token, p99", "99% of the requests had their first token within this time after arrival."
+        ),
+        "queueing_p99": Explanation(
+            "Queueing, p99", "99% of the requests were first admitted within this time after arrival."
+        ),
+        "request_p99": Explanation("Whole request, p99", "99% of the requests were finished within this time."),
+        "first_token_mean": Explanation("First token, mean", "Mean time from arrival to the first token."),
+        "preemptions": Explanation(
+            "Preemptions", "Times that a running request lost its blocks, by recompute and by swap."
+        ),
+        "recomputed": Explanation("Recomputed tokens", "Tokens that were computed before, and computed again."),
+        "swapped": Explanation("Swapped blocks", "Blocks moved to the host pool and back, both counted."),
+        "peak_live": Explanation(
+            "Peak live blocks", "Most blocks in use at one time; of several pools, the sum of each one's own peak."
+        ),
+        "peak_live_nbytes": Explanation("Peak live memory", "The same blocks in GiB, for the given model."),
+        "evictions": Explanation("Evictions", "Cached blocks whose content was given up for new content."),
+        "never_reused": Explanation(
+            "Never reused", "Evicted blocks that had not been hit once, of all evicted blocks."
+        ),
+        "mean_saving": Explanation(
+            "Sharing saving", "Blocks saved because sequences of one request share them, of the blocks without sharing."
+        ),
+        "mean_sequences": Explanation("Mean sequences", "Sequences that run, mean over steps."),
+        "virtual_s": Explanation("Virtual time", "Seconds of the simulated clock from start to end."),
+    }
+)
+
+SECTIONS: Final = MappingProxyType(
+    {
+        "time": "Over time",
+        "memory": "Memory",
+        "latency": "Latency and preemption",
+        "ages": "Reuse and eviction",
+        "capacity": "Capacity",
+        "settings": "Configuration",
+        "figures": "Key figures",
+        "overlaid": "Overlaid",
+    }
+)
+
+PLOTS: Final = MappingProxyType(
+    {
+        "blocks": Explanation(
+            "Blocks over time",
+            "Live blocks are referred to by block tables; cached blocks are free but can still be found; the others "
+            "are free and empty. Means over each interval.",
+        ),
+        "requests": Explanation(
+            "Requests over time", "Requests that run, wait, or are swapped out, means over each interval."
+        ),
+        "hits": Explanation(
+            "Hit ratio over time",
+            "Hit tokens of the prompt tokens first admitted in each interval, a dot each; the line leads on over "
+            "intervals in which none was admitted.",
+        ),
+        "waste": Explanation(
+            "Waste by block size",
+            "Share of the reserved slots that hold no token: with blocks of each size, and if each sequence "
+            "reserved its memory in one piece.",
+        ),
+        "latency": Explanation(
+            "Latencies", "Seconds from arrival to first admission, to the first token, and to the end of the request."
+        ),
+        "hits_by_age": Explanation(
+            "Hits by age",
+            "Seconds since a hit block was last given up, by upper edge; 0 is a block that somebody was still using.",
+        ),
+        "evictions_by_age": Explanation(
+            "Evictions by age", "Seconds since an evicted block was last given up, by upper edge."
+        ),
+        "curve": Explanation(
+            "Hit ratio over capacity",
+            "Block hits by capacity of the cache: of the replay's policy, of the best other one at its size, of an "
+            "optimum that knows the requests to come, and of a cache without bounds. The table has all policies.",
+        ),
+        "gaps": Explanation(
+            "Where misses come from",
+            "Policy gap: what the offline optimum, which knows the requests to come, hits more at the same size; "
+            "capacity gap: what a cache without bounds hits beyond that; content ceiling: what none hits, for the "
+            "content was never seen before.",
+        ),
+        "compared_capacity": Explanation(
+            "Hit ratio over capacity",
+            "Block hits of the run's own policy, else of LRU, by capacity of the cache in tokens; the large hollow "
+            "mark is what the replay itself had.",
+        ),
+        "compared_marks": Explanation(
+            "Hit ratio over capacity",
+            "What each replay had, at the tokens that its pool holds; no capacity curve was measured.",
+        ),
+        "compared_live": Explanation(
+            "Live blocks over time", "Blocks in use, of all pools together, means over each interval."
+        ),
+        "compared_waste": Explanation(
+            "Waste by block size",
+            "Share of the slots that hold no token if each sequence had its own blocks of each size.",
+        ),
+        "compared_latency": Explanation(
+            "Latency percentiles",
+            "Seconds from arrival to first admission, to the first token, and to the end; logarithmic where none is 0.",
+        ),
+    }
+)
+
+TABLES: Final = MappingProxyType(
+    {
+        "figures": "Key figures; differences are to the first run, and better or worse is said where one can tell",
+        "latency": "Seconds from arrival to each event; percentiles interpolate linearly",
+        "preemptions": "Preemptions, and what they cost",
+        "waste": "Share of slots without a token",
+        "misses": "Prompt tokens that did not hit at first admission, by cause",
+        "pools": "Each pool: blocks live, cached and free, mean over time and peak",
+        "pool_nbytes": "The same in GiB",
+        "ages": "Blocks by seconds since they were last given up",
+        "curve": "Hit ratio by block at each measured capacity, and the gaps to the ideal",
+        "settings": "Settings",
+    }
+)
+
+MEANINGS: Final = {
+    "capacity": "It was there, and was evicted, or gone with a window or a state.",
+    "changed": "Behind a beginning that is cached: new text after a shared one, or an edited prompt.",
+    "keys": "It is cached under another salt, adapter, medium or weights epoch.",
+    "short": "What is left fills no block, or ends with the last token.",
+    "new": "It was never stored, nor anything behind the same beginning.",
+    "being_computed": "The step that computes it had not run.",
+    "unknown": "Never stored, or evicted so long ago that it is forgotten.",
+    "other": "The cache was reset, or a step had failed.",
+}
+MISSES: Final = MappingProxyType(
+    {cause: Explanation(label.capitalize(), MEANINGS[cause]) for cause, label in MISS_LABELS.items()}
+)
+
+METHOD: Final = (
+    "The requests of the trace ran through the production block space on a virtual clock: block tables, hits, sharing, "
+    "preemption, swaps and evictions are decided by the code that serves; how long a step takes is the formula of the "
+    "cost model. Nothing was measured on a GPU. docs/replay.md in the source of pagedkv defines every figure."
+)

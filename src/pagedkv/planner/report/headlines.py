@@ -1,0 +1,37 @@
+"""What a page says first: the answer that its figures come to, in a sentence; names of files stand below."""
+
+from collections.abc import Sequence
+
+from pagedkv.planner.report.documents import ReportRun, whose_seconds
+from pagedkv.planner.report.number_text import SECONDS
+
+__all__ = ["headline_of", "headline_of_several"]
+
+
+def headline_of(run: ReportRun) -> str:
+    """Say what one run came to: what hit, and how soon answers began.
+
+    By the seconds of the cost model, where the run names one.
+    """
+    ratio = run.replay["hits"]["token_hit_ratio"]
+    hits = "What would hit is unknown" if ratio is None else f"{ratio:.1%} of the prompt tokens were in the cache"
+    p99_s = run.replay["latency"]["first_token_s"]["p99"]
+    if p99_s is None:
+        return f"{hits}; no request was answered"
+    whose = whose_seconds(run.replay)
+    seconds = f" (seconds: {whose})" if whose else ""
+    return f"{hits}; 99% of the answers began within {SECONDS.text(p99_s)}{seconds}"
+
+
+def headline_of_several(runs: Sequence[ReportRun], names: Sequence[str]) -> str:
+    """Say which of several runs hits the most, if that is known of all and one does."""
+    ratios = [run.replay["hits"]["token_hit_ratio"] for run in runs]
+    known = [ratio for ratio in ratios if ratio is not None]
+    if len(known) < len(runs):
+        return f"{len(runs)} runs compared; what would hit is not known of all"
+    best = max(known)
+    if known.count(best) > 1:
+        return (
+            f"{len(runs)} runs compared; the most that hit is {best:.1%} of the prompt tokens, in {known.count(best)}"
+        )
+    return f"{len(runs)} runs compared; {names[known.index(best)]} hits the most, {best:.1%} of the prompt tokens"

@@ -1,0 +1,123 @@
+"""The figures that sum a run up: where each is found, how it is written, and whether more of it is better.
+
+Tiles and the comparison are made of these. Knows the documents; knows nothing of pages.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from pagedkv.planner.report.documents import Pool, ReportRun, knows_content
+from pagedkv.planner.report.explanations import FIGURES, Explanation
+from pagedkv.planner.report.number_text import COUNT, GIB, MEAN, RATIO, SECONDS, Unit
+
+__all__ = ["KEY_FIGURES", "Better", "KeyFigure", "level_nbytes"]
+
+
+class Better(Enum):
+    """Which way a figure improves."""
+
+    MORE = 1
+    LESS = -1
+    NEITHER = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFigure:
+    """One figure of a run.
+
+    Args:
+        key: its explanation's.
+        unit: how it is written.
+        value: finds it; None where the run has none.
+        better: which way it improves, other things being equal; of blocks, whose size may differ, neither.
+        in_tiles: whether it stands at the top of the page of one run.
+    """
+
+    key: str
+    unit: Unit
+    value: Callable[[ReportRun], float | None]
+    better: Better = Better.NEITHER
+    in_tiles: bool = False
+
+    @property
+    def explanation(self) -> Explanation:
+        """Its title and sentence."""
+        return FIGURES[self.key]
+
+    def verdict(self, difference: float) -> str:
+        """Say whether a difference to another run is "better", "worse", or neither: an empty text."""
+        judged = difference * self.better.value
+        return "better" if judged > 0 else "worse" if judged < 0 else ""
+
+
+def level_nbytes(pool: Pool, num_blocks: float | None) -> float | None:
+    """Size of so many of a pool's blocks; None where either is unknown."""
+    nbytes = pool["block_nbytes"]
+    return None if nbytes is None or num_blocks is None else nbytes * num_blocks
+
+
+def _total(parts: list[float | None]) -> float | None:
+    """Add up what must all be known."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if parts and len(known) == len(parts) else None
+
+
+def _pools(run: ReportRun) -> list[Pool]:
+    return list(run.replay["pools"].values())
+
+
+def _num_evictions(run: ReportRun) -> int:
+    return sum(pool["num_evictions"] for pool in _pools(run))
+
+
+def _never_reused(run: ReportRun) -> float | None:
+    num_evictions = _num_evictions(run)
+    if not num_evictions or not knows_content(run.replay):
+        return None
+    return sum(pool["num_never_reused"] for pool in _pools(run)) / num_evictions
+
+
+def _preemptions(run: ReportRun) -> int:
+    return run.replay["preemptions"]["num_recompute"] + run.replay["preemptions"]["num_swap"]
+
+
+def _swapped(run: ReportRun) -> int:
+    preemptions = run.replay["preemptions"]
+    return preemptions["num_swapped_out_blocks"] + preemptions["num_swapped_in_blocks"]
+
+
+KEY_FIGURES: Final = (
+    KeyFigure("num_requests", COUNT, lambda run: run.replay["requests"]["num_requests"], in_tiles=True),
+    KeyFigure("num_rejected", COUNT, lambda run: run.replay["requests"]["num_rejected"], Better.LESS),
+    KeyFigure("token_hit_ratio", RATIO, lambda run: run.replay["hits"]["token_hit_ratio"], Better.MORE, in_tiles=True),
+    KeyFigure("block_hit_ratio", RATIO, lambda run: run.replay["hits"]["block_hit_ratio"], Better.MORE, in_tiles=True),
+    KeyFigure("waste", RATIO, lambda run: run.replay["waste"]["mean"], Better.LESS, in_tiles=True),
+    KeyFigure(
+        "first_token_p99",
+        SECONDS,
+        lambda run: run.replay["latency"]["first_token_s"]["p99"],
+        Better.LESS,
+        in_tiles=True,
+    ),
+    KeyFigure("first_token_mean", SECONDS, lambda run: run.replay["latency"]["first_token_s"]["mean"], Better.LESS),
+    KeyFigure("queueing_p99", SECONDS, lambda run: run.replay["latency"]["queueing_s"]["p99"], Better.LESS),
+    KeyFigure("request_p99", SECONDS, lambda run: run.replay["latency"]["request_s"]["p99"], Better.LESS),
+    KeyFigure("preemptions", COUNT, _preemptions, Better.LESS, in_tiles=True),
+    KeyFigure("recomputed", COUNT, lambda run: run.replay["preemptions"]["num_recomputed_tokens"], Better.LESS),
+    KeyFigure("swapped", COUNT, _swapped),
+    KeyFigure("peak_live", COUNT, lambda run: _total([p["num_live"]["peak"] for p in _pools(run)]), in_tiles=True),
+    KeyFigure(
+        "peak_live_nbytes",
+        GIB,
+        lambda run: _total([level_nbytes(pool, pool["num_live"]["peak"]) for pool in _pools(run)]),
+        in_tiles=True,
+    ),
+    KeyFigure("evictions", COUNT, _num_evictions),
+    KeyFigure("never_reused", RATIO, _never_reused),
+    KeyFigure("mean_saving", RATIO, lambda run: run.replay["sharing"]["mean_saving"], Better.MORE, in_tiles=True),
+    KeyFigure("mean_sequences", MEAN, lambda run: run.replay["steps"]["mean_sequences"]),
+    KeyFigure("virtual_s", SECONDS, lambda run: run.replay["steps"]["virtual_s"], Better.LESS),
+)
+"""In the order in which they are shown. The optional ones (GiB, sharing) are left out of tiles where there are none."""

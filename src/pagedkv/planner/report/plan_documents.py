@@ -1,0 +1,56 @@
+"""The document of ``pagedkv plan --json``, as a plain dict; see :mod:`pagedkv.planner.report.documents`."""
+
+from typing import Any, TypedDict
+
+from pagedkv.planner.report.documents import Seconds
+
+__all__ = ["Plan", "PlanPointDocument", "PlanSettingDocument"]
+
+
+class PlanSettingDocument(TypedDict):
+    """How much a setting takes: the highest load that held, the lowest that did not or is not told; what it costs."""
+
+    choices: dict[str, str]
+    held: float | None
+    ended: float | None
+    is_told: bool
+    sustained_per_s: float | None
+    cost: dict[str, float | None] | None
+
+
+class PlanPointDocument(TypedDict):
+    """One setting under one load: what was chosen, and what came of it (``PointFigures.as_dict``)."""
+
+    choices: dict[str, str]
+    load: float
+    is_chosen: bool
+    num_blocks: dict[str, int]
+    kv_gib: float
+    cost_model_name: str
+    verdict: str
+    binds: list[str]
+    reason: str
+    change: str
+    figures: dict[str, Any]
+
+
+class Plan(TypedDict):
+    """Everything found out: the decision, what it rests on, every point, and parts of the chosen one."""
+
+    trace: str
+    command: str
+    read_as: str
+    model: str
+    arrivals: str
+    bounds: dict[str, float | None]
+    seconds: Seconds
+    loads: str
+    prices: dict[str, float]
+    warnings: list[str]
+    headline: str
+    reasons: list[str]
+    chosen: dict[str, str]
+    effects: list[dict[str, Any]]
+    settings: list[PlanSettingDocument]
+    points: list[PlanPointDocument]
+    divided: dict[str, Any]

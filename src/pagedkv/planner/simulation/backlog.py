@@ -1,0 +1,58 @@
+"""Backlog: requests that arrived long before their turn, in a file, so that an endless queue takes no memory.
+
+Where a machine is offered more than it can serve, its queue grows as long as the trace does. Only the head of the queue
+decides anything; the rest is written to a temporary file, which nobody else sees, and read when its turn comes.
+"""
+
+import os
+import pickle
+import weakref
+from tempfile import TemporaryFile
+from typing import IO
+
+from pagedkv.planner.traces.request import Request, TokenizedRequest
+
+__all__ = ["Backlog"]
+
+
+class Backlog:
+    """A queue in a file, which is there while somebody waits: first in, first out. O(size of a request).
+
+    >>> backlog = Backlog()
+    >>> for seconds in (1.0, 2.0):
+    ...     backlog.push(Request(seconds, 8, 1))
+    >>> len(backlog), backlog.pop().arrival_s, backlog.pop().arrival_s, len(backlog)
+    (2, 1.0, 2.0, 0)
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._read_to = 0
+        self._num_requests = 0
+
+    def __len__(self) -> int:
+        """Count the requests."""
+        return self._num_requests
+
+    def push(self, request: Request | TokenizedRequest) -> None:
+        """Let a request wait behind the others."""
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115 - open for as long as somebody waits
+            weakref.finalize(self, self._file.close)
+            self._read_to = 0
+        self._file.seek(0, os.SEEK_END)
+        pickle.dump(request, self._file, pickle.HIGHEST_PROTOCOL)
+        self._num_requests += 1
+
+    def pop(self) -> Request | TokenizedRequest:
+        """Take the request that came first. The last to go closes the file. Raises IndexError."""
+        if self._file is None:
+            raise IndexError("nobody is kept back")
+        self._file.seek(self._read_to)
+        request: Request | TokenizedRequest = pickle.load(self._file)  # noqa: S301 - what this process wrote
+        self._read_to = self._file.tell()
+        self._num_requests -= 1
+        if not self._num_requests:
+            self._file.close()
+            self._file = None
+        return request

@@ -1,0 +1,173 @@
+"""What a result of ``vllm bench serve`` states of latencies, beside the same requests on the virtual clock.
+
+The file says when each request was sent and how long it was, so it is a trace of its own; its percentiles of the first
+token (TTFT), of the time per further token (TPOT) and between two tokens (ITL) are those that the engine was seen to
+have. They have the network and the server in them, and whatever its cache hit; the virtual clock has neither, for the
+file does not tell what prompts share.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Float64Array
+from pagedkv.memory.space import BlockSpace
+from pagedkv.planner.simulation.calibration.bench_results import DETAILS, REMEDY
+from pagedkv.planner.simulation.config import ServingConfig
+from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.virtual_clock import VirtualClock
+from pagedkv.planner.traces.formats.parsing import MAX_LENGTH, check_range
+from pagedkv.planner.traces.lines import Line
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["BenchLatencies", "ComparedLatency", "compare_latencies"]
+
+METRICS: Final = ("ttft", "tpot", "itl")
+STATISTICS: Final = ("mean", "p50", "p90", "p99")
+STATED: Final = {"mean": "mean", "p50": "median"}
+"""How a file calls those that are no percentile there."""
+MS_A_SECOND: Final = 1000
+BLOCK_SIZE: Final = 16
+MOST_BLOCKS: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLatency:
+    """One figure, stated and predicted.
+
+    Args:
+        metric: ttft, tpot or itl; statistic: mean, p50, p90 or p99.
+        stated_s: of the file; predicted_s: of the same requests on the virtual clock.
+    """
+
+    metric: str
+    statistic: str
+    stated_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """What is predicted less what is stated, as a share of the latter."""
+        return self.predicted_s / self.stated_s - 1 if self.stated_s else 0.0
+
+    def as_dict(self) -> dict[str, float | str]:
+        """Lay out for JSON."""
+        return {**{name: getattr(self, name) for name in self.__slots__}, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchLatencies:
+    """What came of a comparison.
+
+    Args:
+        num_requests: requests that were answered.
+        compared: the figures.
+    """
+
+    num_requests: int
+    compared: tuple[ComparedLatency, ...]
+
+
+def compare_latencies(
+    line: Line, result: Mapping[str, Any], model: CostModel, max_sequences: int, max_batched_tokens: int
+) -> BenchLatencies:
+    """Serve the requests of a result on the virtual clock, and hold its latencies against those that it states.
+
+    Memory is as much as they need; a failed request is left out.
+
+    Args:
+        line: where the result was read; result: the result.
+        model: whose seconds.
+        max_sequences, max_batched_tokens: limits of a step of the engine that was measured.
+
+    Raises:
+        TraceError: a length or a time is none.
+        ConfigurationError: a limit is out of range.
+    """
+    requests = _requests(line, result)
+    log = _served(requests, model, max_sequences, max_batched_tokens)
+    predicted = dict(zip(METRICS, _latencies_of(log), strict=True))
+    stated = dict(zip(METRICS, _detailed(result), strict=True))
+    compared = [
+        ComparedLatency(metric, statistic, seconds, _statistic(predicted[metric], statistic))
+        for metric in METRICS
+        for statistic in STATISTICS
+        if len(predicted[metric]) and (seconds := _stated(result, stated[metric], metric, statistic)) is not None
+    ]
+    return BenchLatencies(len(requests), tuple(compared))
+
+
+def _requests(line: Line, result: Mapping[str, Any]) -> list[Request]:
+    if any(not isinstance(result.get(name), list) for name in DETAILS):
+        raise line.fault("the result does not say when its requests were sent", REMEDY)
+    sent = sorted(
+        (start_s, num_prompt, num_output)
+        for start_s, ttft_s, num_prompt, num_output in zip(
+            *(result[name] for name in ("start_times", "ttfts", "input_lens", "output_lens")), strict=True
+        )
+        if num_output and ttft_s
+    )
+    if not sent:
+        raise line.fault("no request of the result was answered", "Name another result")
+    for start_s, num_prompt, num_output in sent:
+        check_range(line, "input_lens", num_prompt, 1, MAX_LENGTH)
+        check_range(line, "output_lens", num_output, 1, MAX_LENGTH)
+        if not math.isfinite(start_s):
+            raise line.fault(f"start_times has {start_s}", REMEDY)
+    return [Request(start_s - sent[0][0], num_prompt, num_output) for start_s, num_prompt, num_output in sent]
+
+
+def _served(requests: Sequence[Request], model: CostModel, max_sequences: int, max_batched_tokens: int) -> RequestLog:
+    longest = sorted((each.input_length + each.output_length for each in requests), reverse=True)
+    num_blocks = sum(-(-length // BLOCK_SIZE) + 2 for length in longest[:max_sequences])
+    config = ServingConfig(
+        num_blocks=max(-(-longest[0] // BLOCK_SIZE) + 2, min(MOST_BLOCKS, num_blocks)) + 1,
+        block_size=BLOCK_SIZE,
+        max_sequences=max_sequences,
+        max_batched_tokens=max_batched_tokens,
+        watermark=0.0,
+    )
+    log = RequestLog(config.scheduling_config())
+    clock = VirtualClock(config, model, BlockSpace(config.space_config(is_watched=False)), log)
+    for request in requests:
+        clock.offer(request)
+    clock.finish()
+    return log
+
+
+def _latencies_of(log: RequestLog) -> Iterator[Float64Array]:
+    """Give the times of each kind, of each request, or for ITL each further token's, in the mean of its request."""
+    num_further = log.counts("num_output_tokens").astype(np.int64) - 1
+    yield log.first_token_s - log.arrival_s
+    has_further = num_further > 0
+    tpot_s = (log.end_s - log.first_token_s)[has_further] / num_further[has_further]
+    yield tpot_s
+    yield log.between_tokens.times_s()
+
+
+def _detailed(result: Mapping[str, Any]) -> Iterator[Float64Array]:
+    """Give the same out of the details of a file."""
+    answered = [
+        (ttft_s, itl_s)
+        for ttft_s, itl_s, num_output in zip(result["ttfts"], result["itls"], result["output_lens"], strict=True)
+        if num_output and ttft_s
+    ]
+    yield np.array([ttft_s for ttft_s, _ in answered], np.float64)
+    yield np.array([sum(itl_s) / len(itl_s) for _, itl_s in answered if itl_s], np.float64)
+    yield np.array([seconds for _, itl_s in answered for seconds in itl_s], np.float64)
+
+
+def _stated(result: Mapping[str, Any], detailed: Float64Array, metric: str, statistic: str) -> float | None:
+    """Give what a file states, else what follows from its details; None if neither is there."""
+    value = result.get(f"{STATED.get(statistic, statistic)}_{metric}_ms")
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+        return value / MS_A_SECOND
+    return _statistic(detailed, statistic) if len(detailed) else None
+
+
+def _statistic(times_s: Float64Array, statistic: str) -> float:
+    return float(times_s.mean() if statistic == "mean" else np.percentile(times_s, int(statistic[1:])))

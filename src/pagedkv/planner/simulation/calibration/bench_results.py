@@ -1,0 +1,154 @@
+"""Steps from what ``vllm bench serve --save-result --save-detailed`` writes, where they can honestly be had.
+
+Such a file has, for each request, when it was sent, how long its first token took, and how long each further one
+(``start_times``, ``ttfts``, ``itls``). Two kinds of steps show in these:
+
+* While no request waited for its first token, and none ended, all that ran decoded: a step took the time between two
+  tokens, of as many sequences as there were, each as long as its prompt and its tokens until then. Of the requests that
+  decode together the one that began first tells, so that no step counts twice.
+* A request that nothing else ran beside: its first token took the step of its prompt, with all that is before and
+  behind an engine's step. Longer prompts than an engine computes at once are several steps, and are left out.
+
+Everything else mixes steps of several kinds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Float64Array, Int64Array
+from pagedkv.planner.simulation.calibration.steps import MeasuredSteps
+from pagedkv.planner.traces.formats.parsing import check_range
+from pagedkv.planner.traces.lines import Line
+
+__all__ = ["DETAILS", "is_bench_result", "steps_of_bench"]
+
+DETAILS: Final = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
+LONGEST_PROMPT: Final = 2048
+"""Tokens that every engine computes in one step, by its defaults."""
+MOST_TOKENS: Final = 2**31
+REMEDY: Final = "Write it with --save-result --save-detailed"
+
+
+def is_bench_result(keys: Mapping[str, object]) -> bool:
+    """Tell by the keys of an object whether it is such a result, with or without details."""
+    return "total_input_tokens" in keys and ("ttfts" in keys or "request_throughput" in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The requests that were answered, in order of their first tokens.
+
+    Args:
+        start_s, first_s, last_s: float64 ``[n]``: when each was sent, and when its first and its last token came.
+        token_s: when each of its tokens came.
+        num_prompt: int64 ``[n]``.
+    """
+
+    start_s: Float64Array
+    first_s: Float64Array
+    last_s: Float64Array
+    token_s: tuple[Float64Array, ...]
+    num_prompt: Int64Array
+
+
+def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
+    """Take the steps out of a result. O(tokens log requests).
+
+    Raises:
+        TraceError: it has no details, or they do not fit together.
+    """
+    served, num_lumped = _served(line, result)
+    decoding = _decoding_steps(served)
+    prompts = _prompt_steps(served)
+    columns = [np.concatenate(pair) for pair in zip(decoding, prompts, strict=True)]
+    taken = f"the {len(decoding[0]):,} steps in which all decoded, and the first tokens of {len(prompts[0]):,} alone"
+    notes = [f"of {len(served.start_s):,} requests {taken}"]
+    if len(prompts[0]):
+        notes.append("a first token's step has the network's and the server's time in it")
+    if num_lumped:
+        notes.append(f"{num_lumped:,} requests were left out, for their tokens did not come one by one")
+    num_new, num_pairs, num_context, num_sequences = (column.astype(np.int64) for column in columns[1:])
+    return MeasuredSteps(
+        columns[0],
+        num_new,
+        num_pairs,
+        num_context,
+        num_sequences,
+        told_by="result of vllm bench serve",
+        notes=tuple(notes),
+    )
+
+
+def _served(line: Line, result: Mapping[str, Any]) -> tuple[_Served, int]:
+    """Check the details, and take the requests whose tokens came one by one; and how many others there were."""
+    missing = [name for name in DETAILS if not isinstance(result.get(name), list)]
+    if missing:
+        raise line.fault(f"the result has no {missing[0]}", REMEDY)
+    if len({len(result[name]) for name in DETAILS}) > 1:
+        raise line.fault("the result has lists of different lengths", REMEDY)
+    taken: list[tuple[float, float, Float64Array, int]] = []
+    num_lumped = 0
+    for start_s, ttft_s, itl_s, num_prompt, num_output in zip(*(result[name] for name in DETAILS), strict=True):
+        if not num_output or not ttft_s:
+            continue  # it failed
+        if not isinstance(itl_s, list) or len(itl_s) != num_output - 1:
+            num_lumped += 1
+            continue
+        check_range(line, "a length", num_prompt, 1, MOST_TOKENS)
+        token_s = start_s + ttft_s + np.concatenate([[0.0], np.cumsum(itl_s, dtype=np.float64)])
+        taken.append((start_s, token_s[0], token_s, num_prompt))
+    taken.sort(key=lambda one: one[1])
+    return _Served(
+        np.array([one[0] for one in taken], np.float64),
+        np.array([one[1] for one in taken], np.float64),
+        np.array([one[2][-1] for one in taken], np.float64),
+        tuple(one[2] for one in taken),
+        np.array([one[3] for one in taken], np.int64),
+    ), num_lumped
+
+
+def _decoding_steps(served: _Served) -> list[Float64Array]:
+    """Give seconds, new tokens, pairs, context and sequences of the steps in which all decoded."""
+    if not len(served.start_s):
+        return [np.zeros(0)] * 5
+    starts, lasts = np.sort(served.start_s), np.sort(served.last_s)
+    all_tokens = np.sort(np.concatenate(served.token_s))
+    by_last = np.argsort(served.last_s, kind="stable")
+    num_tokens = np.array([len(token_s) for token_s in served.token_s])
+    began = np.concatenate([[0], np.cumsum(served.num_prompt)])
+    ended = np.concatenate([[0], np.cumsum((served.num_prompt + num_tokens)[by_last])])
+    begins, ends = _told_intervals(served)
+    num_first = np.searchsorted(served.first_s, begins, "right")
+    num_over = np.searchsorted(lasts, begins, "right")
+    nobody_waits = np.searchsorted(starts, ends, "left") == num_first
+    nobody_ends = np.searchsorted(lasts, ends, "left") == num_over
+    kept = nobody_waits & nobody_ends & (ends > begins)
+    num_sequences = (num_first - num_over)[kept]
+    emitted = np.searchsorted(all_tokens, begins[kept], "right")
+    context = began[num_first[kept]] + emitted - ended[num_over[kept]]
+    return [(ends - begins)[kept], num_sequences, context, context, num_sequences]
+
+
+def _told_intervals(served: _Served) -> tuple[Float64Array, Float64Array]:
+    """Give the times between tokens, at each moment those of the request that began first of all that run."""
+    begins, ends, told_until_s = [], [], -np.inf
+    for token_s in served.token_s:
+        untold = token_s[:-1] >= told_until_s
+        begins.append(token_s[:-1][untold])
+        ends.append(token_s[1:][untold])
+        told_until_s = max(told_until_s, token_s[-1])
+    return np.concatenate(begins), np.concatenate(ends)
+
+
+def _prompt_steps(served: _Served) -> list[Float64Array]:
+    """Give the same of requests that nothing else ran beside until their first token."""
+    starts, lasts = np.sort(served.start_s), np.sort(served.last_s)
+    num_sent = np.searchsorted(starts, served.first_s, "left")
+    num_over = np.searchsorted(lasts, served.start_s, "right")
+    alone = (num_sent - num_over == 1) & (served.num_prompt <= LONGEST_PROMPT)
+    lengths = served.num_prompt[alone]
+    seconds = (served.first_s - served.start_s)[alone]
+    return [seconds, lengths, lengths * (lengths + 1) // 2, lengths, np.ones(len(lengths))]

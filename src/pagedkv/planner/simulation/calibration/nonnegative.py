@@ -1,0 +1,68 @@
+"""Least squares without negative coefficients: the active set method of Lawson and Hanson (1974), chapter 23.
+
+A step costs nothing or something, never less than nothing; where the plain solution has a negative coefficient, its
+column explains nothing that the others do not, and is left out.
+"""
+
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.arrays import Float64Array
+
+__all__ = ["nonnegative_least_squares"]
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+TOLERANCE: Final = 1e-10
+ROUNDS_A_COLUMN: Final = 10
+
+
+def nonnegative_least_squares(columns: Float64Array, wanted: Float64Array) -> Float64Array:
+    """Find coefficients, none negative, for which ``columns @ coefficients`` comes nearest to ``wanted``.
+
+    Of columns that say the same, the first one gets the coefficient. O(rows * columns^2) for each column that is used.
+
+    Args:
+        columns: float64 ``[rows, columns]``.
+        wanted: float64 ``[rows]``.
+
+    Returns:
+        float64 ``[columns]``.
+
+    >>> nonnegative_least_squares(np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([2.0, 1.0])).round(6).tolist()
+    [1.5, 0.0]
+    """
+    norms = np.linalg.norm(columns, axis=0)
+    norms[norms == 0] = 1.0
+    scaled = columns / norms
+    num_columns = columns.shape[1]
+    used = np.zeros(num_columns, bool)
+    found = np.zeros(num_columns)
+    least = TOLERANCE * max(float(np.linalg.norm(wanted)), 1e-300)
+    for _ in range(ROUNDS_A_COLUMN * num_columns):
+        gains = scaled.T @ (wanted - scaled @ found)
+        gains[used] = 0.0
+        if gains.max(initial=0.0) <= least:
+            break
+        used[int(gains.argmax())] = True
+        found = _solved(scaled, wanted, used, found)
+    coefficients: Float64Array = found / norms
+    return coefficients
+
+
+def _solved(scaled: Float64Array, wanted: Float64Array, used: BoolArray, found: Float64Array) -> Float64Array:
+    """Solve for the columns in use, leaving out those whose coefficient would be negative; changes ``used``."""
+    while used.any():
+        plain = np.zeros_like(found)
+        plain[used] = np.linalg.lstsq(scaled[:, used], wanted, rcond=None)[0]
+        negative = used & (plain <= 0)
+        if not negative.any():
+            return plain
+        falls = found[negative] - plain[negative]
+        shares = np.divide(found[negative], falls, out=np.zeros_like(falls), where=falls > 0)
+        found = found + shares.min() * (plain - found)  # as far as no coefficient is negative
+        used &= found > TOLERANCE * np.abs(found).max(initial=0.0)
+        found = np.where(used, found, 0.0)
+    return np.zeros_like(found)

@@ -1,0 +1,103 @@
+"""Steps from the lines of throughput that vLLM logs every ten seconds, where they can honestly be had.
+
+A line tells means over an interval, not steps. Where nothing of a prompt was computed in the interval, and as many
+requests run at its end as at its beginning, the same sequences decoded all the time: every step made one token of each,
+so a step took the sequences divided by the generated tokens a second. Intervals with prompts mix short steps and long
+ones, and are left out: what a token of a prompt costs, such a log does not tell.
+
+The context is the mean use of the cache, at both ends of the interval, of the size that the log tells at the start of
+the engine; what sequences share counts once.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pagedkv.planner.simulation.calibration.steps import MeasuredSteps
+from pagedkv.planner.traces.lines import Line
+
+__all__ = ["is_vllm_log", "steps_of_log"]
+
+LOG_LINE: Final = re.compile(r"^(?:\([^)]*\) )?(?:INFO|DEBUG|WARNING|ERROR)\b")
+THROUGHPUT: Final = re.compile(
+    r"(?:Engine (?P<engine>\d+): )?Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, "
+    r"Avg generation throughput: (?P<generation>[\d.]+) tokens/s, Running: (?P<running>\d+) reqs"
+    r"(?:.*? KV cache usage: (?P<usage>[\d.]+)%)?"
+)
+CACHE_SIZE: Final = re.compile(r"KV cache size: (?P<tokens>[\d,]+) tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """What a line says; ``usage`` is a share of the cache."""
+
+    prompt_per_s: float
+    generated_per_s: float
+    num_running: int
+    usage: float | None
+
+
+def is_vllm_log(first: Line) -> bool:
+    """Tell by the first line of a file whether vLLM wrote it."""
+    return bool(LOG_LINE.match(first.text) or THROUGHPUT.search(first.text))
+
+
+def steps_of_log(lines: Iterable[Line]) -> MeasuredSteps:
+    """Take the steps out of a log: one for each interval in which the same sequences decoded."""
+    seconds: list[float] = []
+    sequences: list[int] = []
+    shares: list[float | None] = []
+    before: dict[str | None, _Interval] = {}
+    num_tokens = None
+    num_intervals = 0
+    for line in lines:
+        told = CACHE_SIZE.search(line.text)
+        if told is not None:
+            num_tokens = int(told["tokens"].replace(",", ""))
+        for engine, interval in _intervals(line):
+            num_intervals += 1
+            previous = before.get(engine)
+            before[engine] = interval
+            if previous is None or not _is_of_same_sequences(previous, interval):
+                continue
+            seconds.append(interval.num_running / interval.generated_per_s)
+            sequences.append(interval.num_running)
+            usages = previous.usage, interval.usage
+            shares.append(None if usages[0] is None or usages[1] is None else (usages[0] + usages[1]) / 2)
+    known = [share for share in shares if share is not None]
+    has_context = num_tokens is not None and len(known) == len(shares)
+    counts = np.array(sequences, np.int64)
+    told_of = (
+        f"of {num_intervals:,} intervals the {len(seconds):,} tell a step in which the same sequences decoded all the "
+        "time; it took their number divided by the tokens a second, so one token each (no speculation)"
+    )
+    return MeasuredSteps(
+        np.array(seconds, np.float64),
+        counts,
+        num_context_tokens=(np.array(known) * (num_tokens or 0)).astype(np.int64) if has_context else None,
+        num_sequences=counts,
+        told_by="vLLM log, its lines of throughput",
+        notes=(
+            told_of,
+            *(() if has_context else ("the log does not tell the size of the cache, so the context is unknown",)),
+        ),
+    )
+
+
+def _intervals(line: Line) -> Iterator[tuple[str | None, _Interval]]:
+    told = THROUGHPUT.search(line.text)
+    if told is not None:
+        usage = None if told["usage"] is None else float(told["usage"]) / 100
+        yield (
+            told["engine"],
+            _Interval(float(told["prompt"]), float(told["generation"]), int(told["running"]), usage),
+        )
+
+
+def _is_of_same_sequences(previous: _Interval, interval: _Interval) -> bool:
+    return (
+        interval.prompt_per_s == 0 and interval.generated_per_s > 0 and interval.num_running == previous.num_running > 0
+    )

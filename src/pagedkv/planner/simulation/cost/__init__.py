@@ -1,0 +1,34 @@
+"""How long one step of an engine takes, as a function of what the step computes.
+
+In the order in which data flows::
+
+    gpus        published peak numbers of well-known GPUs
+    cost_model  CostModel: seconds from counts, by a roofline
+    derivation  a CostModel and a KV budget from a model's memory and a GPU's numbers
+    origin      CostOrigin: a data sheet, measured steps and the error of the fit, or somebody's word
+    presets     pairs of model and hardware, by name
+    reader      read_cost_model(): a file or a name in, a CostModel out
+
+Pure functions: there is no clock here. A replay asks how long a step takes, and moves its own clock on by as much.
+"""
+
+from pagedkv.planner.simulation.cost.cost_model import CostModel
+from pagedkv.planner.simulation.cost.derivation import Assumptions, derive_cost_model, kv_budget_nbytes
+from pagedkv.planner.simulation.cost.gpus import Gpu, find_gpu, gpu_names
+from pagedkv.planner.simulation.cost.origin import CostOrigin
+from pagedkv.planner.simulation.cost.presets import cost_model_names
+from pagedkv.planner.simulation.cost.reader import read_cost_model, read_cost_origin
+
+__all__ = [
+    "Assumptions",
+    "CostModel",
+    "CostOrigin",
+    "Gpu",
+    "cost_model_names",
+    "derive_cost_model",
+    "find_gpu",
+    "gpu_names",
+    "kv_budget_nbytes",
+    "read_cost_model",
+    "read_cost_origin",
+]

@@ -1,0 +1,76 @@
+"""CostOrigin: where the seconds of a cost model come from, so that whoever reads figures knows what they rest on.
+
+Three kinds: computed from a GPU's data sheet, fitted to steps that were measured (``pagedkv calibrate`` writes the
+error of the fit into its file), or stated, by a file or a name that says nothing of a measurement. A model cannot tell:
+two with equal parameters may come from different places.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["CALIBRATED", "CALIBRATION_KEY", "DATA_SHEET", "STATED", "CostOrigin", "origin_in_file"]
+
+DATA_SHEET: Final = "data sheet"
+CALIBRATED: Final = "calibrated"
+STATED: Final = "stated"
+CALIBRATION_KEY: Final = "calibration"
+"""Of the object in a cost model's file that tells what it was fitted to."""
+BEYOND: Final = 1e15
+NUMBERS: Final = ("num_steps", "median", "p90")
+
+
+@dataclass(frozen=True, slots=True)
+class CostOrigin:
+    """Where seconds come from.
+
+    Args:
+        kind: "data sheet", "calibrated" or "stated".
+        num_steps: steps that a calibrated model was fitted to; else None.
+        median, p90: relative errors of a calibrated model on steps left out of the fit, without sign; else None.
+    """
+
+    kind: str
+    num_steps: int | None = None
+    median: float | None = None
+    p90: float | None = None
+
+    @property
+    def in_short(self) -> str:
+        """Tell the kind, and the error where it is known: "data sheet", "calibrated, error 12.7%"."""
+        if self.kind == CALIBRATED:
+            return f"{CALIBRATED}, error {self.median:.1%}"
+        return self.kind if self.kind == DATA_SHEET else "stated, error unknown"
+
+    @property
+    def sentence(self) -> str:
+        """Say what that means for figures in seconds."""
+        if self.kind == CALIBRATED:
+            return (
+                f"calibrated on {self.num_steps:,} measured steps, with an error of {self.median:.1%} in the median "
+                f"and {self.p90:.1%} at p90 on steps left out of the fit"
+            )
+        if self.kind == DATA_SHEET:
+            return "computed from the GPU's data sheet and not measured: pagedkv calibrate fits them to measured steps"
+        return "stated, without a word on how far off they are: pagedkv validate tells, on measured steps"
+
+
+def origin_in_file(where: str, values: Mapping[str, object]) -> CostOrigin:
+    """Read what a cost model's file says of its calibration; of a file that says nothing the seconds are stated.
+
+    Raises:
+        ConfigurationError: it says so in a way that cannot be read.
+    """
+    told = values.get(CALIBRATION_KEY)
+    if told is None:
+        return CostOrigin(STATED)
+    numbers = [told.get(name) if isinstance(told, Mapping) else None for name in NUMBERS]
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < BEYOND for each in numbers):
+        raise ConfigurationError(
+            f"{where}: {CALIBRATION_KEY!r} must have the numbers {', '.join(NUMBERS)}. Write the file again with "
+            "pagedkv calibrate, or leave the key out"
+        )
+    num_steps, median, p90 = (float(each) for each in numbers if isinstance(each, int | float))
+    return CostOrigin(CALIBRATED, int(num_steps), median, p90)

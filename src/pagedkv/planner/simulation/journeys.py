@@ -1,0 +1,64 @@
+"""What the meters know of each request under way: its times, and what it must compute again."""
+
+from dataclasses import dataclass
+
+from pagedkv.memory.scheduling import Batch, Request
+
+__all__ = ["Journey", "Journeys"]
+
+
+@dataclass(slots=True)
+class Journey:
+    """One request.
+
+    Args:
+        arrival_s: when it arrived, on the virtual clock.
+        is_admitted: whether it has been admitted before.
+        has_first_token: whether its prompt has been computed before.
+        most_computed: the most tokens of a sequence that were computed when it was preempted by recompute.
+    """
+
+    arrival_s: float
+    is_admitted: bool = False
+    has_first_token: bool = False
+    most_computed: int = 0
+
+
+class Journeys:
+    """The requests under way."""
+
+    def __init__(self) -> None:
+        self._of: dict[Request, Journey] = {}
+        self._recomputing: dict[Request, int] = {}
+
+    def begin(self, request: Request, arrival_s: float) -> None:
+        """Let a request be under way."""
+        self._of[request] = Journey(arrival_s)
+
+    def end(self, request: Request) -> Journey:
+        """Let a request be under way no more."""
+        self._recomputing.pop(request, None)
+        return self._of.pop(request)
+
+    def __getitem__(self, request: Request) -> Journey:
+        """Give the journey of a request under way."""
+        return self._of[request]
+
+    def preempted(self, request: Request, num_computed_tokens: int) -> None:
+        """Note that what was computed of a request is lost."""
+        journey = self._of[request]
+        journey.most_computed = max(journey.most_computed, num_computed_tokens)
+        self._recomputing[request] = journey.most_computed
+
+    def num_recomputed_tokens(self, batch: Batch) -> int:
+        """Count the tokens of a batch, not yet finished, that were computed before a preemption."""
+        if not self._recomputing:
+            return 0
+        num_tokens = sum(
+            max(0, min(chunk.stop, self._of[chunk.request].most_computed) - chunk.start) for chunk in batch.prefilling
+        )
+        for request, most_computed in self._recomputing.items():
+            decodes = request.decoding is not None and request.decoding is batch.decoding
+            if decodes and most_computed >= request.num_prompt_tokens + request.num_generated:
+                num_tokens += request.num_sequences
+        return num_tokens

@@ -1,0 +1,60 @@
+"""Prompt tokens that did not hit, by cause."""
+
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final
+
+from pagedkv.memory.contract.explanation import Miss, MissCause
+
+__all__ = ["MISS_KINDS", "MISS_LABELS", "MissMeter"]
+
+_KINDS: Final = {
+    "capacity": {
+        MissCause.EVICTED,
+        MissCause.ORPHANED,
+        MissCause.SUPERSEDED,
+        MissCause.WINDOW_GONE,
+        MissCause.STATE_GONE,
+    },
+    "changed": {MissCause.CHANGED_TOKENS},
+    "keys": {MissCause.OTHER_SALT, MissCause.OTHER_ADAPTER, MissCause.OTHER_MEDIA, MissCause.OTHER_EPOCH},
+    "short": {MissCause.NOT_FULL},
+    "new": {MissCause.NEVER_STORED},
+    "being_computed": {MissCause.BEING_COMPUTED, MissCause.LOADING},
+    "unknown": {MissCause.UNKNOWN},
+}
+OTHER: Final = "other"
+MISS_KINDS: Final = (*_KINDS, OTHER)
+"""What causes are summed up as. Every cause is in one of them."""
+
+MISS_LABELS: Final = MappingProxyType(
+    {
+        "capacity": "evicted, or gone with a window",
+        "changed": "goes on otherwise than what is cached",
+        "keys": "another salt, adapter, medium or epoch",
+        "short": "no full block, or the last token",
+        "new": "never stored",
+        "being_computed": "being computed",
+        "unknown": "never stored, or forgotten",
+        "other": "other causes",
+    }
+)
+"""The same in words, for tables and pages, in the order in which they show them."""
+
+KIND_OF: Final = {cause: kind for kind, causes in _KINDS.items() for cause in causes}
+
+
+class MissMeter:
+    """Counts tokens by kind of cause."""
+
+    def __init__(self) -> None:
+        self._num_tokens = dict.fromkeys(MISS_KINDS, 0)
+
+    def note(self, misses: Iterable[Miss]) -> None:
+        """Count what one prompt did not hit."""
+        for miss in misses:
+            self._num_tokens[KIND_OF.get(miss.cause, OTHER)] += miss.num_tokens
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay the counts out for JSON."""
+        return {"num_tokens": sum(self._num_tokens.values()), "by_cause": dict(self._num_tokens)}

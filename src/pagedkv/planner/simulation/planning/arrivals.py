@@ -1,0 +1,115 @@
+"""How requests arrive: open loop, as recorded, or closed loop, each turn after the answer before it.
+
+Open loop: the trace's clock, so many times as fast; what is slow falls behind. Closed loop: a session begins as
+recorded, on the same clock, and its next turn comes a think time after the previous answer has ended here; people do
+not think faster because there are more of them, so think times stay as they are. A trace tells when turns came, not
+when answers ended: the think time is taken for the recorded gap less the answer at a stated number of tokens a second,
+or 0 if that is longer. Requests without a session are sessions of their own.
+"""
+
+import heapq
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.virtual_clock import VirtualClock
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["ClosedLoop", "serve_closed", "serve_open"]
+
+MOST_HELD_NBYTES: Final = 512 * 2**20
+REQUEST_NBYTES: Final = 400
+"""Of a request in memory, beside its ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """Turns wait for the answers before them.
+
+    Args:
+        answer_tokens_per_s: speed at which answers came when the trace was recorded.
+
+    Raises:
+        ConfigurationError: the speed is not positive.
+    """
+
+    answer_tokens_per_s: float = 50.0
+
+    def __post_init__(self) -> None:
+        """Check the speed."""
+        if not 0 < self.answer_tokens_per_s < float("inf"):
+            raise ConfigurationError(f"--answer-speed must be positive, got {self.answer_tokens_per_s}")
+
+    def think_s(self, earlier: Request, later: Request) -> float:
+        """Give the seconds from the end of an answer to the next turn, as recorded."""
+        answer_s = earlier.output_length / self.answer_tokens_per_s
+        return max(0.0, later.arrival_s - earlier.arrival_s - answer_s)
+
+
+def serve_open(clock: VirtualClock, requests: Iterable[Request], show: Callable[[], None]) -> None:
+    """Serve requests as they come; ``show`` is called after each."""
+    for request in requests:
+        clock.offer(request)
+        show()
+    clock.finish()
+
+
+def serve_closed(  # noqa: PLR0913 - what serves, what comes and how
+    clock: VirtualClock,
+    log: RequestLog,
+    requests: Iterable[Request],
+    *,
+    loop: ClosedLoop,
+    speed: float,
+    show: Callable[[], None],
+) -> None:
+    """Serve sessions, each turn after the answer before it.
+
+    Args:
+        clock: with a speed of 1; ``log`` is its meters.
+        log: tells which requests are over.
+        requests: all of them; they are kept in memory.
+        loop: how long people think.
+        speed: how many times as fast sessions begin.
+        show: called after each arrival.
+
+    Raises:
+        ConfigurationError: the requests do not fit in half a GiB.
+    """
+    sessions = _sessions(requests)
+    coming = [(session[0].arrival_s / speed, place) for place, session in enumerate(sessions)]
+    heapq.heapify(coming)
+    session_of: dict[int, int] = {}
+    while coming or session_of:
+        next_s = coming[0][0] if coming else math.inf
+        if not clock.run_step(next_s):
+            arrival_s, place = heapq.heappop(coming)
+            session_of[clock.num_requests] = place
+            clock.offer(replace(sessions[place][0], arrival_s=arrival_s))
+            show()
+        for number in log.take_ended():
+            place = session_of.pop(number)
+            earlier = sessions[place].popleft()
+            if sessions[place]:
+                think_s = loop.think_s(earlier, sessions[place][0])
+                heapq.heappush(coming, (clock.now_s + think_s, place))
+
+
+def _sessions(requests: Iterable[Request]) -> list[deque[Request]]:
+    """Gather the sessions, in the order of their beginnings."""
+    sessions: defaultdict[object, deque[Request]] = defaultdict(deque)
+    nbytes = 0
+    for number, request in enumerate(requests):
+        contents = (request.block_ids, request.prompt_token_ids, request.output_token_ids)
+        nbytes += REQUEST_NBYTES + sum(each.nbytes for each in contents if each is not None)
+        if nbytes > MOST_HELD_NBYTES:
+            raise ConfigurationError(
+                f"--closed-loop keeps all requests in memory, and the first {number:,} take "
+                f"{MOST_HELD_NBYTES >> 20} MiB: take fewer (--limit), or the open loop"
+            )
+        sessions[number if request.session is None else request.session].append(request)
+    return list(sessions.values())

@@ -1,0 +1,59 @@
+"""Bounds: what a good answer is. Goodput counts these alone (DistServe, OSDI 2024, section 2)."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.simulation.cost import CostModel
+
+__all__ = ["Bounds"]
+
+LONGEST_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a good answer is.
+
+    Args:
+        ttft_s: most seconds from arrival to the first token; None for no bound.
+        tpot_s: most seconds a token after the first one, in the mean of an answer; None for no bound.
+
+    Raises:
+        ConfigurationError: a bound is not positive, or longer than a day.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the bounds by themselves."""
+        for option, seconds in (("--ttft", self.ttft_s), ("--tpot", self.tpot_s)):
+            if seconds is not None and not 0 < seconds <= LONGEST_S:
+                raise ConfigurationError(f"{option} must be over 0 and at most {LONGEST_S:,.0f} seconds, got {seconds}")
+
+    def require_possible(self, name: str, costs: CostModel) -> None:
+        """Refuse bounds that a single request on an idle machine would break.
+
+        Raises:
+            ConfigurationError: with the seconds that it takes.
+        """
+        least_s = costs.step_s(1, 1, 1, 1)
+        for option, seconds, what in (
+            ("--ttft", self.ttft_s, "the first token"),
+            ("--tpot", self.tpot_s, "each further token"),
+        ):
+            if seconds is not None and seconds < least_s:
+                raise ConfigurationError(
+                    f"{option} {seconds:g} cannot be met: by the cost model {name} {what} takes at least {least_s:.4g} "
+                    "seconds, with nobody else there. Give a longer bound, or faster hardware"
+                )
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there is a bound at all."""
+        return self.ttft_s is not None or self.tpot_s is not None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Lay out for JSON."""
+        return {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s}

@@ -1,0 +1,241 @@
+"""The setting to take, and why: plain words with figures, of one screen.
+
+Of each axis the value that serves the most, then the one that hits the most; where no value makes a difference the
+first one stays, for what was typed first is what people have. How much a setting takes is said of loads that hold; a
+trace too short to tell is told so. Money is not known here: of hardware and memory every value is told, and what each
+GPU serves.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pagedkv.planner.simulation.planning.bounds import Bounds
+from pagedkv.planner.simulation.planning.effects import (
+    Effect,
+    PointResult,
+    effects_of,
+    limits_of,
+    serves,
+    settings_of,
+    traffic_per_s,
+)
+from pagedkv.planner.simulation.planning.explaining import seconds_text
+from pagedkv.planner.simulation.planning.searching import LoadLimit
+from pagedkv.planner.simulation.planning.steadiness import HOLDS, TOO_SHORT
+
+__all__ = ["GPU_AXIS", "Decision", "decide", "num_gpus"]
+
+GPU_AXIS: Final = "gpu"
+TRAFFIC: Final = "the traffic"
+SPEED: Final = "the speed at which these requests are answered"
+WHOLE_FROM: Final = 10
+"""Ratios from here on have no decimals, and never an exponent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do.
+
+    Args:
+        headline: the decision, in a sentence.
+        reasons: what each choice brings, a sentence each, and what else must be known.
+        chosen: the setting.
+        best: the run of that setting, under the highest load that it holds, or else the one at which it serves the
+        most. effects: what the reasons are made of.
+    """
+
+    headline: str
+    reasons: tuple[str, ...]
+    chosen: dict[str, str]
+    best: PointResult
+    effects: tuple[Effect, ...]
+
+
+def decide(results: Sequence[PointResult], bounds: Bounds, *, is_searched: bool = False) -> Decision:
+    """Choose among settings that were run.
+
+    Args:
+        results: one or more runs, of settings that have the same axes.
+        bounds: what a good answer is; none: all are good.
+        is_searched: whether loads were searched, and not given.
+    """
+    best, limits = settings_of(results), limits_of(results)
+    effects = effects_of(results, is_searched=is_searched)
+    key = next(iter(best))
+    first = best[key]
+    chosen = {axis: _chosen(axis, value, effects, best.values()) for axis, value in first.choices.items()}
+    taken = best[tuple(chosen.values())]
+    what = SPEED if taken.figures.steadiness.verdict == TOO_SHORT else TRAFFIC
+    answers = "answers a second within the bounds" if bounds.are_given else "answers a second"
+    reasons = [
+        *_limits(taken, best, limits, results),
+        *(_sentence(effect, what) for effect in effects),
+        *_per_gpu(best, limits),
+        *(_good_shares(results) if bounds.are_given else ()),
+    ]
+    headline = _headline(taken, first, answers, limits[tuple(chosen.values())])
+    return Decision(headline, tuple(reasons), dict(taken.choices), taken, tuple(effects))
+
+
+def _chosen(axis: str, first: str, effects: Sequence[Effect], settings: Collection[PointResult]) -> str:
+    """Choose a value of an axis: the most traffic, then the most hits; differences that are none do not count."""
+    merits = {first: (0.0, 0.0)}
+    for effect in effects:
+        if effect.axis == axis:
+            if not effect.changes_traffic:
+                gain = 0.0
+            elif effect.traffic is None:
+                gain = _mean_traffic(axis, effect.value, settings) - _mean_traffic(axis, first, settings)
+            else:
+                gain = effect.traffic.value - 1
+            hits = effect.hit_ratio.value if effect.hit_ratio is not None and effect.changes_hits else 0.0
+            merits[effect.value] = (gain, hits)
+    return max(merits, key=lambda value: merits[value])
+
+
+def _mean_traffic(axis: str, value: str, settings: Collection[PointResult]) -> float:
+    traffic = [traffic_per_s(each.figures) for each in settings if each.choices[axis] == value]
+    return sum(traffic) / len(traffic)
+
+
+def _headline(taken: PointResult, first: PointResult, answers: str, limit: LoadLimit) -> str:
+    figures, verdict = taken.figures, taken.figures.steadiness.verdict
+    stays = dict(taken.choices) == dict(first.choices)
+    verb = "Stay with" if stays else "Take"
+    if verdict == TOO_SHORT:
+        faster = "" if stays or not figures.span_s else f", {_times(first.figures.span_s / figures.span_s)} as fast as "
+        beside = f"{faster}{_named(first)}" if faster else ""
+        return (
+            f"{verb} {_named(taken)}: {figures.num_finished:,} requests that arrive within "
+            f"{seconds_text(figures.offered_s)} are answered in {seconds_text(figures.span_s)}{beside}; the trace is "
+            "too short to tell what is sustained"
+        )
+    traffic, first_traffic = _rate(taken), _rate(first)
+    if not traffic:
+        return f"None of the settings gives {answers}: the bounds, the load or the memory must change"
+    at_load = "the recorded traffic" if taken.load == 1 else f"{taken.load:g} times the recorded traffic"
+    if verdict == HOLDS:
+        told = f"{_named(taken)}: sustains {traffic:.3g} {answers}, {at_load}{_ended(limit)}"
+    else:
+        told = f"{_named(taken)}: {traffic:.3g} {answers} at {at_load}, which it does not hold"
+    if stays:
+        return f"{verb} {told}; nothing else that was tried serves more beyond doubt"
+    if not serves(first.figures):
+        return f"{verb} {told}, where {_named(first)} serves next to none"
+    return f"{verb} {told}, {_times(traffic / first_traffic)} what {_named(first)} serves"
+
+
+def _rate(result: PointResult) -> float:
+    """Give the answers a second to tell of a setting: by arrivals where its load holds, else as long as it took."""
+    steady = result.figures.steadiness
+    return steady.good_per_s if steady.verdict == HOLDS else traffic_per_s(result.figures)
+
+
+def _ended(limit: LoadLimit) -> str:
+    if limit.ended is None:
+        return " (the highest that was tried)"
+    return f" ({limit.ended:g} times {'does not hold' if limit.is_told else 'cannot be told by so short a trace'})"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}x" if ratio >= WHOLE_FROM else f"{ratio:.2g}x"
+
+
+def _named(result: PointResult) -> str:
+    return ", ".join(result.choices.values())
+
+
+def _sentence(effect: Effect, what: str) -> str:
+    """Say what a choice brings: of traffic, of hits, or nothing."""
+    told = ", ".join(_differences(effect, what)) or "makes no difference"
+    return f"{effect.value} instead of {effect.reference}: {told}"
+
+
+def _differences(effect: Effect, what: str) -> Iterator[str]:
+    ratio, points = effect.traffic, effect.hit_ratio
+    if not effect.num_serving:
+        yield "neither serves anything to speak of within the bounds"
+    elif ratio is None:
+        yield "one of them serves next to nothing within the bounds, so no ratio tells"
+    elif effect.changes_traffic:
+        yield f"{ratio.value:.2f}x {what} ({ratio.low:.2f} to {ratio.high:.2f})"
+    elif effect.is_open:
+        yield f"{ratio.value:.2f}x {what}, which may be chance ({ratio.low:.2f} to {ratio.high:.2f})"
+    if effect.is_capped:
+        yield "as far as was tried, or as the trace can tell: one of them may take more"
+    if points is not None and effect.changes_hits:
+        interval = f"{100 * points.low:+.1f} to {100 * points.high:+.1f}"
+        yield f"{100 * points.value:+.1f} points of the hit ratio ({interval})"
+
+
+def _per_gpu(settings: Mapping[tuple[str, ...], PointResult], limits: Mapping[tuple[str, ...], LoadLimit]) -> list[str]:
+    """Say on how many GPUs each of them sustains the most, where numbers of one kind were tried."""
+    by_gpus: dict[str, float] = {}
+    for key, result in settings.items():
+        gpus = result.choices.get(GPU_AXIS)
+        if gpus is not None and limits[key].held is not None:
+            by_gpus[gpus] = max(by_gpus.get(gpus, 0.0), _rate(result) / num_gpus(gpus))
+    if len(by_gpus) <= 1:
+        return []
+    told = ", ".join(f"{gpus} {each:.2g}" for gpus, each in by_gpus.items())
+    return [f"answers a second for each GPU, sustained, at best: {told}"]
+
+
+def num_gpus(gpus: str) -> int:
+    """Count the GPUs of a value of the axis of GPUs.
+
+    >>> num_gpus("8xh100"), num_gpus("l4")
+    (8, 1)
+    """
+    number, cross, _ = gpus.partition("x")
+    return int(number) if cross and number.isdecimal() else 1
+
+
+def _good_shares(results: Sequence[PointResult]) -> list[str]:
+    """Say which share of the answers is good under the lowest load, for each value of the first axis, at best."""
+    lowest = min(result.load for result in results)
+    axis = next(iter(results[0].choices))
+    shares: dict[str, float] = {}
+    for result in results:
+        if result.load == lowest and result.figures.num_requests:
+            value = result.choices[axis]
+            shares[value] = max(shares.get(value, 0.0), result.figures.num_good / result.figures.num_requests)
+    told = ", ".join(f"{share:.1%} with {value}" for value, share in shares.items())
+    return [f"within the bounds at {lowest:g} times the recorded traffic: {told}"]
+
+
+def _limits(
+    taken: PointResult,
+    best: Mapping[tuple[str, ...], PointResult],
+    limits: Mapping[tuple[str, ...], LoadLimit],
+    results: Sequence[PointResult],
+) -> list[str]:
+    """Say how much is taken, for each value of the first axis with all else as chosen; or that nothing tells it."""
+    if all(each.figures.steadiness.verdict == TOO_SHORT for each in results):
+        return ["nothing here says how much traffic is sustained: on a trace so short a queue is filled and drained"]
+    axis = next(iter(taken.choices))
+    others = {name: value for name, value in taken.choices.items() if name != axis}
+    told = [
+        f"{best[key].choices[axis]} {_limit(limit)}"
+        for key, limit in limits.items()
+        if {name: value for name, value in best[key].choices.items() if name != axis} == others
+    ]
+    lines = [f"times the recorded traffic: {'; '.join(told)}"]
+    if not any(limit.is_told for limit in limits.values()):
+        highest = max(result.load for result in results)
+        lines.append(
+            f"every setting holds all that was tried, up to {highest:g} times, or that the trace is long enough for: "
+            "limits were not found"
+            if all(limit.held is not None for limit in limits.values())
+            else "limits were not found for all settings"
+        )
+    return lines
+
+
+def _limit(limit: LoadLimit) -> str:
+    if limit.held is None:
+        return "cannot be told" if limit.ended is None or not limit.is_told else f"does not hold {limit.ended:g}"
+    if limit.ended is None:
+        return f"holds {limit.held:g}, the highest that was tried"
+    return f"holds {limit.held:g} and {'not' if limit.is_told else 'the trace is too short for'} {limit.ended:g}"

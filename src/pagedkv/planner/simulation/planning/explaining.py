@@ -1,0 +1,113 @@
+"""Why a load holds or does not: which bound binds, what requests wait for, and what would have to change."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from pagedkv.planner.simulation.planning.bounds import Bounds
+from pagedkv.planner.simulation.planning.figures import PointFigures
+from pagedkv.planner.simulation.planning.point import PlanPoint
+from pagedkv.planner.simulation.planning.steadiness import HOLDS, LEAST_REQUESTS, TOO_SHORT, Steadiness
+
+__all__ = ["change_of", "reason_of", "seconds_text"]
+
+LEAST_WAITING: Final = 0.05
+"""Of the seconds of steps: whoever waits for less does not wait for anything that lasts."""
+WHOLE_FROM: Final = 100
+
+
+def reason_of(figures: PointFigures, bounds: Bounds) -> str:
+    """Say whether a load holds, and which bound binds, or is the nearest."""
+    steady = figures.steadiness
+    if steady.verdict == TOO_SHORT:
+        return f"too short to tell: {_shortness(steady)}"
+    if steady.verdict == HOLDS:
+        return "; ".join([f"holds: {_good(steady, bounds)}, and the queue does not grow", *_nearest(steady, bounds)])
+    return "; ".join(["does not hold", *_broken(steady, bounds)])
+
+
+def change_of(figures: PointFigures, point: PlanPoint) -> str:
+    """Say what would have to change for a load that does not hold, by what requests wait for; empty for one that does.
+
+    What is said to be full was seen to be: for the larger part of the time in which anybody waited.
+    """
+    if not figures.steadiness.binds:
+        return ""
+    waited_s = figures.waited_s
+    most = max(waited_s, key=lambda name: waited_s[name])
+    config = point.config
+    if waited_s[most] < LEAST_WAITING * figures.busy_s:
+        if "tpot" in figures.steadiness.binds:
+            return (
+                "steps take too long, and hardly anybody waits: fewer tokens a step (--max-batched-tokens), fewer "
+                "sequences (--max-sequences), or faster GPUs"
+            )
+        return (
+            "hardly anybody waits to be admitted: prompts themselves take too long, so faster GPUs, or a longer bound"
+        )
+    share = f"for {waited_s[most] / figures.busy_s:.0%} of the time requests wait because "
+    match most:
+        case "sequences":
+            return (
+                f"{share}{config.max_sequences:,} sequences run, and no more may: more of them (--max-sequences), "
+                "where memory and the bounds leave room, or more GPUs"
+            )
+        case "tokens":
+            return (
+                f"{share}steps are full of the {config.max_batched_tokens:,} tokens that they may compute: more or "
+                "faster GPUs, or more hits; larger steps (--max-batched-tokens) only where tokens may come more slowly"
+            )
+        case _:
+            return (
+                f"{share}blocks run out: more memory for keys and values (more GPUs, --memory), or smaller ones "
+                "(--kv-dtype fp8)"
+            )
+
+
+def seconds_text(seconds: float) -> str:
+    """Write seconds with three digits, and never an exponent."""
+    return f"{seconds:,.0f} s" if seconds >= WHOLE_FROM else f"{seconds:.3g} s"
+
+
+def _shortness(steady: Steadiness) -> str:
+    if steady.measured_s < steady.least_s:
+        return (
+            f"after the warm-up requests arrive for {seconds_text(steady.measured_s)}, and "
+            f"{seconds_text(steady.least_s)} are needed"
+        )
+    return f"after the warm-up {steady.num_measured:,} requests arrive, and {LEAST_REQUESTS} are needed"
+
+
+def _good(steady: Steadiness, bounds: Bounds) -> str:
+    share = steady.num_good / max(1, steady.num_measured)
+    return f"{share:.1%} of the requests {'keep the bounds' if bounds.are_given else 'are answered'}"
+
+
+def _nearest(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
+    known = [
+        (kept / bound, option, kept, bound)
+        for option, kept, bound in (
+            ("--ttft", steady.ttft_s, bounds.ttft_s),
+            ("--tpot", steady.tpot_s, bounds.tpot_s),
+        )
+        if kept is not None and bound is not None
+    ]
+    if known:
+        _, option, kept, bound = max(known)
+        yield f"the nearest bound is {option}: nine of ten keep {seconds_text(kept)} of {seconds_text(bound)}"
+
+
+def _broken(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
+    num = max(1, steady.num_measured)
+    for bind in steady.binds:
+        match bind:
+            case "queue":
+                third, fourth = steady.num_waiting
+                yield f"the queue grows, from {third:,.1f} who wait in the third quarter to {fourth:,.1f} in the fourth"
+            case "rejected":
+                yield f"{steady.num_rejected / num:.1%} of the requests are too large for the pools"
+            case "ttft":
+                kept = "" if steady.ttft_s is None else f": nine of ten keep {seconds_text(steady.ttft_s)}"
+                yield f"{steady.num_late / num:.1%} begin later than --ttft {bounds.ttft_s:g} allows{kept}"
+            case _:
+                kept = "" if steady.tpot_s is None else f": nine of ten keep {seconds_text(steady.tpot_s)}"
+                yield f"{steady.num_slow / num:.1%} go on more slowly than --tpot {bounds.tpot_s:g} allows{kept}"

@@ -1,0 +1,76 @@
+"""run_point(): one setting, served by the production space and scheduler. A figure is the same in any process."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pagedkv.memory.space import BlockSpace
+from pagedkv.planner.simulation.config import ServingConfig
+from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.simulation.planning.arrivals import ClosedLoop, serve_closed, serve_open
+from pagedkv.planner.simulation.planning.bounds import Bounds
+from pagedkv.planner.simulation.planning.figures import PointFigures, figures_of
+from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.planning.request_parts import Division, parts_of
+from pagedkv.planner.simulation.virtual_clock import VirtualClock
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["PlanPoint", "run_point"]
+
+OPEN: Final = None
+UNDIVIDED: Final = Division()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPoint:
+    """One setting under one load.
+
+    Args:
+        config: the pools and the rules; its speed is the load.
+        costs: how long steps take.
+        bounds: what a good answer is.
+        loop: how turns wait for answers; None: they come as recorded.
+    """
+
+    config: ServingConfig
+    costs: CostModel
+    bounds: Bounds = Bounds()  # noqa: RUF009 - a value: frozen
+    loop: ClosedLoop | None = OPEN
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay out what the figures depend on, for JSON and for a digest."""
+        return {
+            "config": self.config.as_dict(),
+            "groups": [repr(group) for group in self.config.group_specs],
+            "costs": self.costs.as_dict(),
+            "bounds": self.bounds.as_dict(),
+            "answer_tokens_per_s": None if self.loop is None else self.loop.answer_tokens_per_s,
+        }
+
+
+def run_point(
+    point: PlanPoint,
+    requests: Iterable[Request],
+    show: Callable[[], None] = lambda: None,
+    division: Division = UNDIVIDED,
+) -> PointFigures:
+    """Serve a trace under one setting.
+
+    Args:
+        point: the setting.
+        requests: the trace, in order of arrival.
+        show: called after each arrival; what it raises ends the run.
+        division: windows of recorded time that figures are told by as well.
+
+    Raises:
+        ConfigurationError: the closed loop does not fit in memory.
+        TraceError: arrivals fall.
+    """
+    config, log = point.config, RequestLog(point.config.scheduling_config(), tells_ended=point.loop is not None)
+    space = BlockSpace(config.space_config(is_watched=False))
+    if point.loop is None:
+        serve_open(VirtualClock(config, point.costs, space, log), requests, show)
+    else:
+        clock = VirtualClock(replace(config, speed=1.0), point.costs, space, log, keeps_back=False)
+        serve_closed(clock, log, requests, loop=point.loop, speed=config.speed, show=show)
+    return figures_of(log, point.bounds, parts_of(log, point.bounds, division, config.speed))

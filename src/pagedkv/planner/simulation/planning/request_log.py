@@ -1,0 +1,187 @@
+"""RequestLog: the times and hits of each request, in place of all meters.
+
+44 bytes a request. Times between tokens are counted in a histogram whose bins are 1 % wide, as there is one for
+every token; they are the seconds of steps that decode, and a preemption, which is in the time per token of its request,
+is not among them.
+"""
+
+import math
+from array import array
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Float64Array, Int32Array
+from pagedkv.memory.scheduling import Batch, Progress, Request, SchedulingConfig
+from pagedkv.planner.simulation.running_rows import RunningRows
+from pagedkv.planner.simulation.step_work import StepWork
+from pagedkv.planner.traces.tenants import Tenants
+
+__all__ = ["WAITS_FOR", "RequestLog", "StepHistogram"]
+
+NOT_YET: Final = math.nan
+SHORTEST_S: Final = 1e-7
+WIDTH: Final = math.log(1.01)
+NUM_BINS: Final = 3500
+WAITS_FOR: Final = ("sequences", "tokens", "memory")
+
+
+class StepHistogram:
+    """Seconds between tokens, each as often as tokens followed at it; within 1 %."""
+
+    def __init__(self) -> None:
+        self._num_tokens = np.zeros(NUM_BINS, np.int64)
+
+    def add(self, step_s: float, num_tokens: int) -> None:
+        """Count tokens that came so many seconds after those before."""
+        place = int(math.log(max(step_s, SHORTEST_S) / SHORTEST_S) / WIDTH)
+        self._num_tokens[min(place, NUM_BINS - 1)] += num_tokens
+
+    def times_s(self) -> Float64Array:
+        """Give the seconds of each token, ascending, within 1 %: float64 ``[tokens]``. Memory for each."""
+        middles_s = SHORTEST_S * np.exp((np.arange(NUM_BINS) + 0.5) * WIDTH)
+        return np.repeat(middles_s, self._num_tokens)
+
+    def percentile_s(self, percent: float) -> float | None:
+        """Give the seconds that so many percent of the tokens came within; None if there are none."""
+        counted = self._num_tokens.cumsum()
+        if not counted[-1]:
+            return None
+        place = int(np.searchsorted(counted, percent / 100 * counted[-1]))
+        return SHORTEST_S * math.exp((place + 0.5) * WIDTH)
+
+
+class RequestLog:
+    """What is noted of each request, by its number.
+
+    Args:
+        limits: of a step, by which it is told what requests wait for.
+        tells_ended: whether somebody takes the numbers of the requests that are over.
+
+    Attributes:
+        between_tokens: times between tokens.
+        waited_s: seconds of steps during which somebody waited for admission, by what they waited for: "sequences" and
+            "tokens", where a step had as many as it may, else "memory".
+        num_preemptions: how often a request had to give its blocks up.
+        num_with_content: requests whose content is known.
+        tenants: whose requests they are, by number.
+        num_steps: steps so far; busy_s: their seconds.
+    """
+
+    def __init__(self, limits: SchedulingConfig, *, tells_ended: bool = False) -> None:
+        self._limits = limits
+        self._tells_ended = tells_ended
+        self._arrival_s = array("d")
+        self._first_token_s = array("d")
+        self._end_s = array("d")
+        self._num_prompt_tokens = array("i")
+        self._num_output_tokens = array("i")
+        self._num_hit_tokens = array("i")
+        self._num_sequences = array("i")
+        self._tenant_numbers = array("i")
+        self.tenants = Tenants()
+        self._ended: list[int] = []
+        self._num_decoded = 0
+        self._waits_for = "memory"
+        self.waited_s = dict.fromkeys(WAITS_FOR, 0.0)
+        self.between_tokens = StepHistogram()
+        self.num_preemptions = self.num_with_content = self.num_steps = 0
+        self.busy_s = 0.0
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether anything is made of the rows that run."""
+        return False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have arrived."""
+        return len(self._arrival_s)
+
+    @property
+    def arrival_s(self) -> Float64Array:
+        """When each arrived: float64 ``[requests]``, as are the next two; views, so for a run that is over."""
+        return np.asarray(self._arrival_s)
+
+    @property
+    def first_token_s(self) -> Float64Array:
+        """When each had its first token; NaN if it never had."""
+        return np.asarray(self._first_token_s)
+
+    @property
+    def end_s(self) -> Float64Array:
+        """When each had its last token; NaN if it never had."""
+        return np.asarray(self._end_s)
+
+    def counts(self, name: str) -> Int32Array:
+        """Give num_prompt_tokens, num_output_tokens, num_hit_tokens, num_sequences or tenant_numbers.
+
+        int32 ``[requests]``, a view.
+        """
+        return np.asarray(getattr(self, f"_{name}"))
+
+    def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
+        """Note a request; nothing else is known of it yet."""
+        self.num_with_content += has_content
+        self._tenant_numbers.append(self.tenants.number(tenant))
+        self._arrival_s.append(arrival_s)
+        self._first_token_s.append(NOT_YET)
+        self._end_s.append(NOT_YET)
+        self._num_prompt_tokens.append(request.num_prompt_tokens)
+        self._num_output_tokens.append(request.max_new_tokens)
+        self._num_hit_tokens.append(-1)
+        self._num_sequences.append(request.num_sequences)
+
+    def rejected(self, request: Request) -> None:
+        """Note that a request is over without an answer."""
+        self._note_ended(request)
+
+    def _note_ended(self, request: Request) -> None:
+        if self._tells_ended:
+            self._ended.append(request.number)
+
+    def take_ended(self) -> list[int]:
+        """Give the requests that are over since the last call, by number."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def scheduled(self, batch: Batch, now_s: float) -> None:  # noqa: ARG002 - as meters are told
+        """Note the hits of first admissions, and preemptions."""
+        for admission in batch.admitted:
+            number = admission.request.number
+            if self._num_hit_tokens[number] < 0:
+                self._num_hit_tokens[number] = admission.num_hit_tokens
+        self.num_preemptions += len(batch.preempted)
+        for request in batch.rejected:
+            self.rejected(request)
+
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:  # noqa: ARG002 - as meters are told
+        """Note how many sequences decode, and which limit the step reaches."""
+        self._num_decoded = len(batch.decoded_token_ids)
+        if work.num_sequences >= self._limits.max_sequences:
+            self._waits_for = "sequences"
+        elif work.num_new_tokens >= self._limits.max_batched_tokens:
+            self._waits_for = "tokens"
+        else:
+            self._waits_for = "memory"
+
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:  # noqa: ARG002 - as meters are told
+        """Note that requests wait meanwhile, if any do: for what the step planned last has no room for."""
+        if num_waiting:
+            self.waited_s[self._waits_for] += duration_s
+
+    def stepped(self, step_s: float) -> None:
+        """Note the seconds of a step."""
+        self.num_steps += 1
+        self.busy_s += step_s
+        if self._num_decoded:
+            self.between_tokens.add(step_s, self._num_decoded)
+
+    def progressed(self, progress: Progress, end_s: float) -> None:
+        """Note first and last tokens."""
+        for request in progress.first_tokens:
+            if math.isnan(self._first_token_s[request.number]):
+                self._first_token_s[request.number] = end_s
+        for request in progress.finished:
+            self._end_s[request.number] = end_s
+            self._note_ended(request)

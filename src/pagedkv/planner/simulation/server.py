@@ -1,0 +1,106 @@
+"""VirtualServer: a trace served on the virtual clock, with everything measured.
+
+The caller holds the loop, so that it alone decides about progress, limits and interruption::
+
+    server = VirtualServer(config, cost_model)
+    for request in trace:
+        server.offer(request)
+    server.finish()
+    print(server.result())
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.memory.space import BlockSpace, SpaceStatistics
+from pagedkv.memory.warming import make_ready, of_spaces
+from pagedkv.planner.simulation.config import ServingConfig
+from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.simulation.meters.meters import Meters
+from pagedkv.planner.simulation.planning.bounds import Bounds
+from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.planning.request_parts import Division, PartFigures, parts_of
+from pagedkv.planner.simulation.result import ServingResult, sum_up
+from pagedkv.planner.simulation.space_watch import SpaceWatch
+from pagedkv.planner.simulation.virtual_clock import VirtualClock
+from pagedkv.planner.traces.request import Request, TokenizedRequest
+
+__all__ = ["VirtualServer", "compile_loops"]
+
+
+class VirtualServer(VirtualClock):
+    """Serves requests on a virtual clock, and measures everything.
+
+    Args:
+        config: the pools and the rules.
+        costs: how long steps take.
+        is_divided: whether :meth:`parts` are wanted; they take 44 bytes a request.
+
+    Raises:
+        ConfigurationError: the configuration cannot work.
+    """
+
+    def __init__(self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False) -> None:
+        space, watch = BlockSpace(config.space_config()), SpaceWatch()
+        space.observe(watch)
+        self._log = RequestLog(config.scheduling_config()) if is_divided else None
+        self._all_meters = Meters(config, space, watch, self._log)
+        super().__init__(config, costs, space, self._all_meters)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps run so far."""
+        return self._all_meters.num_steps
+
+    def run(self, requests: Iterable[Request | TokenizedRequest]) -> ServingResult:
+        """Serve some requests to the end."""
+        for request in requests:
+            self.offer(request)
+        self.finish()
+        return self.result()
+
+    # What came out
+
+    def statistics(self) -> SpaceStatistics:
+        """Take a snapshot of the block space."""
+        return self._space.statistics()
+
+    def parts(self, division: Division) -> tuple[PartFigures, ...]:
+        """Sum up by tenant and by window, once everybody is served; nothing unless it was asked for.
+
+        Raises:
+            ConfigurationError: the trace has no such windows.
+        """
+        return () if self._log is None else parts_of(self._log, Bounds(), division, self._config.speed)
+
+    def check(self) -> None:
+        """Prove every invariant of the block space, or raise AssertionError. O(blocks + table entries)."""
+        self._space.check()
+
+    def result(self) -> ServingResult:
+        """Sum up what was seen so far. Changes nothing."""
+        config = {**self._config.as_dict(), "cost_model": dict(self._costs.as_dict())}
+        return sum_up(self._all_meters, config, self._now_s, self._config.block_nbytes)
+
+
+def compile_loops(policy: str = DEFAULT_EVICTION) -> None:
+    """Serve a few tiny requests in a space that is thrown away, so that loops compile off the clock.
+
+    They hit, evict, branch, swap and preempt: all that a replay can come upon.
+
+    Args:
+        policy: what the space of the replay evicts by.
+    """
+    make_ready(of_spaces(policy))
+    config = ServingConfig(
+        num_blocks=12, num_host_blocks=12, block_size=2, max_sequences=8, max_batched_tokens=8, policy=policy
+    )
+    server = VirtualServer(replace(config, preemption="swap"), CostModel())
+    for number, num_samples in enumerate((1, 1, 3, 2, 1)):
+        token_ids = np.arange(9, dtype=np.int32) + 100 * (number % 2)
+        server.offer(TokenizedRequest(float(number // 3), token_ids[:4], token_ids[4:], None, num_samples))
+    server.finish()
+    server.result()

@@ -1,0 +1,232 @@
+"""The virtual clock: requests arrive, steps take the time that the cost model says, and meters are told.
+
+Owns the loop over steps; what is measured is the meters' affair, and which space serves the caller's. Who has few
+questions about very many runs brings meters that answer only these.
+"""
+
+from functools import partial
+from typing import Final, Protocol
+
+from pagedkv.memory import scheduling
+from pagedkv.memory.contract.errors import TraceError
+from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.memory.scheduling import Batch, Progress
+from pagedkv.memory.space import BlockSpace
+from pagedkv.planner.simulation.backlog import Backlog
+from pagedkv.planner.simulation.config import ServingConfig
+from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.simulation.running_rows import RunningRows, rows_of
+from pagedkv.planner.simulation.scripted_sampler import ScriptedSampler
+from pagedkv.planner.simulation.step_work import StepWork, work_of
+from pagedkv.planner.traces.request import Request, TokenizedRequest
+from pagedkv.planner.traces.tokens import tokenize
+
+__all__ = ["StepMeters", "VirtualClock"]
+
+MOST_WAITING: Final = 4096
+"""Requests that wait in the scheduler, and take some 2 KiB each, before others are kept back; or as many as may run."""
+
+
+class StepMeters(Protocol):
+    """What a clock tells of. Requests come in the order of their numbers, steps in that of time."""
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether anything is made of the rows that run; gathering them takes a tenth of the time."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have arrived."""
+
+    def arrived(
+        self, request: scheduling.Request, arrival_s: float, *, has_content: bool, tenant: str | None = None
+    ) -> None:
+        """Learn of a request, whether what it shares with others is known, and whose it is."""
+
+    def rejected(self, request: scheduling.Request) -> None:
+        """Learn that a request cannot be served."""
+
+    def scheduled(self, batch: Batch, now_s: float) -> None:
+        """Learn who was admitted, preempted and rejected."""
+
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
+        """Learn what a step computes."""
+
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
+        """Learn that everything stays as it is for some time."""
+
+    def stepped(self, step_s: float) -> None:
+        """Learn how long the step took that was planned last."""
+
+    def progressed(self, progress: Progress, end_s: float) -> None:
+        """Learn who has got a first token, or all tokens."""
+
+
+class VirtualClock:
+    """Serves requests on a virtual clock.
+
+    Args:
+        config: the pools and the rules.
+        costs: how long steps take.
+        space: the block space that serves, configured as ``config`` says.
+        meters: what is told of everything; of who is kept back, when its turn comes near.
+        keeps_back: whether requests far behind in the queue wait in a file. They are served all the same; those that
+            cannot be served are told later.
+    """
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        costs: CostModel,
+        space: BlockSpace,
+        meters: StepMeters,
+        *,
+        keeps_back: bool = True,
+    ) -> None:
+        self._config = config
+        self._costs = costs
+        self._tokens_per_block = config.tokens_per_block
+        self._space = space
+        self._meters = meters
+        self._scheduler = scheduling.Scheduler(config.scheduling_config(), space)
+        self._sampler = ScriptedSampler(config.seed, has_beams=config.beam_width is not None)
+        self._rows = rows_of([])
+        self._num_changes = 0
+        self._now_s = 0.0
+        self._last_arrival_s = 0.0
+        self._backlog = Backlog()
+        self._keeps_back = keeps_back
+        self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step lets more in
+        self._priority: int | None = None
+
+    @property
+    def now_s(self) -> float:
+        """The virtual time."""
+        return self._now_s
+
+    @property
+    def num_requests(self) -> int:
+        """Requests offered so far."""
+        return self._meters.num_requests + len(self._backlog)
+
+    def offer(self, request: Request | TokenizedRequest) -> None:
+        """Let the next request arrive, after running all steps that begin before that.
+
+        Raises:
+            TraceError: it arrives before the one before it.
+        """
+        if request.arrival_s < self._last_arrival_s:
+            raise TraceError(
+                "the trace",
+                None,
+                f"request {self.num_requests + 1} arrives at {request.arrival_s} s, the one before it at "
+                f"{self._last_arrival_s} s",
+                "Sort it: pagedkv convert --sort",
+            )
+        self._last_arrival_s = request.arrival_s
+        arrival_s = request.arrival_s / self._config.speed
+        self._run_until(arrival_s)
+        if self._now_s < arrival_s:
+            self._hold(arrival_s - self._now_s)
+            self._now_s = arrival_s
+        self._let_wait(request)
+
+    def finish(self) -> None:
+        """Run until everybody is served."""
+        self._run_until(float("inf"))
+
+    # The queue
+
+    def _let_wait(self, request: Request | TokenizedRequest) -> None:
+        """Let a request wait; far behind others it is kept back, as long as all are of one priority."""
+        if self._priority not in {None, request.priority}:
+            self._keeps_back = False
+            self._call_up(len(self._backlog))
+        self._priority = request.priority
+        if self._keeps_back and (len(self._backlog) or self._scheduler.num_waiting >= self._most_waiting):
+            self._backlog.push(request)
+        else:
+            self._add(request)
+
+    def _call_up(self, most: int) -> None:
+        """Let the first of those who were kept back wait with the others."""
+        for _ in range(min(most, len(self._backlog))):
+            self._add(self._backlog.pop())
+
+    def _add(self, request: Request | TokenizedRequest) -> None:
+        scheduled = self._scheduled_request(request)
+        arrival_s = request.arrival_s / self._config.speed
+        self._meters.arrived(scheduled, arrival_s, has_content=request.has_content, tenant=request.tenant)
+        if not self._scheduler.add(scheduled):
+            self._meters.rejected(scheduled)
+
+    def _scheduled_request(self, request: Request | TokenizedRequest) -> scheduling.Request:
+        number = self._meters.num_requests
+        config = self._config
+        load = partial(tokenize, request, number) if isinstance(request, Request) else lambda: request
+        return scheduling.Request(
+            number=number,
+            num_prompt_tokens=request.input_length,
+            max_new_tokens=request.output_length,
+            load=self._sampler.loader(number, load),
+            num_sequences=config.beam_width or config.num_samples or request.num_samples,
+            priority=request.priority,
+            keys=NO_KEYS if request.salt is None else RequestKeys(salt=request.salt.encode()),
+        )
+
+    # The clock
+
+    def run_step(self, before_s: float) -> bool:
+        """Run the next step, if there is one and it begins before a time, in seconds; return whether it was run."""
+        if self._scheduler.is_idle or self._now_s >= before_s:
+            return False
+        self._run_step()
+        return True
+
+    def _run_until(self, end_s: float) -> None:
+        """Run the steps that begin before ``end_s``."""
+        while self._now_s < end_s and not self._scheduler.is_idle:
+            self._run_step()
+
+    def _run_step(self) -> None:
+        self._space.advance(self._now_s)
+        batch = self._scheduler.schedule()
+        self._meters.scheduled(batch, self._now_s)
+        for preempted in batch.preempted:
+            if preempted.kind == "recompute":
+                self._sampler.forget(preempted.request)
+        work = work_of(batch.plan, self._tokens_per_block)
+        step_s = self._step_s(work)
+        self._meters.planned(batch, self._running_rows(), work)
+        self._hold(step_s)
+        self._meters.stepped(step_s)
+        self._now_s += step_s
+        self._finish_step(batch)
+
+    def _finish_step(self, batch: scheduling.Batch) -> None:
+        self._space.advance(self._now_s)
+        token_ids, parents = self._sampler.sample(batch), self._sampler.parents(batch)
+        progress = self._scheduler.finish(batch, token_ids, parents=parents)
+        self._meters.progressed(progress, self._now_s)
+        for request in (*progress.finished, *batch.rejected):
+            self._sampler.forget(request)
+        while len(self._backlog) and (num_more := self._most_waiting - self._scheduler.num_waiting) > 0:
+            self._call_up(num_more)
+
+    def _step_s(self, work: StepWork) -> float:
+        seconds = self._costs.step_s(
+            work.num_new_tokens, work.num_attended_pairs, work.num_context_tokens, work.num_sequences
+        )
+        return seconds + self._costs.swap_s(work.num_swapped_tokens)
+
+    def _hold(self, duration_s: float) -> None:
+        scheduler = self._scheduler
+        num_waiting = scheduler.num_waiting + len(self._backlog)
+        self._meters.hold(duration_s, self._running_rows(), num_waiting, scheduler.num_swapped)
+
+    def _running_rows(self) -> RunningRows:
+        """Give the rows of all who run, made anew only when they have changed."""
+        if self._meters.wants_rows and self._num_changes != self._scheduler.num_changes:
+            self._num_changes = self._scheduler.num_changes
+            self._rows = rows_of(self._scheduler.running)
+        return self._rows

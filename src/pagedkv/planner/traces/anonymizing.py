@@ -1,0 +1,77 @@
+"""Requests without their texts: what stays is which prompts begin alike, as salted digests.
+
+The tokens of a text can be read back, by whoever has the tokenizer or a list of words. So each full block is named by a
+digest over the salt, the block before it and its tokens; the tokens go, those of the output too. Names of sessions
+become digests as well. Without the salt nobody can tell whether a text they know is in the trace; with the same salt,
+two traces can be put together.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from hmac import digest
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["anonymized"]
+
+DEFAULT_BLOCK_SIZE: Final = 16
+ID_NBYTES: Final = 8
+LARGEST_ID: Final = 2**63 - 1
+SESSION_CHARACTERS: Final = 16
+
+
+def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None = None) -> Iterator[Request]:
+    """Take texts and names out of requests.
+
+    Args:
+        requests: with tokens; of others, which hold no text, only the names of sessions and tenants are replaced.
+        salt: any bytes, kept secret.
+        block_size: tokens of a block, 16 unless told.
+
+    Returns:
+        the requests, with ids of full blocks below 2**63. O(tokens), and no memory for those that are done.
+
+    Raises:
+        ConfigurationError: the block size is not positive.
+    """
+    size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
+    if size < 1:
+        raise ConfigurationError(f"--block-size must be at least 1 token, got {size}")
+    for request in requests:
+        session = None if request.session is None else _name(salt, request.session)
+        tenant = None if request.tenant is None else _name(salt, request.tenant)
+        if request.prompt_token_ids is None:
+            known = request.block_size or (size if request.block_ids is None else 0)  # of the others, for the header
+            yield replace(request, session=session, tenant=tenant, block_size=known, output_token_ids=None)
+        else:
+            ids = _block_ids(salt, request.prompt_token_ids, size)
+            yield replace(
+                request,
+                session=session,
+                tenant=tenant,
+                block_ids=ids,
+                block_size=size,
+                prompt_token_ids=None,
+                output_token_ids=None,
+            )
+
+
+def _block_ids(salt: bytes, token_ids: Int32Array, block_size: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    data = token_ids.astype("<i4").tobytes()
+    nbytes = 4 * block_size
+    ids = np.empty(len(token_ids) // block_size, np.int64)
+    chain = digest(salt, block_size.to_bytes(8, "little"), "sha256")
+    for position in range(len(ids)):
+        chain = sha256(chain + data[position * nbytes : (position + 1) * nbytes]).digest()
+        ids[position] = int.from_bytes(chain[:ID_NBYTES], "little") & LARGEST_ID
+    return ids
+
+
+def _name(salt: bytes, session: str) -> str:
+    return digest(salt, session.encode(), "sha256").hex()[:SESSION_CHARACTERS]

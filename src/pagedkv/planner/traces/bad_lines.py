@@ -1,0 +1,63 @@
+"""Lines that cannot be read, passed over as far as the user allows, and told by kind."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces.formats import RowFormat
+from pagedkv.planner.traces.lines import Line
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["BadLines"]
+
+VALUE: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:[.,]\d+)*")
+"""What differs from line to line of one kind of fault."""
+
+
+class BadLines:
+    """Counts lines that are passed over.
+
+    Args:
+        most: how many of them; the next one is an error.
+
+    Raises:
+        ConfigurationError: their number is negative.
+    """
+
+    def __init__(self, most: int) -> None:
+        if most < 0:
+            raise ConfigurationError(f"--skip-bad must be a number of lines from 0, got {most}")
+        self._most = most
+        self._first_of_kind: dict[str, TraceError] = {}
+        self._num_of_kind: dict[str, int] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """Say how many lines were passed over, each kind with its first one."""
+        num = sum(self._num_of_kind.values())
+        if not num:
+            return []
+        kinds = (
+            f"{self._num_of_kind[kind]:,} as line {error.line} ({error.reason:.120})"
+            for kind, error in self._first_of_kind.items()
+        )
+        return [f"bad lines passed over: {num:,}, {'; '.join(kinds)}"]
+
+    def requests(self, row_format: RowFormat, line: Line) -> Iterator[Request]:
+        """Read a line; a bad one is passed over, if there may be one more of them.
+
+        Raises:
+            TraceError: it is bad, and there may be no more.
+        """
+        if not self._most:
+            return row_format.requests(line)
+        try:
+            return iter(list(row_format.requests(line)))
+        except TraceError as error:
+            if sum(self._num_of_kind.values()) == self._most:
+                raise
+            kind = VALUE.sub("#", error.reason)
+            self._first_of_kind.setdefault(kind, error)
+            self._num_of_kind[kind] = self._num_of_kind.get(kind, 0) + 1
+            return iter(())

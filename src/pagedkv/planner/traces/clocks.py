@@ -1,0 +1,156 @@
+"""Times of arrival as files write them, turned into seconds: which unit, and from when.
+
+A format says in which unit it counts; a file that counts from 1970 tells by its first number, whatever the format
+says, for that many seconds, milli-, micro- or nanoseconds since then lie far apart. Dates are read as ISO 8601, those
+without a zone as UTC. Whoever knows better says so (``--time-unit``). What cannot be is refused: a year's wait between
+two requests is a change of units, or damage.
+
+A clock that began long before the first request began elsewhere: :func:`rebased` lets such a trace begin at 0.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces.lines import Line
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["FIRST_EPOCH_S", "TIME_UNITS", "ArrivalClock", "Rebased", "rebased", "require_time_unit"]
+
+TIME_UNITS: Final = MappingProxyType({"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9})
+"""How many of each make a second."""
+ISO: Final = "ISO 8601"
+FIRST_EPOCH_S: Final = 10**9
+LAST_EPOCH_S: Final = 10**10
+"""Seconds since 1970 of 2001 and of 2286: the same in another unit lie outside."""
+LONGEST_WAIT_S: Final = 366 * 86_400
+LONGEST_LEAD_S: Final = 3600
+"""A trace whose first request comes later than this was not timed from its own start."""
+FEWEST_WHOLE: Final = 20
+"""Times from which on it is told that all of them are whole seconds."""
+EQUAL_SHARE: Final = 4
+"""A quarter of them equal to the one before makes bursts."""
+REMEDY: Final = "Say in which unit the times are (--time-unit s, ms, us or ns), or repair the row"
+PLACES: Final = 9
+MOST_DIGITS: Final = 30  # of a whole number, which is exact where a float of nanoseconds is not
+
+
+class ArrivalClock:
+    """Reads the times of one file.
+
+    Args:
+        declared: the unit that the format, or the name of the column, states: one of ``TIME_UNITS``.
+        given: the user's word, which goes before everything else.
+    """
+
+    def __init__(self, declared: str = "s", given: str | None = None) -> None:
+        self._declared = declared
+        self._given = given
+        self._unit = given or ""
+        self._latest_s: float | None = None
+        self._num = self._num_equal = 0
+        self._is_whole = True
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known of the times: whether they are rounded to seconds."""
+        if not self._is_whole or self._num < FEWEST_WHOLE or self._num_equal * EQUAL_SHARE < self._num:
+            return []
+        bursts = f"{self._num_equal:,} of {self._num:,} requests come together with the one before"
+        remedy = "bursts that may never have been; --spread 1 spreads them over their second"
+        return [f"times are whole seconds, so {bursts}: {remedy}"]
+
+    @property
+    def told(self) -> str:
+        """Say how times were read, for humans; nothing before the first."""
+        return f"times in {self._unit}" if self._latest_s is not None else "times"
+
+    def seconds(self, line: Line, value: float | str, *, any_order: bool = False) -> float:
+        """Turn a time into seconds.
+
+        Raises:
+            TraceError: it is no time, or far from the one before.
+        """
+        arrival_s = self._in_seconds(line, value)
+        latest_s, self._latest_s = self._latest_s, arrival_s
+        self._num += 1
+        self._num_equal += arrival_s == latest_s
+        self._is_whole = self._is_whole and arrival_s.is_integer()
+        if latest_s is not None and not any_order and abs(arrival_s - latest_s) > LONGEST_WAIT_S:
+            days = abs(arrival_s - latest_s) / 86_400
+            raise line.fault(f"arrives {days:,.0f} days from the request before it, at {value!r:.60}", REMEDY)
+        return arrival_s
+
+    def _in_seconds(self, line: Line, value: float | str) -> float:
+        number = _number(value)
+        if number is None:
+            self._unit = ISO
+            return _iso_seconds(line, str(value))
+        if not self._unit or self._unit == ISO:
+            self._unit = _epoch_unit(number) or self._declared
+        return number / TIME_UNITS[self._unit]
+
+
+def require_time_unit(unit: str | None) -> None:
+    """Refuse a unit that is none. Raises ConfigurationError."""
+    if unit is not None and unit not in TIME_UNITS:
+        raise ConfigurationError(f"--time-unit must be one of {', '.join(TIME_UNITS)}, got {unit!r}")
+
+
+class Rebased:
+    """Lets a trace begin at 0 whose first request comes more than an hour after its clock began. Iterate once.
+
+    Args:
+        requests: on their clock.
+
+    Attributes:
+        origin_s: what arrivals were moved by, once the first is there: with it they are recorded times again.
+    """
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests = requests
+        self.origin_s = 0.0
+
+    def __iter__(self) -> Iterator[Request]:
+        """Give the requests on the moved clock."""
+        for number, request in enumerate(self._requests):
+            if not number and request.arrival_s > LONGEST_LEAD_S:
+                self.origin_s = request.arrival_s
+            moved_s = round(request.arrival_s - self.origin_s, PLACES)
+            yield replace(request, arrival_s=moved_s) if self.origin_s else request
+
+
+def rebased(requests: Iterable[Request]) -> Iterator[Request]:
+    """Let a trace begin at 0, as :class:`Rebased` does."""
+    return iter(Rebased(requests))
+
+
+def _number(value: float | str) -> float | None:
+    if not isinstance(value, str):
+        return value
+    try:
+        return int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else float(value)
+    except ValueError:
+        return None
+
+
+def _epoch_unit(number: float) -> str | None:
+    for unit, parts in TIME_UNITS.items():
+        if FIRST_EPOCH_S <= number / parts < LAST_EPOCH_S:
+            return unit
+    return None
+
+
+def _iso_seconds(line: Line, text: str) -> float:
+    tidy = re.sub(r"^\[|\]$", "", text.strip()).replace(",", ".")
+    try:
+        when = datetime.fromisoformat(tidy)
+    except ValueError as error:
+        raise line.fault(
+            f"{text!r:.60} is no time", "Give seconds, or a date as in 2024-05-01T12:30:00.250Z"
+        ) from error
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,293 @@
+"""Calls that a log tells of, made into requests: what all formats of logs have in common.
+
+A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Lengths are those that are stated,
+where they are; content is that of tokens or texts; :mod:`~pagedkv.planner.traces.formats.lengths` puts the two
+together. What neither tells is counted by the characters of its text, and that is told. Calls that failed were never
+served as they were asked for: they are left out unless they are wanted, and counted by what the log says of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.planner.traces.clocks import ArrivalClock
+from pagedkv.planner.traces.formats.lengths import KnownLengths
+from pagedkv.planner.traces.formats.messages import PICTURE_TOKENS, Part
+from pagedkv.planner.traces.formats.parsing import MAX_LENGTH, Lengths, check_range, check_row
+from pagedkv.planner.traces.formats.row_format import Reading
+from pagedkv.planner.traces.lines import Line
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["ABANDONED", "NO_ANSWER", "OTHER_CACHE", "Call", "Calls"]
+
+NO_ANSWER: Final = "no answer"
+ABANDONED: Final = "aborted"
+OTHER_CACHE: Final = "answered from a cache of answers"
+MOST_HELD: Final = 256
+"""Calls without an answer that wait for one that has one: a log without any answers tells of no failures."""
+FEWEST_PILED: Final = 5
+PILED_SHARE: Final = 4
+"""A pile is a quarter of the prompts."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """What a log tells of one request.
+
+    Args:
+        line: where it begins.
+        arrival_s: when it came.
+        prompt: its content, or None where the log has none; likewise the answer.
+        num_prompt: its stated length, or None; likewise the answer's, all sequences together.
+        num_thoughts: tokens of the answer that are in none of its texts.
+        num_most: tokens that were allowed, which count where nothing else is known of an answer.
+        session: name of the conversation.
+        tenant: whose request it is.
+        num_samples: sequences of the one prompt.
+        failure: how it failed, in a word; None if it did not.
+        is_answered: whether the log has anything of an answer.
+        is_cut: whether the log had texts that are not whole, so that the prompt is None.
+    """
+
+    line: Line
+    arrival_s: float
+    prompt: Sequence[Part] | None = None
+    answer: Sequence[Part] | None = None
+    num_prompt: int | None = None
+    num_answer: int | None = None
+    num_thoughts: int = 0
+    num_most: int | None = None
+    session: str | None = None
+    tenant: str | None = None
+    num_samples: int = 1
+    failure: str | None = None
+    is_answered: bool = True
+    is_cut: bool = False
+
+
+class _Side:
+    """Prompts, or answers: where their lengths and contents come from."""
+
+    def __init__(self) -> None:
+        self.num_stated = 0  # of texts whose length is stated
+        self.num_exact = 0  # of tokens
+        self.num_estimated = 0  # of texts alone
+        self.num_lengths = 0  # of a stated length alone
+
+    def count(self, parts: Sequence[Part] | None, stated: int | None) -> None:
+        if parts is None:
+            self.num_lengths += stated is not None
+        elif parts and all(part.is_exact for part in parts):
+            self.num_exact += 1
+        elif stated is not None:
+            self.num_stated += 1
+        else:
+            self.num_estimated += any(len(part.pieces) for part in parts)
+
+    @property
+    def total(self) -> int:
+        return self.num_stated + self.num_exact + self.num_estimated + self.num_lengths
+
+
+class _Pile:
+    """Watches for prompts that were cut by whoever wrote the log: many different ones of the greatest length."""
+
+    def __init__(self) -> None:
+        self._num = self._num_longest = self._longest = 0
+        self._contents: set[bytes] = set()
+
+    def watch(self, token_ids: Int32Array) -> None:
+        self._num += 1
+        if len(token_ids) > self._longest:
+            self._longest, self._num_longest = len(token_ids), 0
+            self._contents.clear()
+        if len(token_ids) == self._longest:
+            self._num_longest += 1
+            if len(self._contents) < FEWEST_PILED:
+                self._contents.add(token_ids[: 2 * PICTURE_TOKENS].tobytes())
+
+    def notes(self) -> Iterator[str]:
+        if len(self._contents) >= FEWEST_PILED and self._num_longest * PILED_SHARE >= self._num:
+            yield (
+                f"{self._num_longest:,} of {self._num:,} prompts have {self._longest:,} tokens and none has more: if "
+                "the log cuts prompts (--max-log-len of vLLM), their lengths and what they share are unknown"
+            )
+
+
+class Calls:
+    """Makes requests of the calls of one file.
+
+    Args:
+        reading: what the user said of the file.
+        unit: of its times, unless they tell it themselves.
+        usage: what states lengths there, in words.
+    """
+
+    def __init__(self, reading: Reading, unit: str = "s", usage: str = "usage") -> None:
+        self.clock = ArrivalClock(unit, reading.time_unit)
+        self._reading = reading
+        self._usage = usage
+        self._lengths = KnownLengths()
+        self._prompts, self._answers = _Side(), _Side()
+        self._pile = _Pile()
+        self._failures: Counter[str] = Counter()
+        self._num_pictures = self._num_cut = self._num_served = 0
+        self._num_without_output = self._num_allowed = 0
+        self._held: list[Call] | None = []
+        self._has_answers = False
+        self._last: Line | None = None
+
+    @property
+    def told(self) -> str:
+        """Say where times, lengths and contents come from, and what was left out."""
+        return ", ".join(filter(None, [self.times_told, self._lengths_told(), *self._details()]))
+
+    @property
+    def times_told(self) -> str:
+        """Say how times were read; nothing where others are put in their place."""
+        return "" if self._reading.has_made_up_arrivals else self.clock.told
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known before figures of these requests are believed."""
+        return [*self.clock.notes, *self._pile.notes()]
+
+    def arrival_s(self, line: Line, value: object) -> float:
+        """Read a time. Raises TraceError."""
+        if self._reading.has_made_up_arrivals:
+            return 0.0
+        if not isinstance(value, int | float | str) or isinstance(value, bool):
+            raise line.fault(f"the time is {value!r:.60}", "Give a number, or a date as in 2024-05-01T12:30:00.250Z")
+        return self.clock.seconds(line, value, any_order=self._reading.any_order)
+
+    def requests(self, call: Call) -> Iterator[Request]:
+        """Give the requests whose turn has come with this call.
+
+        Raises:
+            TraceError: a length is out of range, or there is neither a length nor a content.
+        """
+        self._last = call.line
+        if call.failure is not None or call.is_answered:
+            if call.failure is None and not self._has_answers:
+                self._has_answers = True
+                yield from self._release(NO_ANSWER)
+            yield from self._counted(call)
+        elif self._has_answers:
+            call.failure = NO_ANSWER
+            yield from self._counted(call)
+        elif self._held is None:
+            yield from self._counted(call)
+        else:
+            self._held.append(call)
+            if len(self._held) > MOST_HELD:
+                yield from self._release(None)
+
+    def finish(self) -> Iterator[Request]:
+        """Give what was held back.
+
+        Raises:
+            TraceError: every call failed.
+        """
+        yield from self._release(None)
+        if self._failures and not self._num_served:
+            assert self._last is not None
+            raise self._last.fault(f"every request of the file failed ({self._failed()})", "Keep them: --keep-failed")
+
+    def _release(self, failure: str | None) -> Iterator[Request]:
+        held, self._held = self._held or [], None
+        for call in held:
+            call.failure = failure
+            yield from self._counted(call)
+
+    def _counted(self, call: Call) -> Iterator[Request]:
+        if call.failure is not None:
+            self._failures[call.failure] += 1
+            if not self._reading.keep_failed:
+                return
+        self._num_served += 1
+        yield self._request(call)
+
+    def _request(self, call: Call) -> Request:
+        for name, stated in (("input_length", call.num_prompt), ("output_length", call.num_answer)):
+            if stated is not None:
+                check_range(call.line, name, stated, 0, MAX_LENGTH)
+        num_answer = None if call.num_answer is None else -(-call.num_answer // call.num_samples)
+        if call.prompt is None and call.num_prompt is None:
+            raise call.line.fault(
+                "neither the prompt of this request nor its length is in the log",
+                "Let the engine log prompts (vLLM: --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG; SGLang: "
+                "--log-requests --log-requests-level 3), or a service messages, a prompt or usage",
+            )
+        prompt, output = self._tokens(call, num_answer)
+        num_output = num_answer if output is None else len(output)
+        if num_output is None:
+            self._num_without_output += call.num_most is None
+            self._num_allowed += call.num_most is not None
+            num_output = call.num_most
+        self._num_cut += call.is_cut
+        num_prompt = call.num_prompt or 0 if prompt is None else len(prompt)
+        check_row(call.line, Lengths(num_prompt, num_output or 0), max(0.0, call.arrival_s))
+        self._count(call, prompt, num_answer)
+        return Request(
+            call.arrival_s,
+            num_prompt,
+            num_output or 0,
+            session=call.session,
+            num_samples=call.num_samples,
+            prompt_token_ids=prompt,
+            output_token_ids=output if prompt is not None else None,
+            tenant=call.tenant,
+        )
+
+    def _tokens(self, call: Call, num_answer: int | None) -> tuple[Int32Array | None, Int32Array | None]:
+        """Give the tokens of prompt and answer, as far as the log has their content."""
+        prompt = output = None
+        name = b""
+        if call.prompt is not None:
+            prompt, name = self._lengths.prompt(call.prompt, call.num_prompt)
+        if call.answer is not None and (call.prompt is not None or num_answer is None):
+            output = self._lengths.answer(call.answer, num_answer, name, call.num_thoughts)
+        return prompt, output
+
+    def _count(self, call: Call, prompt: Int32Array | None, num_answer: int | None) -> None:
+        self._prompts.count(call.prompt, call.num_prompt)
+        self._answers.count(call.answer, num_answer)
+        if prompt is not None and call.num_prompt is None:
+            self._pile.watch(prompt)
+            self._num_pictures += sum(part.is_media for part in call.prompt or ())
+
+    def _lengths_told(self) -> str:
+        prompts, answers = self._prompts, self._answers
+        if not prompts.num_stated + prompts.num_exact + prompts.num_estimated:
+            return f"lengths from its {self._usage}"
+        if not prompts.num_stated + answers.num_stated + answers.num_lengths + prompts.num_lengths:
+            told = "tokens of the log" if prompts.num_exact else ""
+            return ", ".join(filter(None, [told, self._estimated("of ")])) if told else self._reading.texts.told
+        texts = self._reading.texts
+        by = "" if texts.is_estimate else f" ({texts.told})"
+        content = "tokens" if not prompts.num_stated + prompts.num_estimated else f"texts{by}"
+        estimated = self._estimated("without it ")
+        return f"lengths of its {self._usage}, content of its {content}" + (f", {estimated}" if estimated else "")
+
+    def _estimated(self, of: str) -> str:
+        sides = [("prompts", self._prompts), ("answers", self._answers)]
+        counts = [f"{side.num_estimated:,} of {side.total:,} {name}" for name, side in sides if side.num_estimated]
+        return f"{of}{' and '.join(counts)}: {self._reading.texts.told}" if counts else ""
+
+    def _details(self) -> Iterator[str]:
+        if self._num_pictures:
+            yield f"pictures and files without a stated length: {self._num_pictures:,} ({PICTURE_TOKENS:,} tokens each)"
+        if self._num_cut:
+            yield f"prompts not whole in it: {self._num_cut:,} (what they share is unknown)"
+        if self._num_allowed:
+            yield f"answers not in it: {self._num_allowed:,} (counted as the most tokens that were allowed)"
+        if self._num_without_output:
+            yield f"without an answer: {self._num_without_output:,}"
+        if self._failures:
+            kept = "kept though failed" if self._reading.keep_failed else "left out"
+            yield f"{kept}: {self._failures.total():,} ({self._failed()})"
+
+    def _failed(self) -> str:
+        return ", ".join(f"{name}: {count:,}" for name, count in self._failures.most_common())

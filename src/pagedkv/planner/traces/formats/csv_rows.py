@@ -1,0 +1,325 @@
+"""CSV, a request a record: known headers, or columns that the user names.
+
+Cells may be quoted, and then hold commas, quotes and ends of lines (RFC 4180). Columns may be divided by commas,
+semicolons or tabs, as the first line has them. Nothing is known of content, unless a column holds the prompt itself.
+"""
+
+import csv
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import msgspec
+
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces.formats.bodies import failure_of
+from pagedkv.planner.traces.formats.calls import Call, Calls
+from pagedkv.planner.traces.formats.messages import text_part
+from pagedkv.planner.traces.formats.parsing import (
+    FIX_THE_ROW,
+    MAX_SESSION_CHARACTERS,
+    Lengths,
+    check_row,
+    converted,
+    without_thousands,
+)
+from pagedkv.planner.traces.formats.row_format import Reading, RowFormat
+from pagedkv.planner.traces.lines import MAX_LINE_NBYTES, Line
+from pagedkv.planner.traces.request import Request
+
+__all__ = [
+    "CSV_ROLES",
+    "LENGTH_COLUMNS",
+    "CsvRows",
+    "csv_rows",
+    "known_header",
+    "parse_columns",
+    "unit_of",
+    "unknown_header",
+]
+
+CSV_ROLES: Final = ("arrival", "input", "output", "session", "user", "prompt", "answer", "status")
+LENGTH_COLUMNS: Final = ("arrived_s", "input_length", "output_length")
+TENANT: Final = "tenant"
+"""What the column of ``--tenant-by`` holds."""
+DELIMITERS: Final = ",;\t"
+MOST_SHOWN: Final = 12
+SUFFIXES: Final = MappingProxyType({"_ns": "ns", "_us": "us", "_ms": "ms", "_s": "s"})
+MORE_LINES: Final = "unexpected end of data"  # what the csv module says of a cell whose quotes are still open
+
+
+class Header(NamedTuple):
+    """A header that is known: its origin, its columns by what they hold, and the unit of its times."""
+
+    origin: str
+    columns: Mapping[str, str]
+    unit: str
+    optional: Mapping[str, str] = MappingProxyType({})
+
+
+HEADERS: Final = (
+    Header("CSV of lengths", dict(zip(("arrival", "input", "output"), LENGTH_COLUMNS, strict=True)), "s"),
+    Header(
+        "Azure's CSV of lengths",
+        {"arrival": "TIMESTAMP", "input": "ContextTokens", "output": "GeneratedTokens"},
+        "s",
+    ),
+    Header(
+        "BurstGPT's CSV of lengths",
+        {"arrival": "Timestamp", "input": "Request tokens", "output": "Response tokens"},
+        "s",
+        {"session": "Session ID"},
+    ),
+    Header(
+        "LiteLLM's table of spend",
+        {"arrival": "startTime", "input": "prompt_tokens", "output": "completion_tokens"},
+        "s",
+        {"session": "session_id", "user": "end_user", "status": "status"},
+    ),
+    Header(
+        "Helicone's CSV of requests",
+        {"arrival": "request_created_at", "input": "prompt_tokens", "output": "completion_tokens"},
+        "s",
+        {"user": "request_user_id", "status": "response_status"},
+    ),
+)
+
+
+class _Counts(msgspec.Struct):
+    num_prompt: int | None = None
+    num_answer: int | None = None
+
+
+class _Columns(NamedTuple):
+    """Where a record has what; None where it has not."""
+
+    names: list[str]
+    places: Mapping[str, int]
+
+
+def parse_columns(text: str, option: str = "--columns", *, needs_arrival: bool = True) -> dict[str, str]:
+    """Read what columns hold, as users type it.
+
+    Args:
+        text: what=column, divided by commas.
+        option: what it is typed for, for messages.
+        needs_arrival: whether times are wanted.
+
+    Raises:
+        ConfigurationError: a part is not of the form what=column, or the columns do not suffice.
+
+    >>> parse_columns("arrival=ts, input=n_in, output=n_out")
+    {'arrival': 'ts', 'input': 'n_in', 'output': 'n_out'}
+    """
+    pairs = [tuple(map(str.strip, part.split("=", 1))) for part in text.split(",")]
+    known = ", ".join(CSV_ROLES)
+    for pair in pairs:
+        if len(pair) != len(("what", "column")) or pair[0] not in CSV_ROLES or not pair[1]:
+            told = "=".join(pair)
+            raise ConfigurationError(f"{option} wants what=column, of {known}; got {told!r:.60}")
+    columns = {pair[0]: pair[1] for pair in pairs}
+    if len(columns) < len(pairs):
+        raise ConfigurationError(f"{option} names something twice: {text!r:.100}")
+    for either in ((("arrival",),) if needs_arrival else ()) + (("input", "prompt"), ("output", "answer")):
+        if not columns.keys() & set(either):
+            raise ConfigurationError(f"{option} must name the column of {' or '.join(either)}; got {text!r:.100}")
+    return columns
+
+
+def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
+    """Make the reader of a CSV file, by the columns that the user names or a header that is known; None if neither is.
+
+    Raises:
+        TraceError: a column that is named is not there, or twice.
+    """
+    delimiter = max(DELIMITERS, key=first.text.count)
+    names = _names(first, delimiter)
+    whose = {} if reading.tenant_by is None else {TENANT: reading.tenant_by}
+    if reading.columns is not None:
+        wanted = {**reading.columns, **whose}
+        if all(column.isdecimal() for column in wanted.values()):
+            return _numbered(first, names, delimiter, reading, wanted)
+        columns = _Columns(names, _places(first, names, wanted))
+        unit = unit_of(reading.columns.get("arrival", ""))
+        return CsvRows("CSV by --columns", columns, unit, delimiter, reading)
+    header = known_header(names)
+    if header is None:
+        return None
+    columns = _Columns(names, _places(first, names, {**header.columns, **whose}))
+    return CsvRows(header.origin, columns, header.unit, delimiter, reading)
+
+
+def known_header(names: Collection[str]) -> Header | None:
+    """Find the known header that has these columns, with those of its optional ones that are there."""
+    for header in HEADERS:
+        if set(header.columns.values()) <= set(names):
+            optional = {role: name for role, name in header.optional.items() if name in names}
+            return header._replace(columns={**header.columns, **optional})
+    return None
+
+
+def unknown_header(first: Line) -> TraceError:
+    """Build the error for CSV whose header says nothing, naming its columns and what to do."""
+    names = _names(first, max(DELIMITERS, key=first.text.count))
+    shown = ", ".join(f"{name:.40}" for name in names[:MOST_SHOWN])
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return first.fault(
+        f"CSV whose columns are not known: {shown}{more}",
+        f"Say which holds what: --columns arrival=...,input=...,output=... (or session, user, prompt, answer); known "
+        f"by themselves are {', '.join(LENGTH_COLUMNS)}",
+    )
+
+
+def _names(first: Line, delimiter: str) -> list[str]:
+    try:
+        return [name.strip() for name in next(csv.reader([first.text], delimiter=delimiter))]
+    except csv.Error as error:
+        raise first.fault(f"not a CSV record: {error}", FIX_THE_ROW) from error
+
+
+def _numbered(first: Line, cells: list[str], delimiter: str, reading: Reading, columns: Mapping[str, str]) -> "CsvRows":
+    """Take columns by their numbers, from 1; the first line is a header unless it has a time where times are."""
+    places = {role: int(column) - 1 for role, column in columns.items()}
+    for role, place in places.items():
+        if not 0 <= place < len(cells):
+            raise first.fault(f"has {len(cells)} columns, --columns names {role}={place + 1}", "Count from 1")
+    has_header = not cells[places.get("arrival", places.get("input", 0))][:1].isdigit()
+    names = cells if has_header else [str(place + 1) for place in range(len(cells))]
+    return CsvRows("CSV by --columns", _Columns(names, places), "s", delimiter, reading, has_header=has_header)
+
+
+def _places(header: Line, names: list[str], columns: Mapping[str, str]) -> dict[str, int]:
+    for column in columns.values():
+        if names.count(column) > 1:
+            raise header.fault(f"the column {column} is there twice", "Remove or rename one of them")
+        if column not in names:
+            near = get_close_matches(column, names, n=1)
+            hint = f"nearest is {near[0]!r:.40}; " if near else ""
+            shown = ", ".join(f"{name:.40}" for name in names[:MOST_SHOWN])
+            raise header.fault(f"has no column {column!r:.60}", f"{hint}it has {shown}")
+    return {role: names.index(column) for role, column in columns.items()}
+
+
+def unit_of(column: str) -> str:
+    """Tell the unit that the name of a column ends with; seconds if it names none."""
+    return next((unit for suffix, unit in SUFFIXES.items() if column.lower().endswith(suffix)), "s")
+
+
+class CsvRows(RowFormat):
+    """Records of CSV.
+
+    Args:
+        origin: what was recognised, for humans.
+        columns: where each record has what.
+        unit: of the times, unless the user or the numbers themselves say otherwise.
+        delimiter: what divides columns.
+        reading: what the user said.
+        has_header: whether the first line is no record.
+    """
+
+    session_per_row = False
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what was found out about a file, made in this module alone
+        self,
+        origin: str,
+        columns: _Columns,
+        unit: str,
+        delimiter: str,
+        reading: Reading,
+        has_header: bool = True,  # noqa: FBT001, FBT002 - as above
+    ) -> None:
+        self.starts_with_header = has_header
+        self._origin = origin
+        self._columns = columns
+        self._delimiter = delimiter
+        self._reading = reading
+        self._calls = Calls(reading, unit, "columns")
+        self._has_more = bool({"prompt", "answer", "status"} & columns.places.keys())
+        self._open: Line | None = None
+        if self._has_more:
+            csv.field_size_limit(MAX_LINE_NBYTES)  # the module's own is short of a long prompt
+
+    @property
+    def recognised(self) -> str:
+        """Say what the file was taken for."""
+        return f"{self._origin}, {self._calls.told if self._has_more else self._calls.times_told}".removesuffix(", ")
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known of it."""
+        return self._calls.notes
+
+    def requests(self, line: Line) -> Iterator[Request]:
+        """Yield the request of the record that ends on this line, if one does."""
+        whole = line if self._open is None else Line(line.path, self._open.number, f"{self._open.text}\n{line.text}")
+        try:
+            cells = next(csv.reader([whole.text], delimiter=self._delimiter, strict=True))
+        except csv.Error as error:
+            if str(error) == MORE_LINES and len(whole.text) < MAX_LINE_NBYTES:
+                self._open = whole
+                return
+            raise whole.fault(f"not a CSV record: {error}", FIX_THE_ROW) from error
+        self._open = None
+        yield from self._request(whole, [cell.strip() for cell in cells])
+
+    def finish(self) -> Iterator[Request]:
+        """Refuse a record whose quotes never close."""
+        if self._open is not None:
+            raise self._open.fault("quotes open here and never close", FIX_THE_ROW)
+        return self._calls.finish()
+
+    def _request(self, line: Line, cells: list[str]) -> Iterator[Request]:
+        names, places = self._columns
+        if len(cells) != len(names):
+            reason = f"{len(cells)} columns, where the header has {len(names)}: {line.text!r:.60}"
+            raise line.fault(reason, FIX_THE_ROW)
+        found = {role: cells[place] for role, place in places.items()}
+        arrival_s = 0.0 if self._reading.has_made_up_arrivals else self._calls.arrival_s(line, found["arrival"])
+        session = found.get("session") or found.get("user") or None
+        if session is not None and len(session) > MAX_SESSION_CHARACTERS:
+            raise line.fault(f"a session's name has {len(session)} characters, over 1000", FIX_THE_ROW)
+        if self._has_more:
+            yield from self._calls.requests(self._call(line, found, arrival_s, session))
+            return
+        lengths = converted(
+            line,
+            {
+                "input_length": without_thousands(found["input"]),
+                "output_length": without_thousands(found["output"]),
+            },
+            Lengths,
+        )
+        check_row(line, lengths, arrival_s)
+        tenant = _tenant(found)
+        yield Request(arrival_s, lengths.input_length, lengths.output_length, session=session, tenant=tenant)
+
+    def _call(self, line: Line, found: Mapping[str, str], arrival_s: float, session: str | None) -> Call:
+        """Make a call of a record that has texts, or tells what failed."""
+        texts = self._reading.texts
+        prompt, answer = ([text_part(found[role], texts)] if role in found else None for role in ("prompt", "answer"))
+        counts = converted(
+            line,
+            {
+                name: without_thousands(found[role])
+                for name, role in (("num_prompt", "input"), ("num_answer", "output"))
+                if found.get(role)
+            },
+            _Counts,
+        )
+        return Call(
+            line,
+            arrival_s,
+            prompt,
+            answer,
+            counts.num_prompt,
+            counts.num_answer,
+            session=session,
+            tenant=_tenant(found),
+            failure=failure_of({"status": found["status"]}) if "status" in found else None,
+            is_answered=bool(found.get("answer")) or counts.num_answer is not None,
+        )
+
+
+def _tenant(found: Mapping[str, str]) -> str | None:
+    return found.get(TENANT, "")[:MAX_SESSION_CHARACTERS] or None

@@ -1,0 +1,149 @@
+"""How many tokens each part of a text has, where a log states how many the whole has.
+
+A log that states usage knows lengths and not tokens; a log with texts knows which prompts begin alike. Both together
+need care: were every prompt stretched to its own length, two that begin alike would be cut at other places, and nothing
+would hit. So a part keeps the length that it was first given behind what was before it: a prompt that goes on has the
+length of the known part, and what is left of its own is that of what is new. New parts share what is left by their
+weights. A text that begins like one that came before, behind the same parts, is stretched at that one's rate as far as
+it goes, so that they are equal where their texts are.
+
+Lengths add up to what is stated, always. Where a known beginning is longer than the whole prompt (another model, an
+answer whose thoughts were left out), as much of it counts as fits, and the rest is divided anew.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final, Generic, TypeVar
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.planner.traces.formats.messages import Part
+from pagedkv.planner.traces.texts import marked_tokens, stretched_tokens
+
+__all__ = ["KnownLengths"]
+
+MOST_REMEMBERED: Final = 2**17
+"""Parts whose length is remembered, some 60 MiB: a turn comes soon after the one before."""
+HEAD_PIECES: Final = 16
+"""Pieces by which a text is taken to begin like another one."""
+
+_Value = TypeVar("_Value")
+
+
+class _Recent(Generic[_Value]):
+    """A dictionary of the entries used last."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, _Value] = {}
+
+    def get(self, key: bytes) -> _Value | None:
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._values[key] = value
+        return value
+
+    def set_default(self, key: bytes, value: _Value) -> _Value:
+        known = self.get(key)
+        if known is not None:
+            return known
+        self._values[key] = value
+        if len(self._values) > MOST_REMEMBERED:
+            del self._values[next(iter(self._values))]
+        return value
+
+
+class KnownLengths:
+    """Gives prompts and answers their tokens, and remembers what their parts took."""
+
+    def __init__(self) -> None:
+        self._lengths: _Recent[int] = _Recent()
+        self._rates: _Recent[tuple[int, int]] = _Recent()
+
+    def prompt(self, parts: Sequence[Part], stated: int | None) -> tuple[Int32Array, bytes]:
+        """Give a prompt its tokens.
+
+        Args:
+            parts: of the prompt, in order.
+            stated: its length; None where the log does not tell: then parts have the length that is known of them, or
+                else that of their pieces.
+
+        Returns:
+            int32 ``[stated]``, and what names the whole prompt, for the answer. O(tokens).
+        """
+        return self._tokens(parts, stated, sha256(b"prompt").digest())
+
+    def answer(self, parts: Sequence[Part], stated: int | None, prompt: bytes, num_thoughts: int = 0) -> Int32Array:
+        """Give an answer its tokens; a later prompt that has it behind the same prompt has the same ones.
+
+        Args:
+            parts: of the answer.
+            stated: its length, thoughts included.
+            prompt: the name of the prompt.
+            num_thoughts: tokens at its beginning that no later prompt has.
+        """
+        if not num_thoughts:
+            return self._tokens(parts, stated, prompt)[0]
+        num_thoughts = num_thoughts if stated is None else min(num_thoughts, stated)
+        told = self._tokens(parts, None if stated is None else stated - num_thoughts, prompt)[0]
+        return np.concatenate([marked_tokens(sha256(b"thoughts" + prompt).digest(), num_thoughts), told])
+
+    def _tokens(self, parts: Sequence[Part], stated: int | None, parent: bytes) -> tuple[Int32Array, bytes]:
+        names = _names(parts, parent)
+        if parts and all(part.is_exact for part in parts):
+            return np.concatenate([part.pieces for part in parts]), names[-1]
+        heads = [
+            sha256(b"head" + name + part.pieces[:HEAD_PIECES].tobytes()).digest()
+            for name, part in zip(names, parts, strict=False)
+        ]
+        known = [self._lengths.get(name) for name in names[1:]]
+        if stated is None:
+            lengths = [
+                self._scaled(part, head) if length is None else length
+                for part, head, length in zip(parts, heads, known, strict=True)
+            ]
+        else:
+            lengths = _shared_out(parts, known, stated)
+            for name, length in zip(names[1:], lengths, strict=True):
+                self._lengths.set_default(name, length)
+        tokens = []
+        for part, head, length, name in zip(parts, heads, lengths, names[1:], strict=True):
+            rate = (max(1, length), max(1, len(part.pieces)))
+            rate = self._rates.set_default(head, rate) if length else rate
+            tokens.append(stretched_tokens(part.pieces, rate, length, name))
+        rest = 0 if stated is None else stated - sum(lengths)
+        return np.concatenate([*tokens, marked_tokens(names[-1], rest)]), names[-1]
+
+    def _scaled(self, part: Part, head: bytes) -> int:
+        """Tell the length of a new part of a prompt whose length is not stated."""
+        most, least = self._rates.get(head) or (1, 1)
+        return len(part.pieces) * most // least
+
+
+def _shared_out(parts: Sequence[Part], known: Sequence[int | None], stated: int) -> list[int]:
+    """Give each part its length: what is known of a beginning that leaves something for the rest, and shares of that.
+
+    They add up to what is stated, unless there are no parts.
+    """
+    lengths: list[int] = []
+    num_left = stated
+    for length in known:
+        num_behind = len(parts) - len(lengths) - 1
+        if length is None or length > num_left - num_behind or (not num_behind and length != num_left):
+            break
+        lengths.append(length)
+        num_left -= length
+    weights = np.cumsum([part.weight for part in parts[len(lengths) :]], dtype=np.int64)
+    if len(weights):
+        ends = weights * num_left // max(1, int(weights[-1]))
+        ends[-1] = num_left
+        lengths += np.diff(ends, prepend=0).tolist()
+    return lengths
+
+
+def _names(parts: Sequence[Part], parent: bytes) -> list[bytes]:
+    """Name each part together with all before it, after the name of what was there before."""
+    names = [parent]
+    for part in parts:
+        names.append(sha256(names[-1] + part.pieces.tobytes()).digest())
+    return names

@@ -1,0 +1,105 @@
+"""What LiteLLM writes of each call: the payload that its callbacks log, and the rows of its table of spend.
+
+Both have ``startTime``, ``endTime``, ``call_type``, counts of tokens, ``status``, ``messages`` and ``response``; the
+table keeps texts only where it was told to, some of them in ``proxy_server_request``. Answers from LiteLLM's own cache
+never reached a model: they are left out with what failed. Calls that generate no text are passed over.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pagedkv.planner.traces.formats.bodies import (
+    JsonObject,
+    as_list,
+    as_object,
+    failure_of,
+    first_named,
+    num_samples_of,
+    parts_of_answer,
+    usage_of,
+)
+from pagedkv.planner.traces.formats.calls import OTHER_CACHE, Call, Calls
+from pagedkv.planner.traces.formats.messages import Part, prompt_parts
+from pagedkv.planner.traces.formats.row_format import Reading
+from pagedkv.planner.traces.lines import Line
+
+__all__ = ["LiteLlmLayout", "is_litellm"]
+
+KEYS: Final = frozenset({"startTime", "endTime", "call_type"})
+SESSIONS: Final = ("session_id", "end_user", "user")
+OTHER_CALLS: Final = ("embedding", "image", "transcription", "speech", "moderation", "rerank", "ocr", "vector")
+REDACTED: Final = "redacted-by-litellm"
+
+
+def is_litellm(keys: Mapping[str, object]) -> bool:
+    """Tell by the keys of the first line whether LiteLLM wrote it."""
+    return keys.keys() >= KEYS
+
+
+class LiteLlmLayout:
+    """A call a row.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._calls = calls
+        self._num_others = 0
+
+    @property
+    def title(self) -> str:
+        """Name the log."""
+        others = f" (passed over as no generation: {self._num_others:,})" if self._num_others else ""
+        return f"LiteLLM's log of calls{others}"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Give the row's call, if it generates text."""
+        if any(name in str(row["call_type"]) for name in OTHER_CALLS):
+            self._num_others += 1
+            return
+        stated = usage_of(line, row)
+        answer = as_object(row.get("response"))
+        if answer.get("text") == REDACTED:
+            answer = {}
+        detailed = usage_of(line, as_object(answer.get("usage")))
+        metadata = as_object(row.get("metadata"))
+        parameters = as_object(row.get("model_parameters"))
+        failure = failure_of(row) if row.get("status") != "failure" else _failure(row, metadata)
+        if failure is None and str(row.get("cache_hit")).lower() == "true":
+            failure = OTHER_CACHE
+        yield Call(
+            line,
+            self._calls.arrival_s(line, row["startTime"]),
+            self._prompt(line, row),
+            parts_of_answer(answer, self._texts) if answer else None,
+            stated.num_prompt or None,
+            stated.num_answer,
+            detailed.num_thoughts,
+            session=first_named(SESSIONS, row),
+            num_samples=num_samples_of(line, parameters),
+            failure=failure,
+        )
+
+    def _prompt(self, line: Line, row: JsonObject) -> Sequence[Part] | None:
+        body = as_object(row.get("proxy_server_request"))
+        told = as_list(row.get("messages"))
+        if isinstance(told, str) and told not in {REDACTED, "", "{}"}:
+            return prompt_parts(line, {"prompt": told}, self._texts)
+        if isinstance(told, dict) and told:
+            return prompt_parts(line, told, self._texts)
+        if isinstance(told, list) and told:
+            tools = as_object(row.get("model_parameters")).get("tools") or body.get("tools")
+            is_ids = type(told[0]) is int
+            return prompt_parts(line, {"prompt" if is_ids else "messages": told, "tools": tools}, self._texts)
+        return prompt_parts(line, body, self._texts) if body else None
+
+
+def _failure(row: JsonObject, metadata: JsonObject) -> str:
+    for each in (row, metadata):
+        code = failure_of({"error": as_object(each.get("error_information"))})
+        if code is not None:
+            return code
+    return "failure"

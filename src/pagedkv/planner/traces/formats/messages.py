@@ -1,0 +1,165 @@
+"""A conversation's messages as parts of text, so that what conversations share they share part by part.
+
+A chat template puts marks around messages, which differ from model to model. Here a message is the part of its role,
+then those of its content; the prompt ends with the role of who answers. So a conversation that goes on begins with the
+parts of the one before, its answer included. What a provider is told about caching, and ids, are left out: they are
+not part of the prompt. A picture, or anything else that is no text, is a part as well: known by its data, which are no
+text that a model reads.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.planner.traces.formats.parsing import checked_tokens
+from pagedkv.planner.traces.lines import Line
+from pagedkv.planner.traces.texts import TextTokens, marked_tokens
+
+__all__ = ["PICTURE_TOKENS", "Part", "answer_parts", "ids_part", "joined_parts", "prompt_parts", "text_part"]
+
+ANSWERER: Final = "assistant"
+NO_CONTENT: Final = frozenset({"cache_control", "id", "prompt_cache_breakpoint"})
+"""Keys whose values change without the prompt changing."""
+PICTURE_TOKENS: Final = 1000
+"""Of a picture whose request states no length: about what providers charge for one of a million pixels."""
+BYTES_PER_TOKEN: Final = 4
+MEDIA_TYPES: Final = frozenset(
+    {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "document", "file"}
+    | {"input_file", "blob", "uri"}
+)
+NAMED_CONTENT: Final = ("text", "content", "input_text", "output_text", "refusal", "thinking")
+"""Where a part of content has its text: OpenAI and Anthropic, OpenTelemetry's conventions."""
+TURN_TYPES: Final = frozenset({"function_call", "function_call_output", "reasoning", "item_reference"})
+"""Of the Responses API: items of an input that are no messages."""
+EMPTY: Final = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A piece of a prompt or an answer that is the same wherever it comes again.
+
+    Args:
+        pieces: int32 ``[n]``, tokens as its text makes them; equal texts have equal ones.
+        weight: how much of a length that is stated for the whole is likely its own: bytes of the text, for a byte of
+            one script takes about as many tokens as one of another.
+        is_media: whether it is a picture, a sound or a file: its pieces are a round number.
+        is_exact: whether its pieces are the tokens that were computed, as the log has them.
+    """
+
+    pieces: Int32Array
+    weight: int
+    is_media: bool = False
+    is_exact: bool = False
+
+
+def text_part(text: str, texts: TextTokens) -> Part:
+    """Make a part of a text. O(characters)."""
+    return Part(texts.token_ids(text), len(text.encode("utf-8", "surrogatepass")))
+
+
+def ids_part(token_ids: Int32Array) -> Part:
+    """Make a part of tokens that the log itself has."""
+    return Part(token_ids, BYTES_PER_TOKEN * len(token_ids), is_exact=True)
+
+
+def joined_parts(parts: Sequence[Part]) -> Int32Array:
+    """Write the pieces of parts one after the other."""
+    return np.concatenate([EMPTY, *(part.pieces for part in parts)])
+
+
+def prompt_parts(line: Line, body: Mapping[str, Any], texts: TextTokens) -> list[Part] | None:
+    """Take the parts of a request's body: tools, system text, messages; or its prompt. None if it has none of them.
+
+    Raises:
+        TraceError: the prompt is a list of tokens, and one of them is none.
+    """
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return [text_part(prompt, texts)]
+    if isinstance(prompt, list) and prompt and type(prompt[0]) is int:
+        return [ids_part(checked_tokens(line, prompt))]
+    turns = _turns(body)
+    if turns is None:
+        return None
+    parts = _told("tools", body["tools"], texts) if body.get("tools") else []
+    for key in ("system", "instructions"):
+        if body.get(key):
+            parts += _told("system", body[key], texts)
+    for turn in turns:
+        parts += _turn(turn, texts)
+    return [*parts, _role(ANSWERER, texts)]
+
+
+def answer_parts(answer: object, texts: TextTokens) -> list[Part] | None:
+    """Take the parts of an answer: a text, parts, or a message; None if there is none."""
+    if isinstance(answer, dict) and "role" in answer:
+        return _content(answer, texts)
+    return None if answer is None else list(_parts(answer, texts))
+
+
+def _turns(body: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """Find what was said: ``messages``, or ``input`` of the Responses API, which may be one text."""
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else None
+
+
+def _turn(turn: Mapping[str, Any], texts: TextTokens) -> list[Part]:
+    if "role" not in turn and turn.get("type") in TURN_TYPES:
+        return [text_part(_plain(turn), texts)]
+    return [_role(str(turn.get("role", "")), texts), *_content(turn, texts)]
+
+
+def _content(message: Mapping[str, Any], texts: TextTokens) -> list[Part]:
+    """Take the parts of a message's content, and of the calls of tools beside it."""
+    calls = message.get("tool_calls")
+    content = message.get("content", message.get("parts"))
+    return [*_parts(content, texts), *(_parts(calls, texts) if calls else ())]
+
+
+def _told(role: str, content: object, texts: TextTokens) -> list[Part]:
+    return [_role(role, texts), *_parts(content, texts)]
+
+
+def _role(role: str, texts: TextTokens) -> Part:
+    return text_part(f"<|{role}|>", texts)
+
+
+def _parts(content: object, texts: TextTokens) -> Iterator[Part]:
+    if content is None:
+        return
+    if isinstance(content, str):
+        yield text_part(content, texts)
+        return
+    for part in content if isinstance(content, list) else [content]:
+        if _is_media(part):
+            yield _media(part)
+            continue
+        if isinstance(part, dict) and isinstance(part.get("content"), list):  # a tool's result, in parts of its own
+            yield from _parts(part["content"], texts)
+            continue
+        named = (part.get(key) for key in NAMED_CONTENT) if isinstance(part, dict) else ()
+        text = next((text for text in named if isinstance(text, str)), None)
+        yield text_part(_plain(part) if text is None else text, texts)
+
+
+def _is_media(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in MEDIA_TYPES and not isinstance(part.get("text"), str)
+
+
+def _media(part: object) -> Part:
+    digest = sha256(_plain(part).encode("utf-8", "surrogatepass")).digest()
+    return Part(marked_tokens(digest, PICTURE_TOKENS), BYTES_PER_TOKEN * PICTURE_TOKENS, is_media=True)
+
+
+def _plain(part: object) -> str:
+    """Write a part that is no text (an image, a call of a tool, its result) the same way whenever it comes again."""
+    if isinstance(part, dict):
+        part = {key: value for key, value in part.items() if key not in NO_CONTENT}
+    return part if isinstance(part, str) else json.dumps(part, sort_keys=True)

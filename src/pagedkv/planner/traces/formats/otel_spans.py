@@ -1,0 +1,163 @@
+"""Spans of OpenTelemetry's conventions for generative AI, as OTLP writes them in JSON, or one flat span a line.
+
+A line of a collector's file holds the spans of many requests; those that call a model are taken. Lengths are
+``gen_ai.usage.*``, also as vLLM's own spans have them; content is there where whoever made the spans was told to record
+it: ``gen_ai.input.messages`` and ``gen_ai.output.messages``, or numbered attributes as OpenLLMetry has them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pagedkv.planner.traces.formats.bodies import JsonObject, as_list, as_object, name_under
+from pagedkv.planner.traces.formats.calls import Call, Calls
+from pagedkv.planner.traces.formats.messages import Part, answer_parts, prompt_parts
+from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW, MAX_SESSION_CHARACTERS
+from pagedkv.planner.traces.formats.row_format import Reading
+from pagedkv.planner.traces.lines import Line
+
+__all__ = ["SpanLayout", "is_span"]
+
+OTLP: Final = "resourceSpans"
+FLAT: Final = frozenset({"attributes", "start_time"})
+GENERATES: Final = frozenset({"chat", "text_completion", "generate_content", "completion"})
+INPUT_COUNTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+OUTPUT_COUNTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+SAMPLES: Final = ("gen_ai.request.choice.count", "gen_ai.request.n")
+SESSIONS: Final = ("gen_ai.conversation.id", "session.id", "user.id")
+ERROR_CODE: Final = 2
+"""Of a span's status: STATUS_CODE_ERROR."""
+LONGEST: Final = 40
+NUMBERED: Final = re.compile(r"gen_ai\.(?P<side>prompt|completion)\.(?P<place>\d+)\.(?P<what>role|content)")
+
+
+def is_span(keys: Mapping[str, object]) -> bool:
+    """Tell by the keys of the first line whether it has spans."""
+    return OTLP in keys or keys.keys() >= FLAT
+
+
+class SpanLayout:
+    """Spans, many a row or one.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._tenant_by = reading.tenant_by
+        self._calls = calls
+        self._num_others = 0
+
+    @property
+    def title(self) -> str:
+        """Name the log."""
+        others = f" (other spans passed over: {self._num_others:,})" if self._num_others else ""
+        return f"OpenTelemetry's spans of generative AI{others}"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Give the calls of the row's spans that call a model."""
+        for resource, span in _spans(row) if OTLP in row else [({}, row)]:
+            told = _attributes(span.get("attributes"))
+            for event in span.get("events") or ():  # one may hold the contents
+                told = {**_attributes(as_object(event).get("attributes")), **told}
+            if _is_call(told):
+                call = self._call(line, span, told)
+                if self._tenant_by is not None:
+                    call.tenant = name_under({**resource, **told}, self._tenant_by)
+                yield call
+            else:
+                self._num_others += 1
+
+    def _call(self, line: Line, span: JsonObject, told: JsonObject) -> Call:
+        num_samples = _count(line, told, SAMPLES) or 1
+        num_answer = _count(line, told, OUTPUT_COUNTS)
+        answer = self._answer(told)
+        status = as_object(span.get("status"))
+        code = status.get("code", status.get("status_code"))
+        failure = told.get("error.type")
+        if failure is None and code in {ERROR_CODE, "STATUS_CODE_ERROR", "ERROR"}:
+            failure = status.get("message") or "error"
+        session = next((told[key] for key in SESSIONS if isinstance(told.get(key), str)), None)
+        return Call(
+            line,
+            self._calls.arrival_s(line, span.get("startTimeUnixNano", span.get("start_time", ""))),
+            self._prompt(line, told),
+            answer,
+            _count(line, told, INPUT_COUNTS),
+            num_answer,
+            session=session[:MAX_SESSION_CHARACTERS] if session else None,
+            num_samples=num_samples,
+            failure=None if failure is None else str(failure)[:LONGEST],
+            is_answered=answer is not None or num_answer is not None,
+        )
+
+    def _prompt(self, line: Line, told: JsonObject) -> Sequence[Part] | None:
+        messages = as_list(told.get("gen_ai.input.messages", told.get("gen_ai.prompt")))
+        messages = _numbered(told, "prompt") if messages is None else messages
+        body = {
+            "prompt" if isinstance(messages, str) else "messages": messages,
+            "system": as_list(told.get("gen_ai.system_instructions")),
+            "tools": as_list(told.get("gen_ai.tool.definitions")),
+        }
+        return prompt_parts(line, body, self._texts)
+
+    def _answer(self, told: JsonObject) -> Sequence[Part] | None:
+        said = as_list(told.get("gen_ai.output.messages", told.get("gen_ai.completion")))
+        said = _numbered(told, "completion") if said is None else said
+        return answer_parts(said[0] if isinstance(said, list) and said else said or None, self._texts)
+
+
+def _spans(row: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
+    """Give the spans of a row, each with the attributes of what made it."""
+    for resource in map(as_object, row[OTLP] or ()):
+        maker = _attributes(as_object(resource.get("resource")).get("attributes"))
+        for scope in resource.get("scopeSpans") or ():
+            for span in as_object(scope).get("spans") or ():
+                yield maker, as_object(span)
+
+
+def _is_call(told: JsonObject) -> bool:
+    operation = told.get("gen_ai.operation.name")
+    return operation in GENERATES if operation is not None else any(key in told for key in OUTPUT_COUNTS)
+
+
+def _attributes(attributes: object) -> dict[str, Any]:
+    """Read attributes: a list of keys and values as OTLP has them, or an object."""
+    if isinstance(attributes, dict):
+        return attributes
+    pairs = (as_object(each) for each in (attributes if isinstance(attributes, list) else ()))
+    return {str(pair.get("key")): _value(as_object(pair.get("value"))) for pair in pairs}
+
+
+def _value(value: JsonObject) -> object:
+    """Read a value of OTLP, whose key is its type."""
+    if "arrayValue" in value:
+        return [_value(as_object(each)) for each in as_object(value["arrayValue"]).get("values") or ()]
+    if "kvlistValue" in value:
+        return _attributes(as_object(value["kvlistValue"]).get("values"))
+    if "intValue" in value:
+        number = value["intValue"]  # which JSON has as a text
+        return int(number) if isinstance(number, str) and number.isdecimal() else number
+    return next(iter(value.values()), None)
+
+
+def _numbered(told: JsonObject, side: str) -> list[dict[str, Any]] | None:
+    """Gather messages whose parts are attributes of their own."""
+    messages: dict[int, dict[str, Any]] = {}
+    for key, value in told.items():
+        found = NUMBERED.fullmatch(key)
+        if found is not None and found["side"] == side:
+            messages.setdefault(int(found["place"]), {})[found["what"]] = value
+    return [messages[place] for place in sorted(messages)] or None
+
+
+def _count(line: Line, told: JsonObject, names: Sequence[str]) -> int | None:
+    for name in names:
+        value = told.get(name)
+        if value is not None:
+            if type(value) is not int or value < 0:
+                raise line.fault(f"{name} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
+            return value
+    return None

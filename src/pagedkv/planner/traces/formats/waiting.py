@@ -1,0 +1,55 @@
+"""Calls of an engine's log that have come and are not answered yet.
+
+Requests are given in order of arrival, so one is held back until those before it are answered; but no more than a
+bounded number, after which one without an answer is taken as it is.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from pagedkv.planner.traces.formats.calls import Call, Calls
+from pagedkv.planner.traces.lines import Line
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["WaitingCalls"]
+
+MOST_WAITING: Final = 1024
+
+
+class WaitingCalls:
+    """The calls by the names that the log gives them.
+
+    Args:
+        calls: takes them when it is their turn.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._waiting: dict[str, Call] = {}
+
+    def arrived(self, line: Line, name: str, arrival: Callable[[], float | str]) -> Call:
+        """Give the call of that name; a new one with its time of arrival, where it is not known. Raises TraceError."""
+        if name not in self._waiting:
+            arrival_s = self._calls.arrival_s(line, arrival())
+            self._waiting[name] = Call(line, arrival_s, is_answered=False)
+        return self._waiting[name]
+
+    def get(self, name: str) -> Call | None:
+        """Give the call of that name, if it waits."""
+        return self._waiting.get(name)
+
+    def due(self) -> Iterator[Request]:
+        """Give the requests whose turn has come. Raises TraceError."""
+        while self._waiting:
+            name, first = next(iter(self._waiting.items()))
+            is_over = first.is_answered or first.failure is not None
+            if not is_over and len(self._waiting) <= MOST_WAITING:
+                return
+            del self._waiting[name]
+            yield from self._calls.requests(first)
+
+    def finish(self) -> Iterator[Request]:
+        """Give the rest. Raises TraceError."""
+        for name in list(self._waiting):
+            yield from self._calls.requests(self._waiting.pop(name))
+        yield from self._calls.finish()

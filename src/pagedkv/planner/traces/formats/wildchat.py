@@ -1,0 +1,81 @@
+"""WildChat: a conversation a row, with times of its own, of the turns or of the last one alone.
+
+Each answer is a request: its prompt is all that was said before. It came when the question did; where that has no time,
+when the answer was begun (``created``), or, which is later, when it was there; where no turn has one, the row's time is
+that of the last, and the turns before it come at a stated distance. Rows are conversations and overlap, so such a file
+wants ``--sort``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pagedkv.planner.traces.formats.bodies import JsonObject, as_object, first_named, usage_of
+from pagedkv.planner.traces.formats.calls import Call, Calls
+from pagedkv.planner.traces.formats.messages import answer_parts, prompt_parts
+from pagedkv.planner.traces.formats.parsing import FIX_THE_ROW
+from pagedkv.planner.traces.formats.row_format import Reading
+from pagedkv.planner.traces.lines import Line
+
+__all__ = ["WildChatLayout", "is_wildchat"]
+
+KEYS: Final = frozenset({"conversation", "timestamp"})
+NAMES: Final = ("conversation_hash", "conversation_id")
+TURN_S: Final = 30.0
+ANSWERER: Final = "assistant"
+
+
+def is_wildchat(keys: Mapping[str, object]) -> bool:
+    """Tell by the keys of the first line whether it is a conversation with a time."""
+    return keys.keys() >= KEYS
+
+
+class WildChatLayout:
+    """A conversation a row.
+
+    Args:
+        reading: how texts become tokens.
+        calls: reads the times.
+    """
+
+    def __init__(self, reading: Reading, calls: Calls) -> None:
+        self._texts = reading.texts
+        self._calls = calls
+        self._num_turns = self._num_made_up = 0
+
+    @property
+    def title(self) -> str:
+        """Name the log."""
+        if not self._num_made_up:
+            return "WildChat's conversations by the times of their turns"
+        share = f"for {self._num_made_up:,} of {self._num_turns:,} turns {TURN_S:g} s between two are made up"
+        return f"WildChat's conversations by the time of the last turn ({share})"
+
+    def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
+        """Give the conversation's answers as calls."""
+        turns = [turn for turn in row["conversation"] or () if isinstance(turn, dict)]
+        places = [place for place, turn in enumerate(turns) if turn.get("role") == ANSWERER]
+        for number, place in enumerate(places):
+            messages = [{"role": turn.get("role"), "content": turn.get("content")} for turn in turns[: place + 1]]
+            stated = usage_of(line, as_object(turns[place].get("usage")))
+            yield Call(
+                line,
+                self._arrival_s(line, row, turns[max(0, place - 1) : place + 1], len(places) - 1 - number),
+                prompt_parts(line, {"messages": messages[:-1]}, self._texts),
+                answer_parts(messages[-1], self._texts),
+                stated.num_prompt or None,
+                stated.num_answer or None,
+                stated.num_thoughts,
+                session=first_named(NAMES, row),
+            )
+
+    def _arrival_s(self, line: Line, row: JsonObject, turns: Sequence[JsonObject], num_behind: int) -> float:
+        """Tell when a question came: by itself, by its answer, or by the end of the conversation."""
+        self._num_turns += 1
+        asked, said = (turns[0] if len(turns) > 1 else {}), turns[-1]
+        for value in (asked.get("timestamp"), said.get("created"), said.get("timestamp")):
+            if value is not None:
+                return self._calls.arrival_s(line, value)
+        if row["timestamp"] is None:
+            raise line.fault("neither its turns nor the conversation have a time", FIX_THE_ROW)
+        self._num_made_up += 1
+        return self._calls.arrival_s(line, row["timestamp"]) - TURN_S * num_behind

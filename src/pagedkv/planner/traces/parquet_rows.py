@@ -1,0 +1,52 @@
+"""The rows of a Parquet file as lines of JSON, so that every format of JSON lines may come in one.
+
+A row's number stands for that of its line. Only a batch of rows is in memory.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.memory.contract.extras import needing
+from pagedkv.planner.traces.lines import Line
+
+with needing("cli", "reading traces"):
+    import msgspec
+
+__all__ = ["parquet_rows"]
+
+ROWS_AT_ONCE: Final = 256
+
+
+def parquet_rows(path: str) -> Iterator[Line]:
+    """Give the rows of a file, each as an object.
+
+    Raises:
+        ConfigurationError: the package is missing.
+        TraceError: the file cannot be read; while iterating too.
+    """
+    try:
+        parquet: Any = import_module("pyarrow.parquet")  # an extra, asked for by few
+    except ModuleNotFoundError as error:
+        reason = "reading Parquet files needs the package pyarrow: pip install 'pagedkv[parquet]'"
+        raise ConfigurationError(f"{reason}, or write the rows as JSON lines") from error
+    if not Path(path).is_file():
+        raise TraceError(path, None, "a Parquet file cannot come through a pipe", "Save it to a file first")
+    return _rows(path, parquet)
+
+
+def _rows(path: str, parquet: Any) -> Iterator[Line]:  # noqa: ANN401 - a module, imported late
+    encoder = msgspec.json.Encoder(enc_hook=str)
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Line(path, number, encoder.encode(row).decode())
+    except (OSError, ValueError) as error:  # what pyarrow raises are such
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(path, number + 1, f"not a whole Parquet file: {error}", "Fetch the file again") from error

@@ -1,0 +1,91 @@
+"""The two values that flow through a replay: a request as a trace tells it, and one with tokens.
+
+::
+
+    trace file --TraceReader--> Request --tokenized()--> TokenizedRequest --Replayer--> ReplaySummary
+                                seeded workload -------------^
+
+A trace seldom holds tokens: it holds lengths and, at best, ids of prompt blocks. Figures about the trace
+alone need no more than :class:`Request`. The block space matches and stores tokens, so whatever drives it
+takes :class:`TokenizedRequest`, from a trace through :func:`pagedkv.planner.traces.tokens.tokenized` or from a
+generator that knows its tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Request", "TokenizedRequest"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One request of a trace.
+
+    Args:
+        arrival_s: seconds from the start of the trace; in a trace of sessions, from the session's start.
+        input_length: tokens of the prompt, at least 1.
+        output_length: generated tokens, possibly 0.
+        block_ids: int64 ``[n]``, ids of the prompt's leading blocks, or None when the trace has no ids. Equal ids
+            mean an equal *whole prefix* up to the end of that block.
+        block_size: tokens an id stands for, whether this request has ids or not; 0 when that is not known.
+        session: name of the conversation that the request belongs to, if the trace tells.
+        num_samples: sequences generated from the one prompt, at least 1.
+        priority: requests of a higher one are admitted first.
+        prompt_token_ids: int32 ``[input_length]`` when the trace has tokens, instead of block ids.
+        output_token_ids: int32 ``[output_length]`` when the trace has these too.
+        tenant: whose request it is: a customer, a team, a log among several; if that is known.
+        salt: what its blocks are told apart by from equal ones of other salts; None: by nothing.
+    """
+
+    arrival_s: float
+    input_length: int
+    output_length: int
+    block_ids: npt.NDArray[np.int64] | None = None
+    block_size: int = 0
+    session: str | None = None
+    num_samples: int = 1
+    priority: int = 0
+    prompt_token_ids: npt.NDArray[np.int32] | None = None
+    output_token_ids: npt.NDArray[np.int32] | None = None
+    tenant: str | None = None
+    salt: str | None = None
+
+    @property
+    def has_content(self) -> bool:
+        """Whether the trace tells what the prompt shares with others: by its tokens, or by ids of its blocks."""
+        return self.block_ids is not None or self.prompt_token_ids is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenizedRequest:
+    """One request with the tokens it sends and the tokens it gets back.
+
+    Args:
+        arrival_s: as in :class:`Request`.
+        prompt_token_ids: int32 ``[input_length]``, at least one token.
+        output_token_ids: int32 ``[output_length]``, possibly none.
+        session: as in :class:`Request`, like what follows.
+        has_content: False where the tokens are made up, since the trace tells lengths alone.
+    """
+
+    arrival_s: float
+    prompt_token_ids: npt.NDArray[np.int32]
+    output_token_ids: npt.NDArray[np.int32]
+    session: str | None = None
+    num_samples: int = 1
+    priority: int = 0
+    has_content: bool = True
+    tenant: str | None = None
+    salt: str | None = None
+
+    @property
+    def input_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def output_length(self) -> int:
+        """Generated tokens."""
+        return len(self.output_token_ids)

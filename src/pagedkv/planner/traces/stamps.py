@@ -1,0 +1,98 @@
+"""Times of arrival where a file has none, or coarse ones: made up, or spread over what a stamp stands for."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["MadeUpArrivals", "parse_arrivals", "spread_stamps"]
+
+POISSON: Final = "poisson"
+PLACES: Final = 6
+MOST_WAITING: Final = 2**16
+"""Requests of one stamp that wait in memory; more of them are spread so many at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUpArrivals:
+    """Requests that come at random, independently of one another: a Poisson process, always the same one.
+
+    Args:
+        per_s: requests a second in the mean, positive and finite.
+
+    Raises:
+        ConfigurationError: the rate is neither.
+    """
+
+    per_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.per_s > 0 and math.isfinite(self.per_s)):
+            raise ConfigurationError(f"--arrivals poisson:RATE wants requests a second, above 0, got {self.per_s}")
+
+    @property
+    def told(self) -> str:
+        """Say that these times are made up, for humans."""
+        return f"arrivals made up: at random, {self.per_s:g} a second"
+
+    def given_to(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Give requests these arrivals, in their order; the first comes at 0."""
+        random = np.random.default_rng(0)
+        arrival_s = 0.0
+        for request in requests:
+            yield replace(request, arrival_s=round(arrival_s, PLACES))
+            arrival_s += random.exponential(1 / self.per_s)
+
+
+def parse_arrivals(text: str) -> MadeUpArrivals:
+    """Read arrivals as users type them. Raises ConfigurationError.
+
+    >>> parse_arrivals("poisson:2.5")
+    MadeUpArrivals(per_s=2.5)
+    """
+    kind, _, rate = text.partition(":")
+    try:
+        per_s = float(rate)
+    except ValueError:
+        per_s = math.nan
+    if kind != POISSON or math.isnan(per_s):
+        raise ConfigurationError(f"--arrivals wants poisson:RATE, as in poisson:2.5 for 2.5 a second; got {text!r:.60}")
+    return MadeUpArrivals(per_s)
+
+
+def spread_stamps(requests: Iterable[Request], span_s: float) -> Iterator[Request]:
+    """Spread requests with equal arrivals evenly over the time that their stamp stands for.
+
+    Args:
+        requests: in order of arrival.
+        span_s: seconds that a stamp stands for, or less where the next one comes sooner.
+
+    Returns:
+        the requests in their order, the first of each stamp where it was. As many in memory as have one stamp.
+
+    Raises:
+        ConfigurationError: the span is not positive, or not finite.
+    """
+    if not (span_s > 0 and math.isfinite(span_s)):
+        raise ConfigurationError(f"--spread must be a number of seconds above 0, got {span_s}")
+    return _spread(requests, span_s)
+
+
+def _spread(requests: Iterable[Request], span_s: float) -> Iterator[Request]:
+    group: list[Request] = []
+    for request in requests:
+        if group and (request.arrival_s != group[0].arrival_s or len(group) == MOST_WAITING):
+            yield from _apart(group, min(span_s, request.arrival_s - group[0].arrival_s))
+            group = []
+        group.append(request)
+    yield from _apart(group, span_s)
+
+
+def _apart(group: list[Request], span_s: float) -> Iterator[Request]:
+    for place, request in enumerate(group):
+        yield request if not place else replace(request, arrival_s=request.arrival_s + span_s * place / len(group))

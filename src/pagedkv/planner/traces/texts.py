@@ -1,0 +1,190 @@
+"""Texts of logs turned into tokens: by a tokenizer's file, or, without one, so many characters a token.
+
+Only two things about tokens matter here: how many there are, and that equal texts have equal ones. So without a
+tokenizer a text is cut into pieces of a stated number of characters, and a piece's token is a hash of it, the same on
+every machine (splitmix64 of its characters and their places, 31 bits). Texts that end differently differ in their last
+piece alone. Pieces never reach over the end of a text, so that a conversation whose messages are given one by one
+begins with the tokens of the conversation before.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = [
+    "CHARS_PER_TOKEN",
+    "CharacterTokens",
+    "FileTokens",
+    "TextTokens",
+    "marked_tokens",
+    "stretched_tokens",
+    "text_tokens",
+]
+
+CHARS_PER_TOKEN: Final = 4.0
+"""Of English text with today's vocabularies, roughly; what a result rests on it says so."""
+MOST_CHARS_PER_TOKEN: Final = 1000
+FIRST_MULTIPLIER: Final = np.uint64(0xBF58476D1CE4E5B9)
+SECOND_MULTIPLIER: Final = np.uint64(0x94D049BB133111EB)
+
+
+class TextTokens(Protocol):
+    """Makes tokens of texts."""
+
+    is_estimate: bool
+    """Whether their number is a guess at that of a model."""
+
+    @property
+    def told(self) -> str:
+        """Say how, for humans."""
+        ...
+
+    def token_ids(self, text: str) -> Int32Array:
+        """Make the tokens of one text: int32 ``[n]``, none negative; none of an empty text. O(characters)."""
+        ...
+
+
+class CharacterTokens:
+    """So many characters a token.
+
+    Args:
+        chars_per_token: a number from 1 to 1,000, not necessarily whole.
+
+    Raises:
+        ConfigurationError: it is out of range.
+
+    >>> tokens = CharacterTokens(4)
+    >>> [len(tokens.token_ids(text)) for text in ("", "four", "fives")]
+    [0, 1, 2]
+    >>> bool((tokens.token_ids("equal to here")[:2] == tokens.token_ids("equal to there")[:2]).all())
+    True
+    """
+
+    is_estimate = True
+
+    def __init__(self, chars_per_token: float = CHARS_PER_TOKEN) -> None:
+        if not 1 <= chars_per_token <= MOST_CHARS_PER_TOKEN:
+            raise ConfigurationError(
+                f"--chars-per-token must be from 1 to {MOST_CHARS_PER_TOKEN:,}, got {chars_per_token}"
+            )
+        self._chars = chars_per_token
+
+    @property
+    def told(self) -> str:
+        """Say how, for humans."""
+        return f"{self._chars:g} characters a token"
+
+    def token_ids(self, text: str) -> Int32Array:
+        """Make the tokens of one text."""
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        num_tokens = int(-(-len(codes) // self._chars))
+        if num_tokens == 0:
+            return np.zeros(0, np.int32)
+        starts = (np.arange(num_tokens) * self._chars).astype(np.int64)
+        places = np.arange(len(codes)) - np.repeat(starts, np.diff(starts, append=len(codes)))
+        hashes = np.bitwise_xor.reduceat(
+            _mixed(codes.astype(np.uint64) << np.uint64(20) | places.astype(np.uint64)), starts
+        )
+        return (_mixed(hashes) >> np.uint64(33)).astype(np.int32)
+
+
+class FileTokens:
+    """A tokenizer's file, as Hugging Face's tokenizers write them (tokenizer.json).
+
+    Raises:
+        ConfigurationError: the package is missing, or the file is no such file.
+    """
+
+    is_estimate = False
+
+    def __init__(self, path: str) -> None:
+        try:
+            tokenizers: Any = import_module("tokenizers")  # an extra, asked for by few
+        except ModuleNotFoundError as error:
+            reason = "--tokenizer needs the package tokenizers: pip install 'pagedkv[tokenizer]'"
+            raise ConfigurationError(f"{reason}, or give --chars-per-token instead") from error
+        if not Path(path).is_file():
+            raise ConfigurationError(f"--tokenizer {path}: there is no such file; name a tokenizer.json")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(path)
+        except Exception as error:  # the package raises nothing more special
+            raise ConfigurationError(f"--tokenizer {path}: cannot be read as a tokenizer.json: {error}") from error
+        self._name = Path(path).name
+
+    @property
+    def told(self) -> str:
+        """Say how, for humans."""
+        return f"tokens of {self._name}"
+
+    def token_ids(self, text: str) -> Int32Array:
+        """Make the tokens of one text, without those that the tokenizer adds around a whole one."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+
+def text_tokens(tokenizer: str | None, chars_per_token: float | None) -> TextTokens:
+    """Choose how texts become tokens. Raises ConfigurationError."""
+    if tokenizer is None:
+        return CharacterTokens(CHARS_PER_TOKEN if chars_per_token is None else chars_per_token)
+    if chars_per_token is not None:
+        raise ConfigurationError("--tokenizer and --chars-per-token both say what a token is: give one of them")
+    return FileTokens(tokenizer)
+
+
+def marked_tokens(digest: bytes, num_tokens: int) -> Int32Array:
+    """Make tokens that stand for content known by its digest alone: int32 ``[num_tokens]``, none negative."""
+    seed = np.uint64(int.from_bytes(digest[:8], "little"))
+    numbers = _mixed(np.full(num_tokens, seed) ^ _mixed(np.arange(num_tokens, dtype=np.uint64)))
+    return (numbers >> np.uint64(33)).astype(np.int32)
+
+
+def stretched_tokens(pieces: Int32Array, rate: tuple[int, int], num_tokens: int, digest: bytes) -> Int32Array:
+    """Write pieces of a text as so many tokens, the same ones as far as the pieces are the same.
+
+    Args:
+        pieces: int32 ``[n]``.
+        rate: tokens, and the pieces that they are made of: whatever begins alike must be given the same rate. At equal
+            numbers a piece is its token.
+        num_tokens: how many to make: where the rate brings more, the others are left out, where it brings fewer, tokens
+            for the digest follow.
+        digest: of the whole text, which the last token stands for where others were left out.
+
+    Returns:
+        int32 ``[num_tokens]``, none negative. O(pieces + tokens).
+    """
+    most, least = rate
+    num_made = len(pieces) * most // least
+    made = np.arange(min(num_made, num_tokens))
+    places = made * least // most  # of the piece with which each token begins
+    if most == least:
+        tokens = pieces[: len(made)]
+    elif most > least:
+        behind = (made - -(-places * most // least)).astype(np.uint64)
+        mixed = _mixed(pieces[places].astype(np.uint64) << np.uint64(20) | behind) >> np.uint64(33)
+        tokens = np.where(behind == 0, pieces[places], mixed.astype(np.int32))
+    else:
+        end = int((made[-1] + 1) * least // most) if len(made) else 0
+        inside = np.arange(end) - np.repeat(places, np.diff(places, append=end))
+        numbers = _mixed(pieces[:end].astype(np.uint64) << np.uint64(20) | inside.astype(np.uint64))
+        hashes = np.bitwise_xor.reduceat(numbers, places) if end else numbers
+        tokens = (_mixed(hashes) >> np.uint64(33)).astype(np.int32)
+    if num_made == num_tokens:
+        return tokens
+    if num_made > num_tokens > 0:
+        tokens = np.concatenate([tokens[:-1], marked_tokens(digest, 1)])
+    return np.concatenate([tokens, marked_tokens(digest, num_tokens - len(tokens))])
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Apply splitmix64's finaliser."""
+    mixed = numbers ^ (numbers >> np.uint64(30))
+    mixed *= FIRST_MULTIPLIER
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= SECOND_MULTIPLIER
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

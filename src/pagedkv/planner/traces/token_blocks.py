@@ -1,0 +1,214 @@
+"""Block ids from tokens: prompts cut into blocks, and each block named together with everything before it.
+
+Distinct content gets consecutive ids, from 0, in order of first appearance. Two prompts have the same id at a position
+exactly if they are equal up to the end of that block. Only full blocks get ids, as an engine caches only these.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.traces.request import Request
+
+__all__ = ["ContentBlocks", "TokenBlocks", "chain_digests", "with_block_ids", "with_ids_apart"]
+
+FIRST_UNSHARED: Final = 2**62
+"""Ids from here on are of prompts whose content is unknown: beyond all that are numbered as they appear."""
+COUNTED_BITS: Final = 40
+COUNTED: Final = 2**COUNTED_BITS
+"""Ids below this count blocks."""
+MIXED: Final = 2**62
+GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
+WORD: Final = 2**64 - 1
+MIXING: Final = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+MOST_HELD: Final = 1000
+"""Requests without content that wait for one that has some."""
+
+
+class TokenBlocks:
+    """Numbers the distinct blocks of prompts.
+
+    Remembers 32 bytes and an id for each distinct block, whatever its size: a SHA-256 digest of its tokens and the
+    digest before it.
+
+    Args:
+        block_size: tokens of a block.
+
+    Raises:
+        ConfigurationError: ``block_size`` is not positive.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        if block_size < 1:
+            raise ConfigurationError(f"blocks must have at least 1 token, got {block_size}")
+        self._block_size = block_size
+        self._ids_by_digest: dict[bytes, int] = {}
+
+    def block_ids(self, token_ids: npt.NDArray[np.int32], salt: str | None = None) -> npt.NDArray[np.int64]:
+        """Name the full blocks of a prompt; new ones are numbered.
+
+        Args:
+            token_ids: int32 ``[n]``.
+            salt: what they are told apart by from equal ones of other salts.
+
+        Returns:
+            int64 ``[n // block_size]``. O(n).
+
+        >>> blocks = TokenBlocks(2)
+        >>> blocks.block_ids(np.array([5, 6, 7, 8, 9], np.int32)).tolist()
+        [0, 1]
+        >>> blocks.block_ids(np.array([5, 6, 7, 7, 7, 8], np.int32)).tolist()
+        [0, 2, 3]
+        """
+        ids = np.empty(len(token_ids) // self._block_size, np.int64)
+        parent = b"" if salt is None else sha256(salt.encode()).digest()
+        for position, digest in enumerate(chain_digests(token_ids, self._block_size, parent)):
+            ids[position] = self._ids_by_digest.setdefault(digest, len(self._ids_by_digest))
+        return ids
+
+    def knows(self, digest: bytes) -> bool:
+        """Tell whether a prompt had the block that a digest of :func:`chain_digests` names, without a salt."""
+        return digest in self._ids_by_digest
+
+
+class ContentBlocks:
+    """Puts block ids in the place of tokens, where a trace has tokens, and leaves it as it is where it has ids.
+
+    A prompt without content, in a trace where others have some, shares its blocks with nobody, as in a replay. Where
+    none of the first thousand has any, nothing is changed.
+
+    Args:
+        block_size: tokens of a block.
+
+    Raises:
+        ConfigurationError: ``block_size`` is not positive.
+
+    Attributes:
+        num_unshared: prompts without content that were given blocks of their own.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._blocks = TokenBlocks(block_size)
+        self._next_unshared = FIRST_UNSHARED
+        self._has_tokens = False
+        self._salts: dict[str, int] = {}
+        self.num_unshared = 0
+
+    def of(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Give the requests with ids. O(tokens); memory as :class:`TokenBlocks`."""
+        held: list[Request] | None = []
+        for request in requests:
+            if held is not None and not request.has_content:
+                held.append(request)
+                if len(held) <= MOST_HELD:
+                    continue
+            elif request.prompt_token_ids is not None:
+                self._has_tokens = True
+            waiting, held = held or (), None
+            yield from map(self._with_ids, waiting)
+            if not waiting or waiting[-1] is not request:
+                yield self._with_ids(request)
+        yield from held or ()
+
+    def _with_ids(self, request: Request) -> Request:
+        if request.prompt_token_ids is not None:
+            ids = self._blocks.block_ids(request.prompt_token_ids, request.salt)
+        elif request.block_ids is None and self._has_tokens:
+            first, num_blocks = self._next_unshared, request.input_length // self._block_size
+            self._next_unshared += num_blocks
+            self.num_unshared += 1
+            ids = np.arange(first, first + num_blocks, dtype=np.int64)
+        else:
+            return self._apart(request)
+        return replace(
+            request, block_ids=ids, block_size=self._block_size, prompt_token_ids=None, output_token_ids=None
+        )
+
+    def _apart(self, request: Request) -> Request:
+        """Move the ids of a request with a salt away from those of others."""
+        if request.block_ids is None or request.salt is None:
+            return request
+        return with_ids_apart(request, self._salts.setdefault(request.salt, len(self._salts)))
+
+
+def with_ids_apart(request: Request, number: int) -> Request:
+    """Move the ids of a request's blocks, which are of one numbering of several.
+
+    Exact for ids below 2^40, as those that count blocks are; larger ones, as of digests, are mixed, and then equal by a
+    chance of 2^-62 as digests are.
+
+    Args:
+        request: with ids or without.
+        number: which numbering they are of, below 2^22; 0 leaves those below 2^40 as they are.
+    """
+    if request.block_ids is None or not len(request.block_ids):
+        return request
+    ids = request.block_ids
+    small = ids < COUNTED
+    moved = np.where(small, ids | (number << COUNTED_BITS), _mixed(ids, number) if not small.all() else ids)
+    return replace(request, block_ids=moved)
+
+
+def _mixed(ids: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.int64]:
+    """Mix ids with a number, by the finaliser of splitmix64 (see :mod:`~pagedkv.planner.traces.tokens`)."""
+    mixed = ids.astype(np.uint64) + np.uint64(number * GOLDEN_GAMMA & WORD)
+    for shift, multiplier in MIXING:
+        mixed = (mixed ^ (mixed >> shift)) * multiplier
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(2) | np.uint64(MIXED)).astype(np.int64)
+
+
+def chain_digests(token_ids: npt.NDArray[np.int32], block_size: int, parent: bytes = b"") -> Iterator[bytes]:
+    """Name full blocks by SHA-256 digests, each over the one before it and the block's tokens.
+
+    Args:
+        token_ids: int32 ``[n]``.
+        block_size: tokens of a block, at least 1.
+        parent: digest of the block before the first; empty where there is none.
+
+    Returns:
+        ``n // block_size`` digests of 32 bytes. O(n).
+    """
+    data = token_ids.astype("<i4").tobytes()
+    nbytes = 4 * block_size
+    digest = parent
+    for position in range(len(token_ids) // block_size):
+        digest = sha256(digest + data[position * nbytes : (position + 1) * nbytes]).digest()
+        yield digest
+
+
+def with_block_ids(path: str, requests: Iterable[Request], block_size: int) -> Iterator[Request]:
+    """Put block ids in the place of tokens. Tokens of the output are left out too: their number remains.
+
+    Args:
+        path: the trace, for messages.
+        requests: with the tokens of their prompts; of one whose content is unknown the lengths remain.
+        block_size: tokens of a block.
+
+    Raises:
+        ConfigurationError: ``block_size`` is not positive.
+        TraceError: a request has other block ids already; at the end, that not one had tokens.
+    """
+    blocks = TokenBlocks(block_size)
+    number, has_tokens = 0, False
+    for number, request in enumerate(requests, 1):
+        has_tokens |= request.prompt_token_ids is not None
+        if request.block_ids is not None and request.prompt_token_ids is None:
+            raise _without_tokens(path, f"request {number} has no tokens")
+        ids = None if request.prompt_token_ids is None else blocks.block_ids(request.prompt_token_ids)
+        yield replace(request, block_ids=ids, block_size=block_size, prompt_token_ids=None, output_token_ids=None)
+    if number and not has_tokens:
+        raise _without_tokens(path, "no request has tokens")
+
+
+def _without_tokens(path: str, reason: str) -> TraceError:
+    remedy = "Give --block-size only for a log with texts or a trace with token_ids"
+    return TraceError(path, None, f"{reason} to make block ids of", remedy)

@@ -1,0 +1,192 @@
+"""Windows of recorded time: the hours of a trace, or the times of day, that figures are told apart by.
+
+A window says which requests arrived in it. The trace is served as a whole, so that a cache is as warm in each window as
+it would have been; only the counting is divided.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Float64Array, Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces.clocks import FIRST_EPOCH_S
+
+__all__ = ["MOST_WINDOWS", "Window", "WindowRule", "parse_window"]
+
+UNITS_S: Final = MappingProxyType({"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0})
+DAY_S: Final = 86_400.0
+HOUR_S: Final = 3600.0
+FURTHEST_ZONE_H: Final = 26
+MOST_WINDOWS: Final = 10_000
+LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
+TIMES: Final = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+REST: Final = "the rest"
+WANTED: Final = "--window wants a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One window.
+
+    Args:
+        name: what to call it.
+        duration_s: seconds of it that lie between the first and the last arrival of the trace.
+        is_whole: whether that is all of it.
+    """
+
+    name: str
+    duration_s: float
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRule:
+    """How recorded time is divided.
+
+    Args:
+        length_s: seconds of a window, or None for times of day.
+        times_s: begin and end of each time of day, in seconds from midnight; what lies outside is the rest.
+        utc_offset_h: hours that the clocks of the place are ahead of UTC.
+    """
+
+    length_s: float | None
+    times_s: tuple[tuple[float, float], ...] = ()
+    utc_offset_h: float = 0.0
+
+    def divide(self, arrivals_s: Float64Array, origin_s: float) -> tuple[list[Window], Int32Array]:
+        """Divide a trace.
+
+        Args:
+            arrivals_s: float64 ``[n]``, when each request arrives, never falling.
+            origin_s: what is added to make recorded times of these.
+
+        Returns:
+            The windows in order, and the number of each request's: int32 ``[n]``. O(n + windows).
+
+        Raises:
+            ConfigurationError: times of day of a trace that does not tell them; very many windows.
+        """
+        if not len(arrivals_s):
+            return [], np.zeros(0, np.int32)
+        first_s, last_s = float(arrivals_s[0]) + origin_s, float(arrivals_s[-1]) + origin_s
+        is_dated = first_s >= FIRST_EPOCH_S
+        if self.length_s is None and not is_dated:
+            raise ConfigurationError(
+                "the times of this trace do not tell the time of day: divide it by lengths, as in --window 1h"
+            )
+        recorded_s = arrivals_s + origin_s
+        if self.length_s is None:
+            return self._by_time_of_day(recorded_s)
+        return self._by_length(recorded_s, self.length_s, is_dated=is_dated, first_s=first_s, last_s=last_s)
+
+    def _by_length(
+        self, recorded_s: Float64Array, length_s: float, *, is_dated: bool, first_s: float, last_s: float
+    ) -> tuple[list[Window], Int32Array]:
+        shift_s = self.utc_offset_h * HOUR_S if is_dated else -first_s
+        number = np.floor((recorded_s + shift_s) / length_s).astype(np.int64)
+        first, last = int(number[0]), int(number[-1])
+        if last - first >= MOST_WINDOWS:
+            raise ConfigurationError(
+                f"--window makes {last - first + 1:,} windows of this trace, over {MOST_WINDOWS:,}: give longer ones"
+            )
+        windows = []
+        for place in range(first, last + 1):
+            begin_s, end_s = place * length_s - shift_s, (place + 1) * length_s - shift_s
+            duration_s = max(0.0, min(end_s, last_s) - max(begin_s, first_s))
+            is_whole = duration_s == end_s - begin_s
+            name = self._dated(begin_s, end_s) if is_dated else f"{begin_s - first_s:g} to {end_s - first_s:g} s"
+            windows.append(Window(name, duration_s, is_whole))
+        return windows, (number - first).astype(np.int32)
+
+    def _dated(self, begin_s: float, end_s: float) -> str:
+        offset = timedelta(hours=self.utc_offset_h)
+        begin, end = (datetime.fromtimestamp(seconds, UTC) + offset for seconds in (begin_s, end_s))
+        form = "%H:%M" if not begin.second and not end.second and (end_s - begin_s) % 60 == 0 else "%H:%M:%S"
+        until = end.strftime(form) if end - begin <= timedelta(days=1) else end.strftime(f"%Y-%m-%d {form}")
+        return f"{begin.strftime(f'%Y-%m-%d {form}')}-{until} {self._zone}"
+
+    @property
+    def _zone(self) -> str:
+        return f"UTC{self.utc_offset_h:+g}" if self.utc_offset_h else "UTC"
+
+    def _by_time_of_day(self, recorded_s: Float64Array) -> tuple[list[Window], Int32Array]:
+        local_s = recorded_s + self.utc_offset_h * HOUR_S
+        of_day_s = local_s % DAY_S
+        labels = np.full(len(recorded_s), len(self.times_s), np.int32)
+        for place, (begin_s, end_s) in enumerate(self.times_s):
+            labels[_is_within(of_day_s, begin_s, end_s)] = place
+        first_s, last_s = float(local_s[0]), float(local_s[-1])
+        durations_s = [sum(_overlaps_s(first_s, last_s, *times)) for times in self.times_s]
+        rest_s = max(0.0, last_s - first_s - sum(durations_s))
+        windows = [
+            Window(f"{_named(*times)} {self._zone}", each)
+            for times, each in zip(self.times_s, durations_s, strict=True)
+        ]
+        return [*windows, Window(REST, rest_s)], labels
+
+
+def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
+    """Read windows as typed: a length, or times of day separated by commas.
+
+    Raises:
+        ConfigurationError: it is neither; times overlap; the offset is none.
+
+    >>> parse_window("15m").length_s, parse_window("22:00-06:00").times_s
+    (900.0, ((79200.0, 21600.0),))
+    """
+    if not -FURTHEST_ZONE_H <= utc_offset_h <= FURTHEST_ZONE_H:
+        raise ConfigurationError(f"--utc-offset must be from -{FURTHEST_ZONE_H} to {FURTHEST_ZONE_H} hours")
+    told = LENGTH.fullmatch(text.strip())
+    if told is not None:
+        length_s = float(told[1]) * UNITS_S[told[2]]
+        if length_s <= 0:
+            raise ConfigurationError(f"{WANTED}; got {text!r:.60}")
+        return WindowRule(length_s, utc_offset_h=utc_offset_h)
+    times = tuple(_times(part.strip(), text) for part in text.split(","))
+    marks = sorted(interval for begin, end in times for interval in _unwrapped(begin, end))
+    if any(later[0] < earlier[1] for earlier, later in pairwise(marks)):
+        raise ConfigurationError(f"the times of --window overlap: {text!r:.60}")
+    return WindowRule(None, times, utc_offset_h)
+
+
+def _times(part: str, text: str) -> tuple[float, float]:
+    told = TIMES.fullmatch(part)
+    if told is None:
+        raise ConfigurationError(f"{WANTED}; got {text!r:.60}")
+    begin_h, begin_m, end_h, end_m = map(int, told.groups())
+    begin_s, end_s = begin_h * HOUR_S + begin_m * 60, end_h * HOUR_S + end_m * 60
+    if begin_m >= 60 or end_m >= 60 or begin_s >= DAY_S or end_s > DAY_S or begin_s == end_s % DAY_S:  # noqa: PLR2004 - minutes
+        raise ConfigurationError(f"{part} is no time of day, from 00:00 to 24:00, of some length: {WANTED}")
+    return begin_s, end_s
+
+
+def _unwrapped(begin_s: float, end_s: float) -> Sequence[tuple[float, float]]:
+    """Give the parts of one day that a time of day takes; one over midnight takes two."""
+    return [(begin_s, end_s)] if begin_s < end_s else [(begin_s, DAY_S), (0.0, end_s)]
+
+
+def _is_within(of_day_s: Float64Array, begin_s: float, end_s: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    if begin_s < end_s:
+        return (of_day_s >= begin_s) & (of_day_s < end_s)
+    return (of_day_s >= begin_s) | (of_day_s < end_s)
+
+
+def _overlaps_s(first_s: float, last_s: float, begin_s: float, end_s: float) -> Iterator[float]:
+    """Give the seconds of a time of day on each day between two times."""
+    length_s = (end_s - begin_s) % DAY_S or DAY_S
+    day = int(first_s // DAY_S) - 1
+    while day * DAY_S + begin_s < last_s:
+        start_s = day * DAY_S + begin_s
+        yield max(0.0, min(start_s + length_s, last_s) - max(start_s, first_s))
+        day += 1
+
+
+def _named(begin_s: float, end_s: float) -> str:
+    return "-".join(f"{int(each // HOUR_S):02}:{int(each % HOUR_S // 60):02}" for each in (begin_s, end_s))

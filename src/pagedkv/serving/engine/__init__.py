@@ -1,0 +1,75 @@
+"""The engine: any decoder of transformers on memory made of blocks, token for token as it answers by itself.
+
+Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in which data flows::
+
+    refusals      models that are refused by name
+    probe         one pass of two tokens: what every layer keeps and reads
+    mask_rules    which rule a mask follows
+    layer_specs   ModelLayers: what the probe saw
+    grouping      EngineGroups: groups for the block space, places of layers
+    loading       a model and its tokenizer, from a folder or by name
+    self_test     the model over blocks against itself, dense; diagnosing: why it answers otherwise
+    config        EngineConfig: memory, limits, policies
+    chat          Chat: a conversation as a prompt
+    prompts, engine_request, sample, outputs   what is asked for, its answers under way, and what came of it
+    llm           LLM: prompts in, answers out
+    async_llm     AsyncLLM: the same for event loops; engine_thread drives it, answer_stream is what a caller holds
+    core          EngineCore: the loop
+    flat_batch    a batch of the scheduler as one row of tokens
+    driving       which thread drives an engine
+    runner        ModelRunner: passes of a step through the model
+    borrowing     a model among engines: one pass at a time
+    forward_pass  what the model's calls are answered with
+    paged_cache   what the model takes for its cache
+    dense         what the model answers by itself, and how far that is certain
+    heads, prompt_scores       a model's head by itself: log-probabilities of prompts
+    forking, beams             requests that go on from others, and searches among answers
+    prompt_lookup PromptLookup: guesses of the tokens that follow
+    answering     logits in, tokens out: who waits, who fails; sampled_rows says whose they are, with which drafts
+    sampling      one token for each row of logits
+    records       StepRecord: what a step did
+    ambient       which pass is under way
+    compat        transformers
+
+No code of any model is here.
+"""
+
+from pagedkv.memory.contract.extras import needing
+
+with needing("hf", "pagedkv.engine"):
+    import safetensors  # noqa: F401 - first of all, so that the absence of any is told in our words
+    import tokenizers  # noqa: F401 - transformers does not say what it lacks
+    import torch  # noqa: F401 - as safetensors
+
+from pagedkv.serving.engine.answer_stream import AnswerStream
+from pagedkv.serving.engine.async_llm import AsyncLLM
+from pagedkv.serving.engine.chat import Chat
+from pagedkv.serving.engine.config import EngineConfig
+from pagedkv.serving.engine.core import EngineCore
+from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.llm import LLM, TokenUpdate
+from pagedkv.serving.engine.outputs import Completion, RequestOutput
+from pagedkv.serving.engine.prompt_lookup import PromptLookup
+from pagedkv.serving.engine.prompts import TokensPrompt
+from pagedkv.serving.engine.records import StepRecord
+from pagedkv.serving.engine.sample import Sample
+from pagedkv.serving.engine.sampling import SamplingParams, TokenLogprobs
+
+__all__ = [
+    "LLM",
+    "AnswerStream",
+    "AsyncLLM",
+    "Chat",
+    "Completion",
+    "EngineConfig",
+    "EngineCore",
+    "EngineRequest",
+    "PromptLookup",
+    "RequestOutput",
+    "Sample",
+    "SamplingParams",
+    "StepRecord",
+    "TokenLogprobs",
+    "TokenUpdate",
+    "TokensPrompt",
+]

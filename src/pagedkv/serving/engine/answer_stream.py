@@ -1,0 +1,140 @@
+"""AnswerStream: one request under way, seen from an event loop; Mailbox: what the engine's thread knows of it.
+
+The thread keeps mailboxes and no streams. So a stream that nobody holds any more is collected, which ends its request::
+
+    caller -- AnswerStream -- Mailbox -- engine's thread
+                 |  __del__ / aclose: the request is to end      (a command)
+                 `- waits for letters                            (call_soon_threadsafe, in the caller's loop)
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Self, final
+
+from pagedkv.serving.engine.llm import TokenUpdate
+from pagedkv.serving.engine.outputs import RequestOutput
+
+__all__ = ["AnswerStream", "Letter", "Mailbox", "deliver"]
+
+
+@final
+class Mailbox:
+    """What came for one request. The engine's thread writes letters, the loop alone opens them.
+
+    Args:
+        loop: whose callbacks open letters.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.updates: deque[TokenUpdate] = deque()
+        self.is_accepted = False
+        self.output: RequestOutput | None = None
+        self.problem: Exception | None = None
+        self.changed = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.output is not None or self.problem is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Letter:
+    """Something new about a request.
+
+    Args:
+        mailbox: whose.
+        updates: new tokens; output: its end; problem: why it was not served.
+    """
+
+    mailbox: Mailbox
+    updates: tuple[TokenUpdate, ...] = ()
+    output: RequestOutput | None = None
+    problem: Exception | None = None
+
+
+def deliver(letters: Iterable[Letter]) -> None:
+    """Open letters, in the loop that their mailboxes belong to."""
+    for letter in letters:
+        mailbox = letter.mailbox
+        mailbox.is_accepted |= letter.problem is None
+        mailbox.updates.extend(letter.updates)
+        mailbox.output = mailbox.output or letter.output
+        mailbox.problem = mailbox.problem or letter.problem
+        mailbox.changed.set()
+
+
+@final
+class AnswerStream:
+    """The answers to one prompt: new tokens by ``async for``, all of it by :meth:`output`.
+
+    Whoever stops waiting ends the request, whose blocks are then free for others: a task that is cancelled while it
+    waits here, :meth:`aclose`, or a stream that nobody holds any more.
+
+    Args:
+        mailbox: what comes for it.
+        end: tells the engine that nobody wants it any more; called at any time, in any thread.
+    """
+
+    def __init__(self, mailbox: Mailbox, end: Callable[[Mailbox], None]) -> None:
+        self._mailbox = mailbox
+        self._end = end
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenUpdate:
+        """Wait for new tokens of any of the answers. Raises as :meth:`output`, after what came before."""
+        mailbox = self._mailbox
+        await self._wait(lambda: bool(mailbox.updates))
+        if mailbox.updates:
+            return mailbox.updates.popleft()
+        self._raise_problem()
+        raise StopAsyncIteration
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken the request into its queue; who then goes on feels back-pressure.
+
+        Raises:
+            RequestError: it cannot be served.
+            QueueFullError: as many wait as may, and the engine was told to refuse more.
+            EngineError: the engine has failed, or was closed.
+        """
+        await self._wait(lambda: self._mailbox.is_accepted)
+        self._raise_problem()
+
+    async def output(self) -> RequestOutput:
+        """Wait for the end of all answers; updates need not be read. Raises as :meth:`accepted`."""
+        await self._wait(lambda: False)
+        self._raise_problem()
+        assert self._mailbox.output is not None, "a stream is over without an output"
+        return self._mailbox.output
+
+    async def aclose(self) -> None:
+        """End the request now; :meth:`output` then tells what it had. One that is over stays as it is."""
+        self._close()
+
+    async def _wait(self, is_there: Callable[[], bool]) -> None:
+        """Wait until something is there, or nothing more comes; who is cancelled meanwhile ends the request."""
+        changed = self._mailbox.changed
+        try:
+            while not is_there() and not self._mailbox.is_over:
+                changed.clear()
+                await changed.wait()
+        except asyncio.CancelledError:
+            self._close()
+            raise
+
+    def _raise_problem(self) -> None:
+        if self._mailbox.problem is not None:
+            raise self._mailbox.problem
+
+    def _close(self) -> None:
+        if not self._mailbox.is_over:
+            self._end(self._mailbox)
+
+    def __del__(self) -> None:
+        self._close()

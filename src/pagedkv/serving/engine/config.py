@@ -1,0 +1,172 @@
+"""EngineConfig: memory, limits and policies of an engine; what space and scheduler are told is made of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from pagedkv.memory.contract.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.spec import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig
+from pagedkv.memory.device import num_blocks_that_fit
+from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
+from pagedkv.memory.scheduling.config import require_preemption
+from pagedkv.serving.engine.grouping import EngineGroups
+from pagedkv.serving.engine.prompt_lookup import PromptLookup
+from pagedkv.serving.engine.sampling.parameters import LARGEST_SEED
+
+__all__ = ["EngineConfig"]
+
+BeyondContext: TypeAlias = Literal["refuse", "clip"]
+
+MIB = 2**20
+MOST_NBYTES = 2**60
+"""More than any machine has."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is told.
+
+    Args:
+        block_size: tokens a block.
+        checkpoint_interval: tokens between the states that are kept of recurrent layers.
+        kv_nbytes: bytes for blocks on the device, split among the pools; taken where ``num_blocks`` is None.
+        mean_tokens: tokens of a request, in the mean, by which bytes are split among pools.
+        num_blocks: blocks of each pool, by its name, or one number for every pool; null blocks included.
+        num_host_blocks: the same for swapping; 0: none.
+        max_sequences: sequences that run at once.
+        max_batched_tokens: tokens of a step.
+        max_tokens: tokens of the longest sequence; None: what the model's config says, 4,096 if nothing.
+        beyond_context: what becomes of a request whose ``max_tokens`` go beyond the longest sequence: "refuse" it, or
+            "clip" its answer there, as vLLM does. A prompt that leaves no room for a token is refused either way.
+        preemption: what becomes of a request that must give its blocks up.
+        prefix_caching: share blocks between requests, and keep them for later ones.
+        min_partial_hit: fewest tokens for whose sake a block is copied.
+        watermark: fraction of blocks that admissions leave free.
+        eviction: name of the policy.
+        weights_epoch: the first version of the weights: text, or a number where epochs are to be counted (8 bytes a
+            block).
+        max_epoch_lag: how many epochs back the oldest weights may lie that contributed to a hit; more than 0 only where
+            epochs are counted.
+        self_test: compare the model with itself, dense, before anything is answered; done whatever is said here where
+            layers are recurrent, since it also finds out how their states go on.
+        warm_up: compile all loops that requests can reach before the first one is served, if they are not on disk, on
+            all cores; False: each when it is first called, so that a first look begins sooner, and requests wait.
+        speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
+            answers stay the same. None: no guesses.
+        seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
+            the same order draw the same tokens.
+    """
+
+    block_size: int = 16
+    checkpoint_interval: int = 1024
+    kv_nbytes: int = 512 * MIB
+    mean_tokens: int = 1024
+    num_blocks: int | Mapping[str, int] | None = None
+    num_host_blocks: int | Mapping[str, int] = 0
+    max_sequences: int = 64
+    max_batched_tokens: int = 2048
+    max_tokens: int | None = None
+    beyond_context: BeyondContext = "refuse"
+    preemption: PreemptionKind = "recompute"
+    prefix_caching: bool = True
+    min_partial_hit: int = 0
+    watermark: float = 0.01
+    eviction: str = DEFAULT_EVICTION
+    weights_epoch: str | int = ""
+    max_epoch_lag: int = 0
+    self_test: bool = True
+    warm_up: bool = True
+    speculation: PromptLookup | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check what the space and the scheduler do not check."""
+        for name in ("block_size", "checkpoint_interval", "mean_tokens", "max_sequences", "max_batched_tokens"):
+            as_count(getattr(self, name), name, least=1)
+        as_count(self.kv_nbytes, "kv_nbytes", least=1, most=MOST_NBYTES)
+        as_count(self.min_partial_hit, "min_partial_hit")
+        as_count(self.seed, "seed", most=LARGEST_SEED)
+        if self.max_tokens is not None:
+            as_count(self.max_tokens, "max_tokens", least=1)
+        for name in ("num_blocks", "num_host_blocks"):
+            _check_blocks(getattr(self, name), name)
+        for name in ("prefix_caching", "self_test", "warm_up"):
+            as_flag(getattr(self, name), name)
+        as_fraction(self.watermark, "watermark")
+        as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
+        require_preemption(self.preemption)
+        if self.speculation is not None:
+            require_instance(self.speculation, PromptLookup, "speculation")
+        as_count(self.max_epoch_lag, "max_epoch_lag")
+        as_choice(self.beyond_context, ("refuse", "clip"), "beyond_context")
+        if self.preemption == "swap" and not self.num_host_blocks:
+            raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
+
+    def scheduling(self, *, publishes_answers: bool = True) -> SchedulingConfig:
+        """Give the scheduler's part; the model says whether what it decoded may be hit by others."""
+        return SchedulingConfig(
+            self.max_sequences,
+            self.max_batched_tokens,
+            self.preemption,
+            most_drafts=self.most_drafts,
+            publishes_answers=publishes_answers,
+        )
+
+    @property
+    def most_drafts(self) -> int:
+        """Guessed tokens of a sequence in a step at most."""
+        return 0 if self.speculation is None else self.speculation.num_tokens
+
+    def space(self, groups: EngineGroups, model_tokens: int | None) -> SpaceConfig:
+        """Give the space's part.
+
+        Args:
+            groups: the model's groups.
+            model_tokens: the longest sequence that the model knows; None if it does not say.
+
+        Raises:
+            ConfigurationError: not enough memory, or pools that do not exist.
+        """
+        longest = self.max_tokens or model_tokens or 4096
+        config = SpaceConfig(
+            groups.specs,
+            dict.fromkeys([spec.pool for spec in groups.specs], 2),
+            num_host_blocks=self._by_pool(groups, self.num_host_blocks),
+            max_sequences=self.max_sequences * (2 if self.num_host_blocks else 1),
+            max_tokens=longest,
+            watermark=self.watermark,
+            prefix_caching=self.prefix_caching,
+            min_partial_hit=self.min_partial_hit if self.prefix_caching else 0,
+            eviction=self.eviction,
+            weights_epoch=self.weights_epoch,
+            max_epoch_lag=self.max_epoch_lag,
+            in_order=True,
+            receipts=True,
+            explain=True,
+        )
+        return replace(config, num_blocks=self._num_blocks(groups, longest))
+
+    def _num_blocks(self, groups: EngineGroups, longest: int) -> Mapping[str, int]:
+        if self.num_blocks is not None:
+            return self._by_pool(groups, self.num_blocks)
+        return num_blocks_that_fit(
+            groups.specs,
+            groups.shapes,
+            self.kv_nbytes,
+            mean_tokens=min(longest, self.mean_tokens),
+            step_tokens=max(self.max_batched_tokens, longest),
+        )
+
+    @staticmethod
+    def _by_pool(groups: EngineGroups, given: int | Mapping[str, int]) -> Mapping[str, int]:
+        return given if isinstance(given, Mapping) else {spec.pool: given for spec in groups.specs}
+
+
+def _check_blocks(given: object, what: str) -> None:
+    """Check numbers of blocks: one, or one for each pool, whose names the model tells; None is asked of the memory."""
+    if isinstance(given, Mapping):
+        for pool, count in given.items():
+            as_count(count, f"{what} of pool {pool!r}")
+    elif given is not None or what == "num_host_blocks":
+        as_count(given, what)

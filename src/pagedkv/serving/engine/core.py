@@ -1,0 +1,444 @@
+"""EngineCore: the loop. Schedule, carry the plan out, run the model, sample, tell the scheduler.
+
+::
+
+    add(prompt, params)      -> EngineRequest, waiting
+    step()                   -> StepRecord
+      schedule   scheduler.schedule()              Batch, with the plan
+      forward    executor.launch(plan, model)      logits of the sequences that are sampled
+      sample     answering.take(logits, rows)      a token each, but for rows that wait or fail
+      finish     scheduler.finish(batch, tokens)   who has ended
+
+One thread drives it at a time, and a step is over when :meth:`EngineCore.step` returns. A step that fails ends the
+engine: what it had computed is not known.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import final
+
+import numpy as np
+import torch
+
+from pagedkv.memory.attention import backend_for
+from pagedkv.memory.contract.arguments import as_token_array, require_instance
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError, EngineError, RequestError, TokenError
+from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor
+from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Scheduler
+from pagedkv.memory.space import BlockSpace
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.answering import Answering, Sampler, Taken
+from pagedkv.serving.engine.config import EngineConfig
+from pagedkv.serving.engine.driving import Driver
+from pagedkv.serving.engine.engine_request import EngineRequest, Wish
+from pagedkv.serving.engine.flat_batch import flatten
+from pagedkv.serving.engine.forking import fork_params, fork_prefix
+from pagedkv.serving.engine.grouping import EngineGroups
+from pagedkv.serving.engine.outputs import FinishReason
+from pagedkv.serving.engine.prompt_scores import scorings_of
+from pagedkv.serving.engine.records import StepRecord
+from pagedkv.serving.engine.runner import ModelRunner
+from pagedkv.serving.engine.sample import Decode
+from pagedkv.serving.engine.sampled_rows import SampledRow, with_drafts
+from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams, seed_of
+
+__all__ = ["EngineCore"]
+
+
+@final
+class EngineCore:
+    """An engine without text: token ids in, token ids out.
+
+    Args:
+        model: a decoder that was probed; its groups are ``groups``.
+        groups: where its layers lie.
+        config: memory, limits, policies.
+        replays_steps, continues: what a self-test found of recurrent layers, see :class:`ModelRunner`. What is to be
+            computed as it was decoded is nobody's prefix but its own.
+        decode: gives the text of token ids, for stop texts; None: there are none.
+        sampler: what draws tokens; None: :class:`~pagedkv.serving.engine.sampling.BatchSampler`.
+        clock: gives seconds, never backwards.
+
+    Attributes:
+        space: the block space, to be looked at.
+        executor: storage and tables, likewise.
+        scheduler: the scheduler, likewise.
+        driver: which thread drives it; others are refused (EngineError).
+        model_end_ids: tokens that end a sequence unless it ignores them.
+
+    Raises:
+        ConfigurationError: memory or limits that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        groups: EngineGroups,
+        config: EngineConfig,
+        *,
+        replays_steps: bool = False,
+        continues: bool = True,
+        decode: Decode | None = None,
+        sampler: Sampler | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.config = config
+        self.driver = Driver()
+        space_config = config.space(groups, compat.longest_sequence(model))
+        self.space = BlockSpace(space_config)
+        storage = KVStorage(space_config, groups.shapes, model.device)
+        tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
+        self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
+        self.scheduler = Scheduler(config.scheduling(publishes_answers=not replays_steps), self.space)
+        self.model_end_ids = compat.end_token_ids(model)
+        self._num_vocabulary = compat.vocabulary_size(model)
+        backend = backend_for(
+            storage,
+            groups.attention,
+            max_places=config.max_sequences,
+            max_tokens=config.max_batched_tokens,
+            max_length=space_config.max_tokens,
+            query_dtype=model.dtype,
+            num_draft=config.most_drafts,
+        )
+        self._runner = ModelRunner(
+            model, groups, self.executor, backend, replays_steps=replays_steps, continues=continues
+        )
+        self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
+        self._decode = decode
+        self._clock = clock
+        self._requests: dict[Request, EngineRequest] = {}
+        self._num_requests = 0
+        self._decoding: Decoding | None = None
+        self._decoding_rows: tuple[SampledRow, ...] = ()
+        self._failure: str | None = None
+
+    # Requests
+
+    def add(self, prompt_token_ids: Int32Array, params: SamplingParams) -> EngineRequest:
+        """Let a request wait.
+
+        Args:
+            prompt_token_ids: int32 ``[n]``, or whatever else holds integers that fit.
+            params: what it asks for, bad words as token ids.
+
+        Raises:
+            RequestError: it could not be served, even alone, or names what this model does not have. Nothing is
+                changed.
+            EngineError: the engine has failed, or another thread drives it.
+        """
+        with self._driving():
+            require_instance(params, SamplingParams, "params", RequestError)
+            try:
+                tokens = as_token_array(prompt_token_ids)
+            except TokenError as problem:
+                raise RequestError(f"a prompt must be token ids: {problem}") from problem
+            wish = self._complete(tokens, params)
+            request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
+            if not self.scheduler.add(request.scheduled):
+                raise self._too_large(wish)
+            self._enter(request)
+            return request
+
+    def fork(
+        self,
+        request: EngineRequest,
+        n: int | None = None,
+        at: int | None = None,
+        params: SamplingParams | None = None,
+        sample: int = 0,
+    ) -> EngineRequest:
+        """Let another request go on from tokens of this one: see :meth:`EngineRequest.fork`."""
+        with self._driving():
+            prefix = fork_prefix(request, sample, at)
+            wish = self._complete(prefix, fork_params(request, n, params, len(prefix)))
+            return self._branch_off(request, wish, sample)
+
+    def _branch_off(self, request: EngineRequest, wish: Wish, sample: int) -> EngineRequest:
+        child = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
+        answer = request.samples[sample]
+        sequence = request.live.index(answer) if answer in request.live else None
+        if sequence is None:  # it has given its row up
+            num_shared = 0 if self.scheduler.add(child.scheduled) else None
+        else:
+            num_shared = self.scheduler.fork(request.scheduled, child.scheduled, sequence=sequence)
+        if num_shared is None:
+            raise self._too_large(wish)
+        if num_shared:
+            child.num_cached_tokens, child.admitted = num_shared, child.arrived
+        self._enter(child)
+        return child
+
+    def _enter(self, request: EngineRequest) -> None:
+        if self.config.speculation is not None:
+            request.guess_by(self.config.speculation)
+        self._num_requests += 1
+        self._requests[request.scheduled] = request
+
+    def _too_large(self, wish: Wish) -> RequestError:
+        num_answers = max(wish.params.n, wish.params.num_beams)
+        return RequestError(
+            f"a prompt of {len(wish.prompt_token_ids)} tokens with {num_answers} answers of {wish.max_tokens} does "
+            f"not fit {self.space.config.blocks_by_pool()} blocks and {self.config.max_sequences} sequences, even "
+            "alone: ask for less (n, max_tokens), or give the engine more memory"
+        )
+
+    def abort(self, request: EngineRequest, reason: FinishReason = "aborted") -> None:
+        """End a request now, wherever it is, for that reason; one that has ended stays as it is.
+
+        Raises EngineError where another thread drives the engine.
+        """
+        if not request.is_finished:
+            with self.driver.at_the_wheel():
+                self._end(request, reason)
+
+    # What is cached
+
+    def reset_prefix_cache(self) -> None:
+        """Let later requests hit nothing of what was computed before; those under way keep their own blocks.
+
+        Raises:
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(blocks + rows).
+        """
+        with self._driving():
+            self.space.reset_prefix_cache()
+
+    def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
+        """Say that the model's weights are others from the next step on: what older ones computed is not hit any more.
+
+        Requests under way go on: they keep what they have, and compute with the new weights. What they hold of the old
+        ones is nobody else's.
+
+        Args:
+            weights_epoch: text, where ``EngineConfig.weights_epoch`` is text; where that is a number, one that is not
+                below the epoch in force: then hits may rest on weights of ``EngineConfig.max_epoch_lag`` epochs back.
+            change: brings the new weights, ``lambda: model.load_state_dict(weights)`` say; called where no engine
+                computes with the model. None: they are there. What it raises is passed on, and the epoch has begun all
+                the same, since some weights may be new: try again with another one.
+
+        Raises:
+            ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
+            EngineError: the engine has failed, or another thread drives it; nothing is changed.
+
+        Cost: O(blocks + rows).
+        """
+        with self._driving():
+            if not isinstance(weights_epoch, str) and isinstance(self.config.weights_epoch, str):
+                raise ConfigurationError(
+                    f"weights_epoch must be text, got {weights_epoch!r}: epochs are counted where the first one is a "
+                    "number, EngineConfig(weights_epoch=0)"
+                )
+            self.space.set_weights_epoch(weights_epoch)
+            if change is not None:
+                with self._runner.borrowed.alone():
+                    change()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a request to serve."""
+        return not self.scheduler.is_idle
+
+    def _complete(self, prompt_token_ids: Int32Array, params: SamplingParams) -> Wish:
+        """Say what the parameters leave open. Raises RequestError where they cannot be met."""
+        self._require_tokens(prompt_token_ids)
+        room = self.space.config.max_tokens - len(prompt_token_ids)
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if self.config.beyond_context == "clip":
+            max_tokens = min(max_tokens, room)
+        if max_tokens > room or max_tokens < max(1, params.min_tokens):
+            is_least = params.max_tokens is None or self.config.beyond_context == "clip"
+            wanted = max(1, params.min_tokens) if is_least else params.max_tokens
+            raise RequestError(
+                f"a prompt of {len(prompt_token_ids)} tokens and {wanted} new ones are more than the "
+                f"{self.space.config.max_tokens} of the longest sequence: shorten one, set max_tokens of the engine if "
+                "the model knows more, or let answers end there (EngineConfig(beyond_context='clip'))"
+            )
+        seed = seed_of(self.config.seed, self._num_requests)
+        own_ends = frozenset() if params.ignore_eos else self.model_end_ids
+        return Wish(
+            prompt_token_ids,
+            params,
+            max_tokens,
+            own_ends | set(params.stop_token_ids),
+            self.model_end_ids,
+            seed,
+            self._num_vocabulary,
+            self._decode,
+        )
+
+    def _end(self, request: EngineRequest, reason: FinishReason, error: str | None = None) -> None:
+        if self._requests.pop(request.scheduled, None) is not None:
+            self._answering.forget(request)
+            self.scheduler.abort(request.scheduled)
+            request.end(reason, self._clock(), error)
+
+    # Steps
+
+    def step(self) -> StepRecord:
+        """Run one step to its end.
+
+        Raises:
+            EngineError: the model or the device failed in it, and the engine is at its end; or another thread drives
+                it, and nothing happened.
+        """
+        with self._driving():
+            try:
+                return self._step()
+            except Exception as problem:
+                self._failure = f"{type(problem).__name__}: {problem}"
+                raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
+
+    def _step(self) -> StepRecord:
+        num_finished = self._supply() if self._answering.num_held else 0
+        times = [self._clock()]
+        batch = self.scheduler.schedule()
+        self._note_admitted(batch)
+        times.append(self._clock())
+        logits = self._forward(batch)
+        times.append(self._clock())
+        rows = self._rows(batch)
+        taken = self._answering.take(logits, rows) if rows else Taken(np.zeros(0, np.int32))
+        times.append(self._clock())
+        self.executor.done()
+        apart = [request.scheduled for request in (*taken.held, *taken.failures)]
+        parents = {request.scheduled: beams for request, beams in taken.parents.items()}
+        accepted = np.zeros(len(batch.decoded_token_ids), np.int32)
+        accepted[list(taken.num_accepted)] = list(taken.num_accepted.values())
+        progress = self.scheduler.finish(
+            batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
+        )
+        self._note_progress(progress, taken, rows)
+        times.append(self._clock())
+        num_finished += len(progress.finished)
+        return self._record(batch, num_finished, sum(taken.num_accepted.values()), np.diff(times).tolist())
+
+    def _supply(self) -> int:
+        """Ask rows again that wait, and let go on who waits no more. Returns how many requests that finished."""
+        num_finished = 0
+        for request, taken in self._answering.ask_again():
+            rows = [SampledRow(request, sample) for sample in request.live]
+            if taken.failures:
+                self._note_failures(taken)
+                continue
+            progress = self.scheduler.supply(request.scheduled, taken.token_ids, ended=taken.ended)
+            self._note_progress(progress, taken, rows)
+            num_finished += len(progress.finished)
+        return num_finished
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        flat = flatten(batch)
+        plan = batch.plan
+        if not len(flat.token_ids):
+            return self.executor.launch(plan, lambda _: torch.zeros(0))
+        requests = [self._requests[chunk.request] for chunk in batch.prefilling]
+        scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
+        logits = self.executor.launch(plan, lambda inputs: self._runner.compute(plan, inputs, flat, scorings))
+        is_one_each = len(flat.source) == len(flat.wanted) and bool((np.diff(flat.source) > 0).all())
+        return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
+
+    def _rows(self, batch: Batch) -> Sequence[SampledRow]:
+        """Tell whose tokens are sampled, in the batch's order."""
+        if batch.decoding is not self._decoding:
+            self._decoding = batch.decoding
+            requests = [] if batch.decoding is None else [self._requests[each] for each in batch.decoding.requests]
+            self._decoding_rows = tuple(SampledRow(request, sample) for request in requests for sample in request.live)
+        decoding_rows = self._decoding_rows if batch.drafts is None else with_drafts(self._decoding_rows, batch.drafts)
+        chunks = [chunk for chunk in batch.prefilling if chunk.num_samples]
+        if not chunks:
+            return decoding_rows
+        requests = [self._requests[chunk.request] for chunk in chunks]
+        return [*decoding_rows, *(SampledRow(request, sample) for request in requests for sample in request.live)]
+
+    # What a step changed
+
+    def _note_admitted(self, batch: Batch) -> None:
+        for preempted in batch.preempted:
+            request = self._requests[preempted.request]
+            request.num_preemptions += 1
+            if preempted.kind == "recompute":
+                self._answering.forget(request)  # what its row waited for is sampled again
+        for admission in batch.admitted:
+            request = self._requests[admission.request]
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = admission.num_hit_tokens
+                request.explanation = self.space.explanation(admission.request.rows[0])
+                request.admitted = self._clock()
+        for rejected in batch.rejected:
+            self._end(
+                self._requests[rejected],
+                "rejected",
+                "it ran out of blocks, alone: ask for less, or give the engine more memory",
+            )
+
+    def _note_progress(self, progress: Progress, taken: Taken, rows: Sequence[SampledRow]) -> None:
+        now = self._clock()
+        for scheduled in progress.first_tokens:
+            request = self._requests[scheduled]
+            request.first_token = now if request.first_token is None else request.first_token
+        for place in taken.ended:
+            request, ended = rows[place].request, rows[place].sample
+            request.live = [each for each in request.live if each is not ended]
+        if taken.ended:
+            self._decoding, self._decoding_rows = None, ()
+        for scheduled in progress.finished:
+            self._requests.pop(scheduled).end("length", now)
+        self._note_failures(taken)
+
+    def _note_failures(self, taken: Taken) -> None:
+        for request, failure in taken.failures.items():
+            self._end(request, "failed", f"{type(failure).__name__}: {failure}")
+
+    def _record(self, batch: Batch, num_finished: int, num_accepted: int, seconds: list[float]) -> StepRecord:
+        num_decoded = len(batch.decoded_token_ids)
+        kinds = [preempted.kind for preempted in batch.preempted]
+        names = self.space.config.pool_names
+        num_free = sum(self.space.num_free_blocks(name) for name in names)
+        num_blocks = sum(count - 1 for count in self.space.config.blocks_by_pool().values())
+        return StepRecord(
+            step_id=batch.plan.step_id,
+            num_decoded=num_decoded,
+            num_prefilled=sum(len(chunk.token_ids) for chunk in batch.prefilling),
+            num_sampled=batch.num_samples,
+            num_admitted=len(batch.admitted),
+            num_resumed=len(batch.resumed),
+            num_swapped_out=kinds.count("swap"),
+            num_recomputed=kinds.count("recompute"),
+            num_finished=num_finished,
+            num_rejected=len(batch.rejected),
+            num_hit_tokens=sum(admission.num_hit_tokens for admission in batch.admitted),
+            num_running=len(self.scheduler.running),
+            num_waiting=self.scheduler.num_waiting,
+            num_swapped=self.scheduler.num_swapped,
+            num_used_blocks=num_blocks - num_free,
+            num_blocks=num_blocks,
+            schedule_seconds=seconds[0],
+            forward_seconds=seconds[1],
+            sample_seconds=seconds[2],
+            finish_seconds=seconds[3],
+            num_drafted=batch.num_drafted,
+            num_accepted=num_accepted,
+        )
+
+    # Checks
+
+    @contextmanager
+    def _driving(self) -> Iterator[None]:
+        """Drive an engine that has not failed. Raises EngineError."""
+        with self.driver.at_the_wheel():
+            if self._failure is not None:
+                raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
+            yield
+
+    def _require_tokens(self, prompt_token_ids: Int32Array) -> None:
+        if not len(prompt_token_ids):
+            raise RequestError("a prompt needs at least one token, and this one is empty")
+        low, high = int(prompt_token_ids.min()), int(prompt_token_ids.max())
+        if low < 0 or high >= self._num_vocabulary:
+            raise RequestError(
+                f"token ids must be from 0 to {self._num_vocabulary - 1}, got {low if low < 0 else high}: is this the "
+                "model's own tokenizer?"
+            )

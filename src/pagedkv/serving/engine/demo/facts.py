@@ -1,0 +1,56 @@
+"""Documents of facts, and questions about them, drawn by seed: what the demonstration's model is trained on and asked.
+
+    <bos> red kite: locker 7. tiny drum: attic 31. ...  Where? tiny drum:      ->  attic 31.
+    `----------------- a document -------------------'  `-- question -'          `- answer
+
+Every thing occurs once in a document. Questions about one document share it as a prefix.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.serving.engine.demo.words import ADJECTIVES, BOS, FULL_STOP, NOUNS, NUMBERS, PLACES, QUESTION
+
+__all__ = ["ANSWER_LENGTH", "FACT_LENGTH", "QUESTION_LENGTH", "Document", "draw_document"]
+
+FACT_LENGTH = 5
+QUESTION_LENGTH = 3
+ANSWER_LENGTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Facts.
+
+    Args:
+        facts: int32 ``[facts, 5]``: adjective, noun, place, number, full stop.
+    """
+
+    facts: Int32Array
+
+    def tokens(self) -> Int32Array:
+        """Give the document itself: int32 ``[1 + 5 x facts]``."""
+        return np.concatenate([[BOS], self.facts.ravel()]).astype(np.int32)
+
+    def question(self, fact: int) -> Int32Array:
+        """Ask for the place of one fact: int32 ``[3]``."""
+        return np.array([QUESTION, *self.facts[fact, :2]], np.int32)
+
+    def answer(self, fact: int) -> Int32Array:
+        """Give what is to follow that question: int32 ``[3]``, place, number, full stop."""
+        return self.facts[fact, 2:]
+
+
+def draw_document(generator: np.random.Generator, num_facts: int) -> Document:
+    """Draw a document. Raises ValueError for more facts than there are things."""
+    things = generator.choice(len(ADJECTIVES) * len(NOUNS), num_facts, replace=False)
+    columns = (
+        ADJECTIVES.start + things // len(NOUNS),
+        NOUNS.start + things % len(NOUNS),
+        generator.integers(PLACES.start, PLACES.stop, num_facts),
+        generator.integers(NUMBERS.start, NUMBERS.stop, num_facts),
+        np.full(num_facts, FULL_STOP),
+    )
+    return Document(np.stack(columns, axis=1).astype(np.int32))

@@ -1,0 +1,96 @@
+"""Judge answers: are they what the documents say, and are they those of dense generation?
+
+Dense generation takes padded prompts, 64 at a time, in contiguous caches; it knows nothing of blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import torch
+
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.demo.facts import ANSWER_LENGTH
+from pagedkv.serving.engine.demo.questions import Question
+from pagedkv.serving.engine.demo.serving import Answer, Served
+
+__all__ = ["LEAST_RIGHT", "Judged", "answer_densely", "judge"]
+
+LEAST_RIGHT: Final = 0.98
+"""Share of answers that must be right."""
+BATCH_SIZE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What answers are worth.
+
+    Args:
+        num_answers: in all; num_right: say what the documents say; num_same: token for token those of dense generation.
+        seconds: that dense generation took, one answer to each question; num_tokens: of these prompts and answers,
+            padding left out.
+    """
+
+    num_answers: int
+    num_right: int
+    num_same: int
+    seconds: float
+    num_tokens: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of answers that are right."""
+        return self.num_right / self.num_answers
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of dense generation."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def failings(self) -> list[str]:
+        """What is not as it must be, in words; nothing if all is well."""
+        told = []
+        if self.accuracy < LEAST_RIGHT:
+            told.append(f"{self.accuracy:.2%} of the answers are right, where {LEAST_RIGHT:.0%} must be")
+        if self.num_same < self.num_answers:
+            num_other = self.num_answers - self.num_same
+            told.append(f"{num_other:,} of {self.num_answers:,} answers are not those of dense generation")
+        return told
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay all numbers out for JSON."""
+        return {
+            "num_answers": self.num_answers,
+            "num_right": self.num_right,
+            "accuracy": self.accuracy,
+            "num_same_as_dense": self.num_same,
+            "dense_seconds": self.seconds,
+            "dense_tokens_per_second": self.tokens_per_second,
+        }
+
+
+def judge(model: compat.Model, questions: Sequence[Question], served: Served) -> Judged:
+    """Compare all answers with the documents, and with dense generation."""
+    begin = perf_counter()
+    dense = answer_densely(model, questions)
+    seconds = perf_counter() - begin
+    expected = zip(served.answers, questions, dense, strict=True)
+    told = [(answer, question, same) for answers, question, same in expected for answer in answers]
+    return Judged(
+        num_answers=len(told),
+        num_right=sum(answer == tuple(question.answer.tolist()) for answer, question, _ in told),
+        num_same=sum(answer == same for answer, _, same in told),
+        seconds=seconds,
+        num_tokens=sum(len(question.prompt) + ANSWER_LENGTH for question in questions),
+    )
+
+
+def answer_densely(model: compat.Model, questions: Sequence[Question]) -> list[Answer]:
+    """Answer each question once with ``generate``, one padded batch after another."""
+    answers: list[Answer] = []
+    for first in range(0, len(questions), BATCH_SIZE):
+        prompts = [torch.from_numpy(each.prompt).long() for each in questions[first : first + BATCH_SIZE]]
+        answers += map(tuple, compat.generate_padded(model, prompts, ANSWER_LENGTH))
+    return answers

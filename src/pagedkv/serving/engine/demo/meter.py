@@ -1,0 +1,101 @@
+"""Meter: what serving is like, measured after every step.
+
+Memory is looked at as sequences see it, each with a table of its own: what of their slots has no token; and as it is,
+with shared blocks counted once, beside what sequences would take if each had the longest one's slots reserved.
+"""
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from pagedkv.serving.engine.core import EngineCore
+from pagedkv.serving.engine.records import StepRecord
+
+__all__ = ["Measured", "Meter"]
+
+NOTHING_HELD: Final = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured.
+
+    Args:
+        num_steps: steps of the engine.
+        num_chunked: prompts that took several steps to compute; num_forked: answers that began as a fork of another.
+        num_swapped, num_recomputed: preemptions by kind.
+        num_evictions: cached blocks that lost their content.
+        most_waste: the largest share, after any step, of slots without a token in the tables of running sequences.
+        most_waste_of_blocks: the same of the blocks in use, each counted once, however many sequences share it.
+        reserved_ratio: slots that one reservation of the longest sequence's for each sequence would have taken, over
+            slots of blocks in use; summed over the steps.
+    """
+
+    num_steps: int
+    num_chunked: int
+    num_forked: int
+    num_swapped: int
+    num_recomputed: int
+    num_evictions: int
+    most_waste: float
+    most_waste_of_blocks: float
+    reserved_ratio: float
+
+
+@final
+class Meter:
+    """Watches an engine.
+
+    Args:
+        core: the engine, looked at and never changed.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._num_steps = self._num_swapped = self._num_recomputed = 0
+        self._chunked: set[int] = set()
+        self._forked: dict[int, int] = {}
+        self._most_waste = self._most_waste_of_blocks = NOTHING_HELD
+        self._num_reserved = self._num_held = 0
+
+    def note(self, record: StepRecord) -> None:
+        """Measure once; to be told every step when it is over. O(running sequences)."""
+        self._num_steps += 1
+        self._num_swapped += record.num_swapped_out
+        self._num_recomputed += record.num_recomputed
+        for request in self._core.scheduler.running:
+            if request.num_unscheduled:
+                self._chunked.add(request.number)
+            if len(request.rows) > 1:
+                self._forked[request.number] = request.num_sequences - 1
+        self._note_memory()
+
+    def measured(self) -> Measured:
+        """Sum up."""
+        return Measured(
+            num_steps=self._num_steps,
+            num_chunked=len(self._chunked),
+            num_forked=sum(self._forked.values()),
+            num_swapped=self._num_swapped,
+            num_recomputed=self._num_recomputed,
+            num_evictions=sum(pool.num_evictions for pool in self._core.space.statistics().pools),
+            most_waste=self._most_waste,
+            most_waste_of_blocks=self._most_waste_of_blocks,
+            reserved_ratio=self._num_reserved / max(1, self._num_held),
+        )
+
+    def _note_memory(self) -> None:
+        space = self._core.space
+        rows = [row for request in self._core.scheduler.running for row in request.rows]
+        if not rows:
+            return
+        block_size = space.block_size()
+        lengths, num_blocks = space.lengths(rows), space.num_blocks(rows)
+        empty = num_blocks * block_size - lengths
+        self._most_waste = max(self._most_waste, float(empty.sum() / (num_blocks.sum() * block_size)))
+        # What is empty lies in a sequence's last block, which forks share until one of them writes.
+        tails = space.block_table()[rows, num_blocks - 1]
+        num_empty = sum(dict(zip(tails.tolist(), empty.tolist(), strict=True)).values())
+        num_held = space.num_live_blocks() * block_size
+        self._most_waste_of_blocks = max(self._most_waste_of_blocks, num_empty / num_held)
+        self._num_reserved += len(rows) * space.config.max_tokens
+        self._num_held += num_held

@@ -1,0 +1,143 @@
+"""Serve the demonstration's questions from too little memory.
+
+There is room for a third of the documents. So prefixes are hit and evicted, prompts are computed in chunks, sequences
+are forked; and where forks begin to write and need blocks that are not there, the last who runs is preempted: swapped
+out, or computed again if its prompt was under way or the host pool is full.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
+from typing import Final, TypeAlias
+
+from pagedkv.memory.contract.answers import Allocation
+from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.space import BlockSpace
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.config import EngineConfig
+from pagedkv.serving.engine.demo.facts import ANSWER_LENGTH
+from pagedkv.serving.engine.demo.meter import Measured, Meter
+from pagedkv.serving.engine.demo.questions import Question, draw_questions
+from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.llm import LLM
+from pagedkv.serving.engine.records import StepRecord
+from pagedkv.serving.engine.sampling import SamplingParams
+
+__all__ = ["DEMO_CONFIG", "Answer", "Served", "Watch", "compile_loops", "serve"]
+
+DEMO_CONFIG: Final = EngineConfig(
+    block_size=16,
+    num_blocks=200,
+    num_host_blocks=60,
+    max_sequences=48,
+    max_batched_tokens=512,
+    max_tokens=512,
+    preemption="swap",
+    warm_up=False,
+)
+"""3,184 tokens of memory, for documents of 361 to 481 tokens each, and requests of as many.
+
+What the demo reaches, :func:`compile_loops` compiles: half of what engines can.
+"""
+
+MOST_WAITING: Final = 64
+
+Answer: TypeAlias = tuple[int, ...]
+
+Watch: TypeAlias = Callable[[StepRecord, int], None]
+"""Is told each step, and how many questions have been answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What serving came to.
+
+    Args:
+        answers: the tokens of each question's answers, in the questions' order.
+        seconds: in all.
+        num_prompt_tokens, num_hit_tokens: of the prompts; num_generated: tokens of all answers.
+        measured: what it was like.
+    """
+
+    answers: Sequence[Sequence[Answer]]
+    seconds: float
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    num_generated: int
+    measured: Measured
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the prompts' tokens that hit."""
+        return self.num_hit_tokens / self.num_prompt_tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of prompts and answers a second, those that hit included."""
+        return (self.num_prompt_tokens + self.num_generated) / self.seconds
+
+    def as_dict(self) -> dict[str, object]:
+        """Lay all numbers out for JSON, without the answers."""
+        return {
+            "seconds": self.seconds,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_hit_tokens": self.num_hit_tokens,
+            "hit_ratio": self.hit_ratio,
+            "num_generated": self.num_generated,
+            "tokens_per_second": self.tokens_per_second,
+            **asdict(self.measured),
+        }
+
+
+def serve(llm: LLM, questions: Sequence[Question], watch: Watch | None = None) -> Served:
+    """Answer questions as they come: while fewer than 64 wait, the next one arrives.
+
+    Raises:
+        RequestError: a question does not fit the engine's memory, even alone.
+    """
+    begin, meter = perf_counter(), Meter(llm.core)
+    coming, requests, num_finished = deque(questions), list[EngineRequest](), 0
+    while coming or llm.core.has_work:
+        while coming and llm.core.scheduler.num_waiting < MOST_WAITING:
+            requests += _submit(llm, coming.popleft())
+        record = llm.step()
+        meter.note(record)
+        num_finished += record.num_finished
+        if watch is not None:
+            watch(record, num_finished)
+    seconds = perf_counter() - begin
+    answers = [[each.token_ids for each in request.output().completions] for request in requests]
+    return Served(
+        answers=answers,
+        seconds=seconds,
+        num_prompt_tokens=sum(len(question.prompt) for question in questions),
+        num_hit_tokens=sum(request.num_cached_tokens or 0 for request in requests),
+        num_generated=sum(len(answer) for each in answers for answer in each),
+        measured=meter.measured(),
+    )
+
+
+def compile_loops(model: compat.Model) -> None:
+    """Serve a few questions from memory that is thrown away, so that loops compile off the clock."""
+    config = replace(DEMO_CONFIG, num_blocks=64, num_host_blocks=40, self_test=False)
+    serve(LLM(model, config), draw_questions(12, 2, seed=0))
+    _complete_a_block_twice()
+
+
+def _complete_a_block_twice() -> None:
+    """Have two sequences compute the same, as forks that answer alike do: few questions do not meet that."""
+    space = BlockSpace(SpaceConfig((FullAttention(block_size=2),), 8, eviction=DEMO_CONFIG.eviction))
+    first = space.allocate([1])
+    assert isinstance(first, Allocation), f"an empty space has no room for a token: {first}"
+    space.acknowledge(space.plan_step().step_id)
+    rows = [first.row, *space.fork(first.row)]
+    space.append(rows, [2, 2])
+    space.acknowledge(space.plan_step().step_id)
+
+
+def _submit(llm: LLM, question: Question) -> list[EngineRequest]:
+    params = SamplingParams(max_tokens=ANSWER_LENGTH)
+    if question.num_answers > 1:  # drawn, but among the most likely token alone: they are to be the same
+        params = replace(params, n=question.num_answers, temperature=1.0, top_k=1)
+    return llm.submit([question.prompt.tolist()], params)

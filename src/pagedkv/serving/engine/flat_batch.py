@@ -1,0 +1,80 @@
+"""FlatBatch: the tokens of a batch in one row, and which of them are to say what comes next.
+
+The scheduler lists who decodes, then the chunks of prompts, each in the order of their keys; a plan's ranges are in the
+order of rows. This is where one order becomes the other::
+
+    batch       | decoding: one token each, then drafts | chunk | chunk with 2 samples |
+    flat row    | row 0 | row 1: a chunk   | row 2 | row 3 ... |            as the plan's ranges
+    wanted      the last token of every sequence that is sampled, and what its drafts follow, ascending
+    decoding    the places of those who decode: recurrent layers may round otherwise for them than for a prompt's token
+    source      for each row of logits that is sampled, in the batch's order: which of the wanted tokens
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.scheduling import Batch, Drafts
+
+__all__ = ["FlatBatch", "flatten"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatBatch:
+    """See the module's text.
+
+    Args:
+        token_ids: int32 ``[tokens]``.
+        decoding: int64 ``[sequences]``, places among the plan's ranges.
+        num_prompt_tokens: int64 ``[places]``: of each sequence; behind them its tokens were decoded, at first.
+        wanted: int64 ``[n]``, ascending.
+        source: int64 ``[batch.num_samples + batch.num_drafted]``: a sequence's drafts stand behind it.
+        chunk_starts: where each chunk begins in the flat row.
+    """
+
+    token_ids: Int32Array
+    decoding: Int64Array
+    num_prompt_tokens: Int64Array
+    wanted: Int64Array
+    source: Int64Array
+    chunk_starts: tuple[int, ...] = ()
+
+
+def flatten(batch: Batch) -> FlatBatch:
+    """Lay a batch out. O(tokens), of which only the chunks are walked over in Python."""
+    compute = batch.plan.compute
+    offsets = compute.offsets()
+    token_ids = np.zeros(int(offsets[-1]), np.int32)
+    last: list[Int64Array] = []
+    places = np.zeros(0, np.int64)
+    num_prompt_tokens = np.zeros(len(compute.rows), np.int64)
+    chunk_starts: list[int] = []
+    if batch.decoding is not None:
+        places = np.searchsorted(compute.rows, batch.decoding.rows).astype(np.int64)
+        token_ids[offsets[places]] = batch.decoded_token_ids
+        last.append(offsets[places].astype(np.int64))
+        if batch.drafts is not None:
+            last = [_with_drafts(last[0], batch.drafts, token_ids)]
+    for chunk in batch.prefilling:
+        place = int(np.searchsorted(compute.rows, chunk.row))
+        start, stop = int(offsets[place]), int(offsets[place + 1])
+        assert stop - start == len(chunk.token_ids), (
+            f"row {chunk.row} is to compute {stop - start} tokens, but {len(chunk.token_ids)} were scheduled"
+        )
+        token_ids[start:stop] = chunk.token_ids
+        chunk_starts.append(start)
+        num_prompt_tokens[place] = chunk.request.num_prompt_tokens
+        last.append(np.full(chunk.num_samples, stop - 1, np.int64))
+    sampled = np.concatenate(last) if last else np.zeros(0, np.int64)
+    wanted, source = np.unique(sampled, return_inverse=True)
+    return FlatBatch(token_ids, places, num_prompt_tokens, wanted, source.astype(np.int64), tuple(chunk_starts))
+
+
+def _with_drafts(first: Int64Array, drafts: Drafts, token_ids: Int32Array) -> Int64Array:
+    """Put drafts behind the tokens that they follow, and list the places of both, a sequence's behind one another."""
+    sizes = drafts.counts + 1
+    step = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    where: Int64Array = np.repeat(first, sizes) + step
+    token_ids[where[step > 0]] = drafts.token_ids
+    return where

@@ -1,0 +1,52 @@
+"""What a fork asks for: the tokens that it begins with, and what is left of its parent's wishes."""
+
+from dataclasses import replace
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import RequestError
+from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.sampling import SamplingParams
+
+__all__ = ["fork_params", "fork_prefix"]
+
+
+def fork_prefix(request: EngineRequest, sample: int, at: int | None) -> Int32Array:
+    """Give the tokens that a fork begins with: int32 ``[at]``. Raises RequestError for places that are not there."""
+    index = as_count(sample, "sample", most=len(request.samples) - 1, error=RequestError)
+    tokens = request.tokens_of(request.samples[index])
+    return tokens[: len(tokens) if at is None else as_count(at, "at", least=1, most=len(tokens), error=RequestError)]
+
+
+def fork_params(
+    request: EngineRequest, n: int | None, params: SamplingParams | None, num_tokens: int
+) -> SamplingParams:
+    """Say what a fork asks for that begins with so many tokens, with as many answers as are wanted.
+
+    Raises:
+        RequestError: the number of answers is said twice, and differently; nothing is left to generate.
+    """
+    wished = None if n is None else as_count(n, "n", least=1, error=RequestError)
+    if params is None:
+        return replace(_left_of(request, num_tokens), n=wished or 1)
+    if wished is not None and params.n not in {1, wished}:
+        raise RequestError(f"fork(n={n}) contradicts its params, which ask for n={params.n}: say it in one place")
+    return replace(params, n=wished or params.n)
+
+
+def _left_of(request: EngineRequest, num_tokens: int) -> SamplingParams:
+    """Say what is left for a request's forks from there, with noise of their own. Raises RequestError if nothing."""
+    num_generated = max(0, num_tokens - len(request.prompt_token_ids))
+    num_left = request.wish.max_tokens - num_generated
+    if num_left < 1:
+        raise RequestError(
+            f"request {request.number} has all of its {request.wish.max_tokens} tokens: fork it at an earlier place, "
+            "or give params with another max_tokens"
+        )
+    return replace(
+        request.params,
+        max_tokens=num_left,
+        min_tokens=max(0, request.params.min_tokens - num_generated),
+        seed=None,
+        prompt_logprobs=None,
+    )

@@ -1,0 +1,116 @@
+"""One forward pass over blocks: answers the model's calls of attention and of ``Cache.update``.
+
+A pass is of some tokens of a step: all of them in one flat row ``[1, tokens]``; or, where recurrent layers want rows of
+equal length, one sequence, or all that decode, ``[sequences, 1]``. Either way the tokens lie behind one another in the
+order of the step's metadata.
+
+Keys are written when the cache is updated and read when attention is called, both by number. Latents are written too;
+what the cache answers then is the latents of every position that the pass sees, behind one another, from which the
+model unfolds keys and values: attention is called with these::
+
+    update(latents of this pass)  ->  | sequence 0: positions 0 .. end | sequence 1: 0 .. end | ...
+"""
+
+from typing import Any, final
+
+import torch
+
+from pagedkv.memory.attention import AttentionBackend, StepMetadata
+from pagedkv.memory.attention.gathering import gather, spans
+from pagedkv.memory.contract.errors import EngineError
+from pagedkv.memory.device import Transfers
+from pagedkv.serving.engine.grouping import EngineGroups
+
+__all__ = ["ForwardPass"]
+
+
+@final
+class ForwardPass:
+    """The answers of one pass.
+
+    Args:
+        groups: where each layer lies.
+        backend: attention over blocks; transfers: what writes latents.
+        step: the metadata of this pass's tokens.
+        positions: int64 ``[rows, tokens of a row]``.
+    """
+
+    def __init__(
+        self,
+        groups: EngineGroups,
+        backend: AttentionBackend,
+        transfers: Transfers,
+        step: StepMetadata,
+        positions: torch.Tensor,
+    ) -> None:
+        self._groups = groups
+        self._backend = backend
+        self._transfers = transfers
+        self._step = step
+        self._positions = positions
+        self._num_calls = 0
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """What is to be added to a token's place in its row to get its position: int64 ``[rows, tokens]``."""
+        places = torch.arange(self._positions.shape[1], device=self._positions.device)
+        return self._positions - places
+
+    def update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep what a layer gives to the cache: ``[rows, heads, tokens, dim]`` each."""
+        if layer_idx in self._groups.latents:
+            return self._update_latents(layer_idx, key, value)
+        self._backend.write(self._groups.writers[layer_idx], _flat(key), _flat(value), self._step)
+        return key, value
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: object,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """Answer the next call: ``[rows, heads, tokens, dim]`` -> ``[rows, tokens, heads, value_dim]``."""
+        del module, mask
+        number = self._num_calls
+        if number >= len(self._groups.attention):
+            raise EngineError(f"the model calls attention {number + 1} times in a pass, {number} when it was probed")
+        self._num_calls += 1
+        if self._groups.attention[number].is_latent:
+            out = self._backend.attend_unfolded(number, _flat(query), _flat(key), _flat(value), self._step)
+        else:
+            out = self._backend.attend(number, _flat(query), self._step, sinks=options.get("s_aux"))
+        return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
+
+    def make_mask(self, options: dict[str, Any]) -> None:
+        """Make none: who sees what is the back end's to know."""
+
+    def require_complete(self) -> None:
+        """Refuse a pass in which the model called less than when it was probed. Raises EngineError."""
+        if self._num_calls != len(self._groups.attention):
+            raise EngineError(
+                f"the model called attention {self._num_calls} times in a pass, {len(self._groups.attention)} times "
+                "when it was probed"
+            )
+
+    # Latents
+
+    def _update_latents(
+        self, layer_idx: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        place, widths = self._groups.sources[layer_idx], self._groups.latents[layer_idx]
+        latent = torch.cat([_flat(key)[:, 0], _flat(value)[:, 0]], dim=1)
+        group = self._step.groups[place.group]
+        self._transfers.write_latents(place.group, place.index, latent, group.slot_mapping)
+        blocks = self._transfers.storage.latents(place.group, place.index)
+        layer = self._groups.attention[self._groups.writers[layer_idx]]
+        seen = torch.cat([gather(blocks, group, span) for span in spans(layer, group)])
+        first, second = torch.split(seen[None, None], list(widths), dim=-1)
+        return first, second
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Turn ``[rows, heads, tokens, dim]`` into ``[rows * tokens, heads, dim]``, a view where there is one row."""
+    return tensor.transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,179 @@
+"""From what a probe saw to groups: layers that follow one rule, and keep as much, share a block table.
+
+The names of groups, which are those of their pools, are those of :mod:`pagedkv.planner.models`, so that a model that a
+trace was replayed for and the model that runs have the same groups. Where layers of one rule keep keys of different
+shapes, they are groups of their own: ``full``, ``full:2``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, assert_never, get_args
+
+import torch
+
+from pagedkv.memory.attention import AttentionLayer
+from pagedkv.memory.contract.errors import UnsupportedModelError
+from pagedkv.memory.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.memory.device import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
+from pagedkv.serving.engine.layer_specs import ModelLayers, Place, Rule, RuleKind, SourceSpec
+
+__all__ = ["EngineGroups", "group_layers"]
+
+RULE_ORDER: Final[tuple[RuleKind, ...]] = get_args(RuleKind)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGroups:
+    """Groups for a block space and a storage, and where each layer lies in them.
+
+    Args:
+        specs: the groups; shapes: what their blocks hold, in the same order.
+        attention: how each attention call reads, in the order of calls.
+        sources: place of what each layer keeps of tokens, by transformers' number of the layer.
+        writers: number of the first call that reads each source, by the same.
+        states: place of each recurrent layer's state, by the same.
+        latents: widths of the two latent vectors, by the same; none for layers without.
+    """
+
+    specs: tuple[GroupSpec, ...]
+    shapes: tuple[GroupShape, ...]
+    attention: tuple[AttentionLayer, ...]
+    sources: dict[int, Place]
+    writers: dict[int, int]
+    states: dict[int, Place]
+    latents: dict[int, tuple[int, int]]
+
+
+def group_layers(
+    layers: ModelLayers, block_size: int, checkpoint_interval: int, num_draft_states: int = 0
+) -> EngineGroups:
+    """Put layers into groups: full attention first, then windows, chunks and states, smaller extents first.
+
+    Args:
+        layers: what the probe saw.
+        block_size: tokens of a block; checkpoint_interval: tokens between kept states.
+        num_draft_states: states that a sequence may have beside its own, for guessed tokens.
+
+    Raises:
+        UnsupportedModelError: one source is read by several rules.
+        ConfigurationError: a size is out of range.
+    """
+    rules = [_rule_of_source(layers, number) for number in range(len(layers.sources))]
+    specs: list[GroupSpec] = []
+    shapes: list[GroupShape] = []
+    sources: dict[int, Place] = {}
+    kinds = sorted(set(zip(rules, map(_shape_of, layers.sources), strict=True)), key=_kind_order)
+    names = _names(rule for rule, _ in kinds)
+    for group, ((rule, shape), name) in enumerate(zip(kinds, names, strict=True)):
+        members = [
+            source
+            for source, its_rule in zip(layers.sources, rules, strict=True)
+            if (its_rule, _shape_of(source)) == (rule, shape)
+        ]
+        sources.update({source.layer_idx: Place(group, index) for index, source in enumerate(members)})
+        specs.append(_spec(rule, name, block_size))
+        shapes.append(_group_shape(members))
+    state_spec = RecurrentState(checkpoint_interval, num_draft_states=num_draft_states)
+    states = _add_states(layers, specs, shapes, state_spec)
+    attention = tuple(_attention_layer(layers, number, sources) for number in range(len(layers.calls)))
+    writers: dict[int, int] = {}
+    for number, call in enumerate(layers.calls):
+        writers.setdefault(layers.sources[call.source].layer_idx, number)
+    latents = {each.layer_idx: (each.key_dim, each.value_dim) for each in layers.sources if each.is_latent}
+    return EngineGroups(tuple(specs), tuple(shapes), attention, sources, writers, states, latents)
+
+
+def _rule_of_source(layers: ModelLayers, number: int) -> Rule:
+    rules = {call.rule for call in layers.calls if call.source == number}
+    if len(rules) > 1:
+        raise UnsupportedModelError(
+            f"layer {layers.sources[number].layer_idx} keeps keys that are read by several rules: {sorted(rules)}; one "
+            "block table cannot serve them"
+        )
+    return rules.pop()
+
+
+_Shape = tuple[int, int, int, str, bool]
+
+
+def _shape_of(source: SourceSpec) -> _Shape:
+    return source.num_heads, source.key_dim, source.value_dim, str(source.dtype), source.is_latent
+
+
+def _kind_order(kind: tuple[Rule, _Shape]) -> tuple[int, int, _Shape]:
+    rule, shape = kind
+    return RULE_ORDER.index(rule.kind), rule.extent, shape
+
+
+def _names(rules: Iterable[Rule]) -> list[str]:
+    names: list[str] = []
+    for rule in rules:
+        name = f"{rule.kind}_{rule.extent}" if rule.extent else rule.kind
+        number = 1 + sum(other == name or other.startswith(f"{name}:") for other in names)
+        names.append(name if number == 1 else f"{name}:{number}")
+    return names
+
+
+def _spec(rule: Rule, name: str, block_size: int) -> GroupSpec:
+    match rule.kind:
+        case "full":
+            return FullAttention(block_size, pool=name)
+        case "window":
+            return SlidingWindow(rule.extent, block_size, pool=name)
+        case "chunk":
+            return ChunkedLocal(rule.extent, block_size, pool=name)
+        case _:
+            assert_never(rule.kind)
+
+
+def _group_shape(members: Sequence[SourceSpec]) -> GroupShape:
+    first = members[0]
+    if first.is_latent:
+        return LatentShape(len(members), first.key_dim + first.value_dim, dtype=first.dtype)
+    return KeyValueShape(len(members), first.num_heads, first.key_dim, first.value_dim, dtype=first.dtype)
+
+
+def _add_states(
+    layers: ModelLayers, specs: list[GroupSpec], shapes: list[GroupShape], spec: RecurrentState
+) -> dict[int, Place]:
+    places: dict[int, Place] = {}
+    kinds: list[tuple[tuple[str, tuple[int, ...], torch.dtype], ...]] = list(
+        dict.fromkeys(state.tensors for state in layers.states)
+    )
+    for number, tensors in enumerate(kinds, start=1):
+        members = [state for state in layers.states if state.tensors == tensors]
+        places.update({state.layer_idx: Place(len(specs), index) for index, state in enumerate(members)})
+        specs.append(replace(spec, pool="state" if number == 1 else f"state:{number}"))
+        shapes.append(StateShape(len(members), tuple(StateTensor(*tensor) for tensor in tensors)))
+    return places
+
+
+def _attention_layer(layers: ModelLayers, number: int, sources: dict[int, Place]) -> AttentionLayer:
+    call = layers.calls[number]
+    source = layers.sources[call.source]
+    place = sources[source.layer_idx]
+    window, chunk = _window_and_chunk(call.rule)
+    return AttentionLayer(
+        group=place.group,
+        index=place.index,
+        num_heads=call.num_heads,
+        scale=call.scale,
+        window=window,
+        chunk=chunk,
+        soft_cap=call.soft_cap,
+        has_sinks=call.has_sinks,
+        is_latent=source.is_latent,
+    )
+
+
+def _window_and_chunk(rule: Rule) -> tuple[int, int]:
+    """Tell a rule as attention takes it: tokens of the window, and of the chunk; 0 where there is none."""
+    match rule.kind:
+        case "full":
+            return 0, 0
+        case "window":
+            return rule.extent, 0
+        case "chunk":
+            return 0, rule.extent
+        case _:
+            assert_never(rule.kind)

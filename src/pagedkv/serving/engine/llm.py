@@ -1,0 +1,295 @@
+"""LLM: a model in, answers out.
+
+>>> llm = LLM(model)  # doctest: +SKIP
+>>> llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8))[0].token_ids  # doctest: +SKIP
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Protocol, cast, final
+
+import numpy as np
+
+from pagedkv.memory.contract.arguments import TokenIds, as_token_array
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import RequestError, TokenError
+from pagedkv.memory.warming import ATTENTION, make_ready, of_spaces
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.answering import Sampler
+from pagedkv.serving.engine.chat import chat_token_ids, is_chat
+from pagedkv.serving.engine.config import EngineConfig
+from pagedkv.serving.engine.core import EngineCore
+from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.grouping import EngineGroups, group_layers
+from pagedkv.serving.engine.outputs import Completion, RequestOutput
+from pagedkv.serving.engine.probe import probe
+from pagedkv.serving.engine.prompts import Prompt, TokensPrompt
+from pagedkv.serving.engine.records import StepRecord
+from pagedkv.serving.engine.refusals import require_supported
+from pagedkv.serving.engine.sampling import SamplingParams, bad_words_as_ids
+from pagedkv.serving.engine.self_test import self_test
+
+__all__ = ["LLM", "Prompt", "TokenUpdate", "Tokenizer"]
+
+DEFAULT_TOKENS: Final = 16
+"""Tokens of an answer where nobody says what is asked for."""
+
+
+class Tokenizer(Protocol):
+    """What turns text into tokens and back, as tokenizers of transformers do."""
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into token ids."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn token ids into text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUpdate:
+    """New tokens of one answer, while it is under way.
+
+    Args:
+        prompt: place of the prompt among those given; index: of the answer among the prompt's.
+        token_ids: the new tokens.
+        finish_reason: why it ended, with its last tokens; else None.
+    """
+
+    prompt: int
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+
+
+@final
+class LLM:
+    """Serves prompts with one model, in memory made of blocks.
+
+    Args:
+        model: any decoder of transformers in evaluation mode, on a CPU or a GPU. Engines in several threads may share
+            it: each waits for the others' passes. Nobody else may use it during a step.
+        config: memory, limits, policies.
+        tokenizer: for prompts, answers, stop texts and bad words as text; None: token ids alone.
+        sampler: what draws tokens; None: as each request's parameters say.
+
+    Attributes:
+        core: the loop, for whoever drives it step by step.
+        groups: what the model's layers were found to keep.
+        self_test: how far the model over blocks is from itself, dense; None where it was not asked for.
+
+    Raises:
+        UnsupportedModelError: the model would be answered for wrongly: which layer, why, what to do.
+        ConfigurationError: memory or limits that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        config = EngineConfig() if config is None else config
+        if config.warm_up:
+            make_ready(of_spaces(config.eviction), ATTENTION)
+        self.groups = find_groups(model, config)
+        self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
+        found = self.self_test
+        self.core = EngineCore(
+            model,
+            self.groups,
+            config,
+            replays_steps=found is not None and found.replays_steps,
+            continues=found is not None and found.continues,
+            decode=None if tokenizer is None else lambda token_ids: tokenizer.decode(list(token_ids)),
+            sampler=sampler,
+        )
+        self._tokenizer = tokenizer
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Answer prompts, together.
+
+        Args:
+            prompts: texts, lists of token ids, :class:`~pagedkv.serving.engine.prompts.TokensPrompt`, or conversations:
+                lists of messages, :class:`Chat`.
+            params: what all of them ask for, or each; None: 16 tokens, the most likely ones.
+
+        Returns:
+            an output for each prompt, in their order. Of a request that failed by itself (a logits processor raised,
+            say) the output has the error; the others are answered.
+
+        Raises:
+            RequestError: one of them cannot be served; none is.
+            EngineError: a step failed.
+        """
+        requests = self.submit(prompts, params)
+        try:
+            while not all(request.is_finished for request in requests):
+                self.core.step()
+        except BaseException:
+            for request in requests:
+                self.core.abort(request)
+            raise
+        return [self._with_text(request.output()) for request in requests]
+
+    def stream(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[TokenUpdate]:
+        """Answer prompts, together, and give tokens as they come; who stops listening ends the requests.
+
+        Raises as :meth:`generate`.
+        """
+        requests = self.submit(prompts, params)
+        told = [[_Told() for _ in request.samples] for request in requests]
+        try:
+            while not all(request.is_finished for request in requests):
+                self.core.step()
+                for place, request in enumerate(requests):
+                    yield from _updates(place, request, told[place])
+        finally:
+            for request in requests:
+                self.core.abort(request)
+
+    def submit(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[EngineRequest]:
+        """Let prompts wait, all of them or none; whoever submits drives :attr:`core`. Raises RequestError."""
+        each = _wishes(prompts, params)
+        tokens = [self._token_ids(prompt, place) for place, prompt in enumerate(prompts)]
+        requests: list[EngineRequest] = []
+        try:
+            for place, (prompt, wish) in enumerate(zip(tokens, each, strict=True)):
+                requests.append(self._add(place, prompt, wish))
+        except BaseException:
+            for request in requests:
+                self.core.abort(request)
+            raise
+        return requests
+
+    def step(self) -> StepRecord:
+        """Run one step. Raises EngineError."""
+        return self.core.step()
+
+    def reset_prefix_cache(self) -> None:
+        """Let later requests hit nothing of what was computed before: see :meth:`EngineCore.reset_prefix_cache`."""
+        self.core.reset_prefix_cache()
+
+    def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
+        """Say that the model has other weights from now on: see :meth:`EngineCore.set_weights_epoch`."""
+        self.core.set_weights_epoch(weights_epoch, change=change)
+
+    def output(self, request: EngineRequest) -> RequestOutput:
+        """Tell how far a request has come, as text too where there is a tokenizer. Changes nothing."""
+        return self._with_text(request.output())
+
+    def _add(self, place: int, prompt: Int32Array, params: SamplingParams) -> EngineRequest:
+        try:
+            return self.core.add(prompt, self._with_ids(params))
+        except RequestError as problem:
+            raise RequestError(f"prompt {place}: {problem}") from problem
+
+    def _token_ids(self, prompt: Prompt, place: int) -> Int32Array:
+        try:
+            prompt = chat_token_ids(self._tokenizer, prompt) if is_chat(prompt) else prompt
+        except RequestError as problem:
+            raise RequestError(f"prompt {place}: {problem}") from problem
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise RequestError(
+                    f"prompt {place} is text, but the engine has no tokenizer: give it one (to the command line: a "
+                    'model whose folder has tokenizer files), or token ids (--input FILE with {"token_ids": [...]})'
+                )
+            prompt = self._tokenizer.encode(prompt)
+        if isinstance(prompt, TokensPrompt):
+            prompt = self._plain(prompt, place)
+        try:
+            return as_token_array(cast("TokenIds", prompt))
+        except TokenError as problem:
+            raise RequestError(f"prompt {place} must be a text or a list of token ids: {problem}") from problem
+
+    @staticmethod
+    def _plain(prompt: TokensPrompt, place: int) -> Sequence[int]:
+        try:
+            prompt.require_supported()
+        except RequestError as problem:
+            raise RequestError(f"prompt {place}: {problem}") from problem
+        return prompt.token_ids
+
+    def _with_ids(self, params: SamplingParams) -> SamplingParams:
+        """Turn bad words that are text into token ids."""
+        if not any(isinstance(word, str) for word in params.bad_words):
+            return params
+        if self._tokenizer is None:
+            raise RequestError("bad_words are text, but the engine has no tokenizer: give it one, or token ids")
+        return replace(params, bad_words=bad_words_as_ids(params.bad_words, plain_encoding(self._tokenizer)))
+
+    def _with_text(self, output: RequestOutput) -> RequestOutput:
+        if self._tokenizer is None:
+            return output
+        completions = tuple(self._completion_with_text(each) for each in output.completions)
+        return replace(output, completions=completions)
+
+    def _completion_with_text(self, completion: Completion) -> Completion:
+        if completion.text is not None or self._tokenizer is None:
+            return completion
+        is_ended_by_token = isinstance(completion.stop, int)
+        token_ids = completion.token_ids[:-1] if is_ended_by_token else completion.token_ids
+        return replace(completion, text=self._tokenizer.decode(list(token_ids)))
+
+
+def _wishes(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    """Say what each prompt asks for. Raises RequestError."""
+    if isinstance(prompts, str):
+        raise RequestError("prompts is one text: give a list of prompts")
+    if not isinstance(prompts, Sequence) and np.ndim(prompts) == 0:
+        raise RequestError(f"prompts must be a list of prompts, got {prompts!r}")
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams(max_tokens=DEFAULT_TOKENS)] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(wish, SamplingParams) for wish in params):
+        raise RequestError(f"params must be SamplingParams, or a list of them, got {params!r}")
+    if len(params) != len(prompts):
+        raise RequestError(f"{len(prompts)} prompts need as many SamplingParams, got {len(params)}")
+    return params
+
+
+def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
+    """Find out what a model's layers keep, and put them into groups.
+
+    Raises:
+        UnsupportedModelError: paged memory would answer wrongly for it.
+    """
+    require_supported(model)
+    return group_layers(probe(model), config.block_size, config.checkpoint_interval, config.most_drafts)
+
+
+def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
+    """Give a tokenizer's encoding without the special tokens that those of transformers add."""
+    if "add_special_tokens" in inspect.signature(tokenizer.encode).parameters:
+        return partial(cast("Callable[..., Sequence[int]]", tokenizer.encode), add_special_tokens=False)
+    return tokenizer.encode
+
+
+@dataclass(slots=True)
+class _Told:
+    """What was streamed of an answer: so many tokens, and perhaps its end."""
+
+    num_tokens: int = 0
+    is_over: bool = False
+
+
+def _updates(place: int, request: EngineRequest, told: Sequence[_Told]) -> Iterator[TokenUpdate]:
+    """Tell what is new of a request. Answers that begin again are told of when they are longer than before."""
+    for sample, so_far in zip(request.samples, told, strict=True):
+        new = tuple(sample.token_ids[so_far.num_tokens :])
+        is_over = sample.finish_reason is not None
+        if new or is_over > so_far.is_over:
+            so_far.num_tokens += len(new)
+            so_far.is_over = is_over
+            yield TokenUpdate(place, sample.index, new, sample.finish_reason)

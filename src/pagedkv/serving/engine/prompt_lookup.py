@@ -1,0 +1,104 @@
+"""PromptLookup: guess the tokens that follow from where the last ones stood before, in prompt and answer.
+
+No model is asked. What repeats itself (code that is edited, a document that is quoted, a table) repeats what came next
+as well (A. Saxena, "Prompt Lookup Decoding", 2023)::
+
+    prompt and answer    ... red kite : locker 7 . tiny drum : attic 31 .   Where ? red kite :
+    last 3 tokens            `--------'                                             `--------'
+    guessed                           locker 7 . tiny
+
+Other than there, the latest place counts and not the first, since an answer repeats itself more than its prompt; and a
+guess that comes to the end goes on with itself, as a text of that period would.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["LookupText", "PromptLookup"]
+
+NO_GUESS: Final = np.zeros(0, np.int32)
+MOST_TOKENS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookup:
+    """How tokens are guessed.
+
+    Args:
+        num_tokens: guessed tokens of a sequence in a step at most, 1 to 64.
+        max_ngram: last tokens that are looked for, all of them first, then fewer; min_ngram: at least so many.
+
+    Raises:
+        ConfigurationError: a number is out of range.
+    """
+
+    num_tokens: int = 4
+    max_ngram: int = 3
+    min_ngram: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        as_count(self.num_tokens, "num_tokens of a lookup", least=1, most=MOST_TOKENS)
+        as_count(self.min_ngram, "min_ngram", least=1)
+        as_count(self.max_ngram, "max_ngram", least=1)
+        if self.max_ngram < self.min_ngram:
+            raise ConfigurationError(f"max_ngram is {self.max_ngram}, which is less than min_ngram = {self.min_ngram}")
+
+    def propose(self, token_ids: Int32Array, most: int) -> Int32Array:
+        """Guess what follows.
+
+        Args:
+            token_ids: int32 ``[n]``, all of a sequence; most: guesses wanted.
+
+        Returns:
+            int32, ``min(most, num_tokens)`` tokens; none where the last ``min_ngram`` tokens never stood before.
+
+        Cost: a pass over the tokens, and O(places where the last one stands).
+        """
+        place = self._latest(token_ids)
+        if place is None:
+            return NO_GUESS
+        num_behind = len(token_ids) - place
+        return token_ids[place + np.arange(min(most, self.num_tokens)) % num_behind]
+
+    def _latest(self, token_ids: Int32Array) -> int | None:
+        """Find where the tokens go on behind the latest of the longest matches."""
+        last = len(token_ids) - 1
+        ends = np.flatnonzero(token_ids[:last] == token_ids[last]) if last > 0 else NO_GUESS
+        for length in range(2, self.max_ngram + 1):
+            further = ends[ends >= length - 1]
+            further = further[token_ids[further - (length - 1)] == token_ids[last - (length - 1)]]
+            if not len(further):
+                return int(ends[-1]) + 1 if len(ends) and length > self.min_ngram else None
+            ends = further
+        return int(ends[-1]) + 1 if len(ends) else None
+
+
+@final
+class LookupText:
+    """Prompt and answer in one array, which grows with the answer.
+
+    Args:
+        prompt_token_ids: int32 ``[n]``.
+    """
+
+    def __init__(self, prompt_token_ids: Int32Array) -> None:
+        self._num_prompt = self._num = len(prompt_token_ids)
+        self._token_ids = prompt_token_ids  # copied when the answer begins: most of a queue is waiting
+
+    def grown(self, answer: Sequence[int]) -> Int32Array:
+        """Give the prompt and this answer, which begins as the one before did: a view, int32. O(new tokens)."""
+        num = self._num_prompt + len(answer)
+        if num > len(self._token_ids):
+            self._token_ids = np.concatenate([self._token_ids, np.zeros(num, np.int32)])
+        new = answer[self._num - self._num_prompt :]
+        self._token_ids[self._num : num] = new
+        self._num = num
+        return self._token_ids[:num]

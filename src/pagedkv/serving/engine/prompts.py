@@ -1,0 +1,48 @@
+"""What a prompt may be: a text, token ids, token ids with what belongs to them, or a conversation.
+
+Adapters, embeddings and media have their place here, and in the keys of blocks
+(:class:`~pagedkv.memory.contract.keys.RequestKeys`), before the engine can compute with them: until then they are
+refused, not ignored.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from pagedkv.memory.contract.errors import RequestError
+from pagedkv.serving.engine.chat import Chat, Message
+
+__all__ = ["Prompt", "TokensPrompt"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokensPrompt:
+    """Token ids, and what belongs to them.
+
+    Args:
+        token_ids: of the prompt.
+        lora_name: adapter of the weights; not served yet.
+        inputs_embeds: float ``[tokens, width]`` in place of embeddings of the ids; not served yet.
+        media_positions: ``(first, stop)`` of tokens that stand for images or sound; not served yet.
+    """
+
+    token_ids: Sequence[int]
+    lora_name: str | None = None
+    inputs_embeds: torch.Tensor | None = None
+    media_positions: Sequence[tuple[int, int]] = ()
+
+    def require_supported(self) -> None:
+        """Refuse what the engine does not serve yet. Raises RequestError."""
+        asked = {
+            "lora_name": self.lora_name is not None,
+            "inputs_embeds": self.inputs_embeds is not None,
+            "media_positions": len(self.media_positions) > 0,
+        }
+        for name, is_asked in asked.items():
+            if is_asked:
+                raise RequestError(f"{name} is not served by this engine yet: leave it out")
+
+
+Prompt: TypeAlias = str | Sequence[int] | TokensPrompt | Chat | Sequence[Message]

@@ -1,0 +1,239 @@
+"""ModelRunner: computes the tokens of a step with the model, over blocks.
+
+Models of attention alone take all tokens of the step in one flat row. Recurrent layers want rows of equal length, and a
+state that is read before and written after: such a step is several passes, one for all sequences that decode, ``[n,
+1]``, and one for each piece of a prompt. Pieces end where states are to be kept::
+
+    prompt, positions      [ 3 .................. 40 )        states kept every 16 tokens
+    passes                 [ 3 .. 16 ) [ 16 .. 32 ) [ 32 .. 40 )
+    state read from block    0           0            1        written to block 0, 1, 2
+
+A state is kept behind every draft: all that decode take as many passes as one of them has tokens, a token in each.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+
+from pagedkv.memory.attention import AttentionBackend, StepMetadata
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.device import PlanExecutor, StepInputs
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.ambient import IMPLEMENTATION, listening
+from pagedkv.serving.engine.borrowing import BorrowedModel
+from pagedkv.serving.engine.flat_batch import FlatBatch
+from pagedkv.serving.engine.forward_pass import ForwardPass
+from pagedkv.serving.engine.grouping import EngineGroups
+from pagedkv.serving.engine.heads import watched_head
+from pagedkv.serving.engine.paged_cache import PagedCache
+from pagedkv.serving.engine.prompt_scores import PromptScoring
+
+__all__ = ["ModelRunner"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some tokens that go through the model together.
+
+    Args:
+        tokens: their places in the flat row of the step; all in order.
+        places: their sequences; ranges: positions of each of them.
+        is_batch: one token of each sequence, else all of one sequence.
+        is_prompt: recurrent layers are to take them as a prompt's, also where it is one token.
+    """
+
+    tokens: Int64Array
+    places: Sequence[int]
+    ranges: Sequence[tuple[int, int]]
+    is_batch: bool
+    is_prompt: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and tokens of a row."""
+        return (len(self.tokens), 1) if self.is_batch else (1, len(self.tokens))
+
+
+class _StateBlocks(NamedTuple):
+    """Where the states of a piece's sequences are, in one group: int32 ``[sequences]`` each."""
+
+    read: torch.Tensor
+    written: torch.Tensor
+
+
+@final
+class ModelRunner:
+    """Runs one model over the blocks of one executor.
+
+    Args:
+        model: a decoder in evaluation mode; a pass waits for those of other engines that it serves.
+        groups: where each of its layers lies.
+        executor: storage and tables.
+        backend: attention over that storage.
+        replays_steps: what was decoded is computed again token by token, as it was decoded: for recurrent layers that
+            answer otherwise within a prompt.
+        continues: recurrent layers continue a state over more than one token; else what follows a state goes token by
+            token (Mamba).
+
+    Attributes:
+        borrowed: the model, as it is shared with other engines.
+    """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        groups: EngineGroups,
+        executor: PlanExecutor,
+        backend: AttentionBackend,
+        *,
+        replays_steps: bool = False,
+        continues: bool = True,
+    ) -> None:
+        self._continues = continues
+        self._replays_steps = replays_steps
+        self._model = model
+        self._groups = groups
+        self._executor = executor
+        self._backend = backend
+        self._cache = PagedCache(model)
+        self.borrowed = BorrowedModel(model)
+        self._device = executor.storage.device
+        self._decodes_together = not groups.latents
+        sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
+        self._interval = min(sizes, default=0)
+
+    def compute(
+        self, plan: StepPlan, inputs: StepInputs, batch: FlatBatch, scorings: Sequence[PromptScoring] = ()
+    ) -> torch.Tensor:
+        """Run a step's forward pass; called by :meth:`PlanExecutor.launch`.
+
+        Args:
+            plan: the step, with at least one token; inputs: its tables.
+            batch: its tokens, and which of them are wanted.
+            scorings: what its chunks tell of their prompts; they take it.
+
+        Returns:
+            float32 ``[wanted, vocabulary]``.
+
+        Raises:
+            EngineError: the model calls other layers than when it was probed.
+        """
+        positions = plan.compute.positions().astype(np.int64)
+        step = StepMetadata.of(inputs)
+        token_ids, wanted = batch.token_ids, batch.wanted
+        with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
+            if not self._groups.states:
+                piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
+                return self._run(piece, step, {}, token_ids, positions, wanted, scorings)
+            answers = []
+            for piece in self._pieces(plan, batch):
+                mine = np.flatnonzero(np.isin(piece.tokens, wanted))
+                blocks = self._state_blocks(piece, inputs)
+                logits = self._run(piece, self._part(step, piece), blocks, token_ids, positions, mine, scorings)
+                answers.append((piece.tokens[mine], logits))
+            where = np.concatenate([tokens for tokens, _ in answers])
+            order = torch.from_numpy(np.argsort(where)).to(self._device)
+            return torch.cat([logits for _, logits in answers])[order]
+
+    def _run(
+        self,
+        piece: _Piece,
+        step: StepMetadata,
+        blocks: Mapping[int, _StateBlocks],
+        token_ids: Int32Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        scorings: Sequence[PromptScoring],
+    ) -> torch.Tensor:
+        """Run the model over one piece; ``wanted`` are places in it, ``blocks`` where its states are, by group."""
+        rows, width = piece.shape
+        ids = torch.from_numpy(token_ids[piece.tokens].astype(np.int64)).to(self._device).view(rows, width)
+        where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
+        forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, where)
+        states = self._read_states(piece, blocks)
+        self._cache.begin(forward_pass, states, list(self._groups.states), is_prompt=piece.is_prompt)
+        watched = watched_head(self._model) if scorings else nullcontext()
+        with listening(forward_pass), watched as head:
+            logits = compat.forward(
+                self._model,
+                torch.from_numpy(wanted).to(self._device),
+                input_ids=ids,
+                position_ids=where,
+                past_key_values=self._cache,
+            )
+        forward_pass.require_complete()
+        self._write_states(blocks)
+        if head is not None:
+            for scoring in scorings:
+                scoring.take(piece.tokens, head)
+        return logits
+
+    # Recurrent layers
+
+    def _pieces(self, plan: StepPlan, batch: FlatBatch) -> Iterator[_Piece]:
+        """Split a step: all that decode, then every prompt, where states are kept."""
+        offsets = plan.compute.offsets()
+        ranges = list(zip(plan.compute.starts.tolist(), plan.compute.ends.tolist(), strict=True))
+        decoding = sorted(batch.decoding.tolist())
+        if decoding and self._decodes_together:
+            longest = max(ranges[place][1] - ranges[place][0] for place in decoding)
+            for step in range(longest):
+                mine = [place for place in decoding if ranges[place][0] + step < ranges[place][1]]
+                tokens, starts = offsets[mine].astype(np.int64) + step, [ranges[place][0] + step for place in mine]
+                yield _Piece(tokens, mine, [(start, start + 1) for start in starts], is_batch=True, is_prompt=False)
+        for place, (start, end) in enumerate(ranges):
+            if self._decodes_together and place in decoding:
+                continue
+            first = start
+            while first < end:
+                stop, is_prompt = self._end_of_piece(first, end, int(batch.num_prompt_tokens[place]))
+                if place in decoding:
+                    stop, is_prompt = first + 1, False
+                tokens = int(offsets[place]) + np.arange(first - start, stop - start)
+                yield _Piece(tokens, [place], [(first, stop)], is_batch=False, is_prompt=is_prompt)
+                first = stop
+
+    def _end_of_piece(self, first: int, end: int, num_prompt: int) -> tuple[int, bool]:
+        """Tell where a piece ends that begins at ``first``, and whether it is a part of a prompt."""
+        stop = min(end, (first // self._interval + 1) * self._interval)
+        if first > 0 and not self._continues:
+            return first + 1, False
+        if self._replays_steps and first < num_prompt:
+            return min(stop, num_prompt), True
+        return (first + 1, False) if self._replays_steps else (stop, True)
+
+    def _part(self, step: StepMetadata, piece: _Piece) -> StepMetadata:
+        """Cut a step's metadata down to a piece."""
+        part = step.select(torch.tensor(piece.places), torch.from_numpy(piece.tokens))
+        return part.with_ranges([start for start, _ in piece.ranges], [stop for _, stop in piece.ranges])
+
+    def _state_blocks(self, piece: _Piece, inputs: StepInputs) -> dict[int, _StateBlocks]:
+        """Tell, by group, which block of a state each sequence of a piece reads, and writes."""
+        places = torch.tensor(piece.places, device=self._device)
+        ranges = torch.tensor(piece.ranges, device=self._device)
+        return {
+            group: _StateBlocks(
+                inputs.states_behind(group, places, ranges[:, 0] - 1),
+                inputs.states_behind(group, places, ranges[:, 1] - 1),
+            )
+            for group in {place.group: None for place in self._groups.states.values()}
+        }
+
+    def _read_states(self, piece: _Piece, blocks: Mapping[int, _StateBlocks]) -> dict[int, compat.State]:
+        if not self._groups.states or piece.ranges[0][0] == 0:
+            return {}
+        states = {}
+        for layer_idx, place in self._groups.states.items():
+            state = self._executor.transfers.gather_states(place.group, place.index, blocks[place.group].read)
+            states[layer_idx] = dict(state)
+        return states
+
+    def _write_states(self, blocks: Mapping[int, _StateBlocks]) -> None:
+        for layer_idx, place in self._groups.states.items():
+            state = self._cache.states(layer_idx)
+            self._executor.transfers.scatter_states(place.group, place.index, blocks[place.group].written, state)

@@ -1,0 +1,61 @@
+"""SampledRow: whose token is sampled; which rows of logits it takes.
+
+Logits come in the order of the rows. A row with drafts has a line for its own token, then one behind each draft::
+
+    rows      | row 0         | row 1 | row 2, drafts a, b   |
+    logits    | behind its    | ...   | behind its token,    |
+              | token         |       | behind a, behind b   |
+    lines       0               1       2, 3, 4
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pagedkv.memory.scheduling import Drafts
+from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.sample import Sample
+from pagedkv.serving.engine.sampling import Place
+
+__all__ = ["SampledRow", "lines_of", "places_of", "with_drafts"]
+
+
+class SampledRow(NamedTuple):
+    """Whose token a row of logits is for.
+
+    Args:
+        request: the request; sample: which of its answers.
+        drafts: tokens that were guessed to come first.
+    """
+
+    request: EngineRequest
+    sample: Sample
+    drafts: tuple[int, ...] = ()
+
+
+def with_drafts(rows: Sequence[SampledRow], drafts: Drafts) -> list[SampledRow]:
+    """Say which drafts rows have that decode."""
+    token_ids, counts = drafts.token_ids.tolist(), drafts.counts.tolist()
+    drafted, first = [], 0
+    for row, count in zip(rows, counts, strict=True):
+        drafted.append(row._replace(drafts=tuple(token_ids[first : first + count])) if count else row)
+        first += count
+    return drafted
+
+
+def lines_of(rows: Sequence[SampledRow]) -> list[range]:
+    """Tell which lines of the logits are each row's."""
+    lines, first = [], 0
+    for row in rows:
+        lines.append(range(first, first + 1 + len(row.drafts)))
+        first = lines[-1].stop
+    return lines
+
+
+def places_of(rows: Sequence[SampledRow]) -> list[Place]:
+    """Say of each line of the logits what it follows."""
+    places: list[Place] = []
+    for row in rows:
+        places.append(row.sample.place)
+        if row.drafts:
+            places += [Place(row.sample.sequence, row.drafts[:count]) for count in range(1, len(row.drafts) + 1)]
+    return places

@@ -1,0 +1,58 @@
+"""Sampling: one token for each row of logits, each by its own request's parameters.
+
+::
+
+    parameters          what a request asks: SamplingParams
+    sequence            what is kept of one sequence: history, bad_words
+    sampler             a batch: adjusting, then choosing (tiles, thresholds, drawing, noise), then foreign, logprobs
+    stopping, text      when an answer ends, and its text
+    beams               beam search, scored
+
+Needs torch, knows no model and no cache. See ``docs/decisions/0028-sampling.md``.
+
+>>> import torch
+>>> params = SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=3)
+>>> sequence = SampledSequence(params, prompt_ids=[5, 6], vocab_size=8)
+>>> answer = BatchSampler(vocab_size=8).sample(torch.arange(8.0)[None], [Place(sequence)])
+>>> answer.token_ids
+tensor([7], dtype=torch.int32)
+>>> sequence.append(answer.token_ids.tolist())
+"""
+
+from pagedkv.serving.engine.sampling.adjusting import Place, beam_logprobs
+from pagedkv.serving.engine.sampling.bad_words import bad_words_as_ids
+from pagedkv.serving.engine.sampling.beams import BeamSearch, BeamStep, FinishedBeam
+from pagedkv.serving.engine.sampling.choosing import NO_TOKEN
+from pagedkv.serving.engine.sampling.foreign import NOT_READY, LogitsProcessor, TokenMatcher, XGrammarMatcher
+from pagedkv.serving.engine.sampling.logprobs import SlicedLogprobs, TokenLogprobs, prompt_logprobs
+from pagedkv.serving.engine.sampling.noise import seed_of
+from pagedkv.serving.engine.sampling.parameters import SamplingParams
+from pagedkv.serving.engine.sampling.sampler import BatchSampler, SampledTokens, WaitingRow
+from pagedkv.serving.engine.sampling.sequence import SampledSequence
+from pagedkv.serving.engine.sampling.stopping import Ending, FinishReason, StopDetector
+
+__all__ = [
+    "NOT_READY",
+    "NO_TOKEN",
+    "BatchSampler",
+    "BeamSearch",
+    "BeamStep",
+    "Ending",
+    "FinishReason",
+    "FinishedBeam",
+    "LogitsProcessor",
+    "Place",
+    "SampledSequence",
+    "SampledTokens",
+    "SamplingParams",
+    "SlicedLogprobs",
+    "StopDetector",
+    "TokenLogprobs",
+    "TokenMatcher",
+    "WaitingRow",
+    "XGrammarMatcher",
+    "bad_words_as_ids",
+    "beam_logprobs",
+    "prompt_logprobs",
+    "seed_of",
+]

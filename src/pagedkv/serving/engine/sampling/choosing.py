@@ -1,0 +1,129 @@
+"""The tokens of rows whose scores are final but for temperature and filters: greedy rows, and rows with noise.
+
+Here parameters of many requests become columns, so that each kind of row is chosen at once. A row whose greatest score
+is no number has no token: it fails alone.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+
+from pagedkv.memory.contract.errors import SamplingError
+from pagedkv.serving.engine.sampling.adjusting import Place
+from pagedkv.serving.engine.sampling.drawing import draw, draw_from_window
+from pagedkv.serving.engine.sampling.noise import keys_of
+from pagedkv.serving.engine.sampling.sequence import Feature
+from pagedkv.serving.engine.sampling.thresholds import WINDOW, Filters, thresholds
+from pagedkv.serving.engine.sampling.tiles import TiledScores, tiled
+
+__all__ = ["NO_TOKEN", "Chosen", "choose", "choose_greatest", "kept_least"]
+
+NO_TOKEN: Final = -1
+"""Stands for the token of a row that waits or failed."""
+
+FEW_SCORES: Final = 1024
+"""Of so many tiles do not pay."""
+
+
+class Chosen(NamedTuple):
+    """Tokens of rows.
+
+    Args:
+        token_ids: int64 ``[rows]``, NO_TOKEN where one failed; failures: why, by place.
+    """
+
+    token_ids: torch.Tensor
+    failures: dict[int, Exception]
+
+
+def choose(tiles: TiledScores, rows: Sequence[int], places: Sequence[Place]) -> Chosen:
+    """Choose a token for each of these rows of the scores; ``places[i]`` says whose ``rows[i]`` is."""
+    device = tiles.scores.device
+    chosen = torch.full((len(rows),), NO_TOKEN, dtype=torch.int64, device=device)
+    at = torch.tensor(rows, dtype=torch.int64, device=device)
+    is_noisy = [bool(place.sequence.features & Feature.NOISE) for place in places]
+    noisy = [index for index, drawn in enumerate(is_noisy) if drawn]
+    greedy = [index for index, drawn in enumerate(is_noisy) if not drawn]
+    if greedy:
+        which = torch.tensor(greedy, device=device)
+        chosen[which] = tiles.argmax(at[which])
+    for is_filtered in (False, True):
+        drawn = [index for index in noisy if bool(places[index].sequence.features & Feature.FILTERS) == is_filtered]
+        if drawn:
+            which = torch.tensor(drawn, device=device)
+            draw_some = _draw_filtered if is_filtered else _draw_unfiltered
+            chosen[which] = draw_some(tiles, at[which], [places[index] for index in drawn])
+    return _but_failures(chosen, tiles.maxima[at].amax(dim=1), places)
+
+
+def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Choose the first of the greatest scores of every row, ``places[i]``'s in row ``i``: one pass over the scores."""
+    if scores.shape[1] <= FEW_SCORES:
+        return _but_failures(scores.argmax(dim=1), scores.amax(dim=1), places)
+    tiles = tiled(scores)
+    token_ids = tiles.argmax(torch.arange(len(scores), device=scores.device))
+    return _but_failures(token_ids, tiles.maxima.amax(dim=1), places)
+
+
+def _draw_unfiltered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+    temperatures = _filters(rows, places).temperatures
+    everything = torch.full_like(temperatures, -torch.inf)
+    return draw(tiles, rows, temperatures, everything, _keys(places, rows.device))
+
+
+def _draw_filtered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+    """Draw from the window where it holds all that is kept, and from all tiles elsewhere."""
+    filters, keys = _filters(rows, places), _keys(places, rows.device)
+    token_ids, window = tiles.largest(rows, WINDOW)
+    least = thresholds(tiles, filters, window)
+    tokens = draw_from_window(token_ids, window, filters.temperatures, least, keys)
+    is_wider = window[:, -1] >= least
+    wider = is_wider.nonzero()[:, 0] if window.shape[1] < tiles.scores.shape[1] else rows[:0]
+    if len(wider):
+        tokens[wider] = draw(tiles, rows[wider], filters.temperatures[wider], least[wider], keys[wider])
+    return tokens
+
+
+def kept_least(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+    """Find the least score that each row's filters keep: float32 ``[rows]``, -inf where they keep all."""
+    return thresholds(tiles, _filters(rows, places), tiles.largest(rows, WINDOW)[1])
+
+
+def _filters(rows: torch.Tensor, places: Sequence[Place]) -> Filters:
+    """Put the parameters of rows into columns; a greedy row has a temperature of 1 here."""
+    params = [place.sequence.params for place in places]
+    device = rows.device
+    return Filters(
+        rows,
+        _column([each.temperature or 1.0 for each in params], torch.float32, device),
+        _column([each.top_k for each in params], torch.int64, device),
+        _column([each.top_p for each in params], torch.float64, device),
+        _column([each.min_p for each in params], torch.float32, device),
+    )
+
+
+def _keys(places: Sequence[Place], device: torch.device) -> torch.Tensor:
+    columns = [(place.sequence.seed, place.sequence.sample, place.sequence.position(place.drafts)) for place in places]
+    return keys_of(*torch.tensor(columns, dtype=torch.int64).T).to(device)
+
+
+def _column(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def _but_failures(token_ids: torch.Tensor, greatest: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Take tokens away from rows whose greatest score is not finite: nothing is allowed there, or it is no number."""
+    is_finite = torch.isfinite(greatest)
+    if bool(is_finite.all()):
+        return Chosen(token_ids, {})
+    failures: dict[int, Exception] = {}
+    for index in (~is_finite).nonzero()[:, 0].tolist():
+        if float(greatest[index]) == -torch.inf:
+            reason = "no token is allowed: its bias, its bans or a foreign processor forbid all of them"
+        else:
+            reason = f"its greatest score is {float(greatest[index])}: the model or a foreign processor gave no numbers"
+        position = places[index].sequence.position(places[index].drafts)
+        failures[index] = SamplingError(f"position {position} of this sequence cannot be sampled: {reason}")
+        token_ids[index] = NO_TOKEN
+    return Chosen(token_ids, failures)

@@ -1,0 +1,162 @@
+"""Log-probabilities of tokens that were chosen, and of the likeliest beside them; of answers and of prompts.
+
+They are those of the model's logits as they are, before penalties, filters and temperature, as the field reports them:
+float32 differences of a logit and the logarithm of the row's mass. No vocabulary of a long prompt is ever whole in
+memory: rows are computed some at a time, or the vocabulary is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+
+from pagedkv.memory.contract.errors import TensorError
+from pagedkv.serving.engine.sampling.thresholds import log_mass
+from pagedkv.serving.engine.sampling.tiles import TiledScores, as_scores, elements_at_once, tiled
+
+__all__ = ["SlicedLogprobs", "TokenLogprobs", "logprobs_of", "prompt_logprobs"]
+
+LOGITS_ON_CPU: Final = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position.
+
+    Args:
+        token_id: the token that stands there; logprob: its own.
+        rank: how many tokens are at least as likely, itself included: 1 is the likeliest.
+        top: the likeliest tokens with theirs, the likeliest first, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+def logprobs_of(
+    tiles: TiledScores, rows: Sequence[int], token_ids: Sequence[int], counts: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Tell log-probabilities of some rows' tokens.
+
+    Args:
+        tiles: logits as the model gave them.
+        rows: which; token_ids: the token of each; counts: how many of the likeliest each wants.
+
+    Cost: two passes over these rows; memory a bounded number of scores at once.
+    """
+    device = tiles.scores.device
+    places, tokens = torch.tensor(rows, device=device), torch.tensor(token_ids, device=device)
+    mass = log_mass(tiles, places)
+    own = tiles.scores[places, tokens]
+    ranks = _ranks(tiles.scores, places, own)
+    ids, values = tiles.largest(places, max(1, *counts))
+    return _told(token_ids, (own - mass).float(), ranks, ids, (values - mass[:, None]).float(), counts)
+
+
+def _ranks(scores: torch.Tensor, places: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Count the scores of each row that are at least its own."""
+    num_at_once = max(1, elements_at_once(scores.device) // max(1, scores.shape[1]))
+    parts = [
+        (scores[places[start : start + num_at_once]] >= own[start : start + num_at_once, None]).sum(dim=1)
+        for start in range(0, len(places), num_at_once)
+    ]
+    return torch.cat(parts)
+
+
+def _told(
+    token_ids: Sequence[int],
+    own: torch.Tensor,
+    ranks: torch.Tensor,
+    top_ids: torch.Tensor,
+    top: torch.Tensor,
+    counts: Sequence[int],
+) -> list[TokenLogprobs]:
+    columns = zip(token_ids, own.tolist(), ranks.tolist(), top_ids.tolist(), top.tolist(), counts, strict=True)
+    return [
+        TokenLogprobs(int(token), logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token, logprob, rank, ids, values, count in columns
+    ]
+
+
+def prompt_logprobs(
+    hidden: torch.Tensor,
+    head: Callable[[torch.Tensor], torch.Tensor],
+    next_ids: Sequence[int],
+    count: int,
+    *,
+    elements: int = LOGITS_ON_CPU,
+) -> list[TokenLogprobs]:
+    """Tell log-probabilities of a prompt's tokens, a few positions at a time.
+
+    Args:
+        hidden: ``[positions, width]``: what the model's head takes.
+        head: gives logits ``[n, vocabulary]`` of ``[n, width]``, with whatever the model does to them.
+        next_ids: the token that follows each position.
+        count: how many of the likeliest are told.
+        elements: logits that may exist at once, if that is at least one row.
+
+    Raises:
+        TensorError: not as many tokens as positions.
+    """
+    if len(hidden) != len(next_ids):
+        raise TensorError(f"{len(hidden)} positions need as many next tokens, got {len(next_ids)}")
+    told: list[TokenLogprobs] = []
+    num_at_once = 1
+    while len(told) < len(hidden):
+        start = len(told)
+        logits = head(hidden[start : start + num_at_once]).float()
+        some = next_ids[start : start + len(logits)]
+        scores = as_scores(logits, len(some), logits.shape[1])
+        told += logprobs_of(tiled(scores), range(len(some)), some, [count] * len(some))
+        num_at_once = max(1, elements // logits.shape[1])
+    return told
+
+
+@final
+class SlicedLogprobs:
+    """Log-probabilities of rows whose vocabulary comes slice by slice, for a head that is too large to give all of it.
+
+    The mass is summed as it comes (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018). A
+    rank needs the token's own logit first, so those of tokens in slices to come are corrected by the caller's order:
+    give own logits at the start.
+
+    Args:
+        token_ids: the token of each row.
+        own_logits: float32 ``[rows]``, the logit of each row's token.
+        count: how many of the likeliest are told.
+    """
+
+    def __init__(self, token_ids: Sequence[int], own_logits: torch.Tensor, count: int) -> None:
+        self._token_ids = token_ids
+        self._count = count
+        self._own = own_logits.float()
+        self._num_seen = 0
+        self._mass = torch.full_like(self._own, -torch.inf, dtype=torch.float64)
+        self._ranks = torch.zeros_like(self._own, dtype=torch.int64)
+        self._top = self._own.new_zeros(len(self._own), 0)
+        self._top_ids = torch.zeros_like(self._top, dtype=torch.int64)
+
+    def add(self, logits: torch.Tensor) -> None:
+        """Take the next slice: float ``[rows, tokens]``, of the ids behind those that were taken before.
+
+        Raises:
+            TensorError: of another number of rows.
+        """
+        if logits.ndim != 2 or len(logits) != len(self._own):  # noqa: PLR2004 - rows and tokens
+            raise TensorError(f"a slice of {len(self._own)} rows must be [rows, tokens], got {list(logits.shape)}")
+        logits = logits.float()
+        self._mass = torch.logaddexp(self._mass, logits.logsumexp(dim=1).double())
+        self._ranks += (logits >= self._own[:, None]).sum(dim=1)
+        values, ids = logits.topk(min(self._count, logits.shape[1]), dim=1)
+        values, ids = torch.cat([self._top, values], dim=1), torch.cat([self._top_ids, ids + self._num_seen], dim=1)
+        self._top, places = values.topk(min(self._count, values.shape[1]), dim=1)
+        self._top_ids = ids.gather(1, places)
+        self._num_seen += logits.shape[1]
+
+    def told(self) -> list[TokenLogprobs]:
+        """Tell the log-probabilities once all slices were taken."""
+        own, top = (self._own - self._mass).float(), (self._top - self._mass[:, None]).float()
+        return _told(self._token_ids, own, self._ranks, self._top_ids, top, [self._count] * len(own))

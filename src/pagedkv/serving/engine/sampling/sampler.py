@@ -1,0 +1,210 @@
+"""A step's tokens: one for each row of logits, each row in its own way, and no row pays for another.
+
+::
+
+    logits [rows, vocabulary]
+      bias, penalties, bans        all rows that ask, at once                         (adjusting)
+      greatest, or filters, noise  all rows without foreign processors                (choosing, thresholds, drawing)
+      log-probabilities            rows that ask, of the logits as they came          (logprobs)
+      foreign processors           row by row, behind all others, then that row's
+                                   filters, noise and log-probabilities               (foreign)
+
+A row whose foreign processor is not ready is answered as waiting, with its scores, and asked again by
+:meth:`BatchSampler.resume`. A row that cannot be sampled is answered as failed, with the error. Neither changes what
+other rows are answered. The sampler remembers nothing between calls: what must last is in each
+:class:`~pagedkv.serving.engine.sampling.sequence.SampledSequence`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.serving.engine.sampling.adjusting import Adjustment, Place, features_of
+from pagedkv.serving.engine.sampling.choosing import NO_TOKEN, choose, choose_greatest
+from pagedkv.serving.engine.sampling.foreign import apply_foreign
+from pagedkv.serving.engine.sampling.logprobs import TokenLogprobs, logprobs_of
+from pagedkv.serving.engine.sampling.sequence import Feature
+from pagedkv.serving.engine.sampling.tiles import TiledScores, as_scores, tiled
+
+__all__ = ["BatchSampler", "SampledTokens", "WaitingRow"]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRow:
+    """A row that its foreign processors have not answered yet.
+
+    Args:
+        row: its place in the batch that it came with; place: whose it is.
+        scores: float32 ``[1, vocabulary]``, with bias, penalties and bans: a copy of its own.
+        logits: float32 ``[1, vocabulary]`` as the model gave them, where log-probabilities are wanted.
+    """
+
+    row: int
+    place: Place
+    scores: torch.Tensor
+    logits: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What a step sampled.
+
+    Args:
+        token_ids: int32 ``[rows]``, on the logits' device; NO_TOKEN where a row waits or failed.
+        waiting: rows to ask again.
+        failures: why rows failed, by row: a SamplingError, or what a foreign processor raised.
+        logprobs: of rows that asked for them and have a token, by row.
+    """
+
+    token_ids: torch.Tensor
+    waiting: tuple[WaitingRow, ...] = ()
+    failures: Mapping[int, Exception] = field(default_factory=dict)
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+
+
+@final
+class BatchSampler:
+    """Samples tokens for batches of rows.
+
+    Args:
+        vocab_size: columns of the logits.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = as_count(vocab_size, "vocab_size", least=1)
+
+    def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
+        """Sample one token for each row. The sequences are not changed: tell them what was accepted.
+
+        A row behind a draft that is refused may fail or wait where the draft itself was not allowed; whoever refuses
+        the draft has no use for the row.
+
+        Args:
+            logits: float32 ``[rows, vocabulary]``, on any device. Where they are contiguous they are changed meanwhile,
+                and put back before this returns or raises.
+            places: whose rows they are; several of one sequence where it has drafts.
+
+        Raises:
+            TensorError: logits of another shape or type.
+            ConfigurationError: a sequence of another vocabulary.
+
+        Cost: one pass over the logits, and what rows ask for.
+        """
+        scores = as_scores(logits, len(places), self.vocab_size)
+        self._check(places)
+        asked = features_of(places)
+        answer = _Answer(torch.full((len(places),), NO_TOKEN, dtype=torch.int32, device=scores.device))
+        if not places:
+            return answer.told()
+        if asked == Feature.NONE:
+            answer.choose_greatest(scores, places)
+            return answer.told()
+        apart = {row for row, place in enumerate(places) if place.sequence.features & Feature.FOREIGN}
+        together = [row for row in range(len(places)) if row not in apart]
+        adjustment = Adjustment(scores, places)
+        try:
+            adjustment.apply(asked)
+            tiles = tiled(scores)
+            answer.choose(tiles, together, [places[row] for row in together])
+            copies = {row: scores[row : row + 1].clone() for row in sorted(apart)}
+        finally:
+            adjustment.undo()
+        if asked & Feature.LOGPROBS:
+            as_given = tiled(scores) if adjustment.has_changed else tiles
+            answer.tell_logprobs(as_given, together, [places[row] for row in together])
+        for row, copy in copies.items():
+            wants_logprobs = places[row].sequence.features & Feature.LOGPROBS
+            as_it_came = scores[row : row + 1].clone() if wants_logprobs else None
+            answer.ask(row, WaitingRow(row, places[row], copy, as_it_came))
+        return answer.told()
+
+    def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
+        """Ask rows again that waited. Rows of the answer are places in ``waiting``."""
+        self._check([each.place for each in waiting])
+        device = waiting[0].scores.device if waiting else None
+        answer = _Answer(torch.full((len(waiting),), NO_TOKEN, dtype=torch.int32, device=device))
+        for index, each in enumerate(waiting):
+            answer.ask(index, each)
+        return answer.told()
+
+    def _check(self, places: Sequence[Place]) -> None:
+        """Refuse sequences of another vocabulary."""
+        for row, place in enumerate(places):
+            if place.sequence.vocab_size != self.vocab_size:
+                raise ConfigurationError(
+                    f"row {row} is of a vocabulary of {place.sequence.vocab_size} tokens, this sampler's has "
+                    f"{self.vocab_size}"
+                )
+
+
+class _Answer:
+    """What is known of a batch's tokens so far.
+
+    Args:
+        token_ids: int32 ``[rows]``, all of them NO_TOKEN.
+    """
+
+    def __init__(self, token_ids: torch.Tensor) -> None:
+        self._token_ids = token_ids
+        self._waiting: list[WaitingRow] = []
+        self._failures: dict[int, Exception] = {}
+        self._logprobs: dict[int, TokenLogprobs] = {}
+
+    def told(self) -> SampledTokens:
+        return SampledTokens(self._token_ids, tuple(self._waiting), self._failures, self._logprobs)
+
+    def choose(self, tiles: TiledScores, rows: Sequence[int], places: Sequence[Place]) -> None:
+        """Choose tokens of rows that need nothing foreign."""
+        if not rows:
+            return
+        chosen = choose(tiles, rows, places)
+        if len(rows) == len(self._token_ids):
+            self._token_ids.copy_(chosen.token_ids)
+        else:
+            self._token_ids[torch.tensor(rows, device=self._token_ids.device)] = chosen.token_ids.int()
+        self._failures |= {rows[index]: failure for index, failure in chosen.failures.items()}
+
+    def choose_greatest(self, scores: torch.Tensor, places: Sequence[Place]) -> None:
+        """Choose the most likely tokens, where nobody asks for anything else."""
+        chosen = choose_greatest(scores, places)
+        self._token_ids.copy_(chosen.token_ids)
+        self._failures |= chosen.failures
+
+    def tell_logprobs(self, tiles: TiledScores, rows: Iterable[int], places: Iterable[Place]) -> None:
+        """Add log-probabilities of rows that want them and have a token; ``tiles`` are of the logits as they came."""
+        wanted = [
+            (row, place.sequence.params.logprobs)
+            for row, place in zip(rows, places, strict=True)
+            if place.sequence.params.logprobs is not None and row not in self._failures
+        ]
+        if wanted:
+            told = [row for row, _ in wanted]
+            token_ids = self._token_ids[torch.tensor(told, device=self._token_ids.device)].tolist()
+            logprobs = logprobs_of(tiles, told, token_ids, [count for _, count in wanted])
+            self._logprobs |= dict(zip(told, logprobs, strict=True))
+
+    def ask(self, row: int, waiting: WaitingRow) -> None:
+        """Ask a row's foreign processors; if they answer, choose its token."""
+        sequence, drafts = waiting.place
+        try:
+            scores = apply_foreign(
+                sequence.processors, sequence.token_ids(drafts), sequence.num_prompt_tokens, waiting.scores.clone()
+            )
+        except Exception as problem:  # noqa: BLE001 - whatever it is, it is this row's alone
+            self._failures[row] = problem
+            return
+        if scores is None:
+            self._waiting.append(waiting)
+            return
+        chosen = choose(tiled(scores.contiguous()), [0], [waiting.place])
+        self._token_ids[row] = int(chosen.token_ids[0])
+        if chosen.failures:
+            self._failures[row] = chosen.failures[0]
+        elif waiting.logits is not None:
+            count = sequence.params.logprobs or 0
+            token_ids = chosen.token_ids.tolist()
+            self._logprobs[row] = logprobs_of(tiled(waiting.logits), [0], token_ids, [count])[0]
