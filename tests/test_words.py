@@ -27,7 +27,7 @@ def columns(source: str, first: str, last: str) -> set[str]:
 
 
 def text_of(path: str) -> str:
-    return (ROOT / "src" / "pagedkv" / path).read_text(encoding="utf-8")
+    return (ROOT / "src" / "pagedkv" / "memory" / path).read_text(encoding="utf-8")
 
 
 ROW_COLUMNS: Final = columns(text_of("tables/rows.py"), "STATUS", "NUM_PER_GROUP")
@@ -77,8 +77,8 @@ def test_the_page_names_no_attribute_that_is_gone() -> None:
 
 def test_the_owners_are_modules() -> None:
     for path in set(re.findall(r"`([a-z]+/[a-z_/.]+)`", PAGE)):
-        place = ROOT / "src" / "pagedkv" / path
-        assert place.exists() or place.with_suffix(".py").exists(), path
+        places = [wing / path for wing in (ROOT / "src" / "pagedkv").iterdir() if wing.is_dir()]  # it begins with a room
+        assert any(place.exists() or place.with_suffix(".py").exists() for place in places), path
 
 
 def test_no_word_stands_there_twice() -> None:

@@ -27,7 +27,8 @@ class Plan:
 
     Args:
         core: folders of the core; wings: folders that hold rooms; features: by name, files and folders; meetings: files
-            in which features meet, which are of neither.
+            in which features meet, which are of neither. Paths begin with the room, so that commits in which rooms
+            stood in no wings are measured by the same table.
     """
 
     core: tuple[str, ...]
@@ -44,12 +45,12 @@ class Plan:
 
     def feature_of(self, file: str) -> str | None:
         """Tell which feature a file belongs to."""
-        return next((name for name, paths in self.features.items() if _is_among(file, paths)), None)
+        return next((name for name, paths in self.features.items() if self._is_among(file, paths)), None)
 
     def is_core(self, file: str) -> bool:
         """Tell whether a file is of the core, and of no feature nor where some meet."""
-        is_other = self.feature_of(file) is not None or _is_among(file, self.meetings)
-        return _is_among(file, self.core) and not is_other
+        is_other = self.feature_of(file) is not None or self._is_among(file, self.meetings)
+        return self._is_among(file, self.core) and not is_other
 
     def room_of(self, file: str) -> str:
         """Name the room that a file is in: a folder inside a wing, or one of the package."""
@@ -59,11 +60,12 @@ class Plan:
     def unknown_paths(self, sources: Sources) -> list[str]:
         """List what the table names and is not there."""
         named = [*self.core, *self.meetings, *(path for paths in self.features.values() for path in paths)]
-        return [path for path in named if not any(_is_among(file, (path,)) for file in sources.trees)]
+        return [path for path in named if not any(self._is_among(file, (path,)) for file in sources.trees)]
 
-
-def _is_among(file: str, paths: tuple[str, ...]) -> bool:
-    return any(file.startswith(path) if path.endswith("/") else file == path for path in paths)
+    def _is_among(self, file: str, paths: tuple[str, ...]) -> bool:
+        wing, _, inside = file.partition("/")
+        from_room = inside if wing in self.wings else file
+        return any(from_room.startswith(path) if path.endswith("/") else from_room == path for path in paths)
 
 
 def pairs(sources: Sources, plan: Plan) -> dict[tuple[str, str], list[str]]:

@@ -33,8 +33,8 @@ def test_what_lies_behind_the_docstring_is_told(tmp_path: Path) -> None:
 
 
 def test_kernels_of_the_device_are_left_out(tmp_path: Path) -> None:
-    kernels = package(tmp_path / "device" / "kernels", k=function("kernel", 100))
-    assert kernels.is_dir()
+    for wing in (tmp_path, tmp_path / "memory"):
+        assert package(wing / "device" / "kernels", k=function("kernel", 100)).is_dir()
     package(tmp_path, other=function("f", 10))
     assert lengths_of(tmp_path).long_functions == ()
     assert lengths_of(tmp_path).mean_function == 10
