@@ -76,8 +76,9 @@ def test_the_page_names_no_attribute_that_is_gone() -> None:
 
 
 def test_the_owners_are_modules() -> None:
+    wings = [wing for wing in (ROOT / "src" / "pagedkv").iterdir() if wing.is_dir()]
     for path in set(re.findall(r"`([a-z]+/[a-z_/.]+)`", PAGE)):
-        places = [wing / path for wing in (ROOT / "src" / "pagedkv").iterdir() if wing.is_dir()]  # it begins with a room
+        places = [wing / path for wing in wings]  # it begins with a room
         assert any(place.exists() or place.with_suffix(".py").exists() for place in places), path
 
 

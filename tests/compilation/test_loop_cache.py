@@ -197,7 +197,8 @@ def package(tmp_path: Path) -> Package:
 def test_what_a_class_binds_is_compiled_into_loops_that_do_not_import_it_anew_once_it_is_edited(
     package: Package,
 ) -> None:
-    (package.folder / "memory/compilation/choice.py").write_bytes((PACKAGE_FOLDER / "memory/compilation/choice.py").read_bytes())
+    choice = "memory/compilation/choice.py"
+    (package.folder / choice).write_bytes((PACKAGE_FOLDER / choice).read_bytes())
     (package.folder / "pair.py").write_text(PAIR)
     (package.folder / "asking.py").write_text(ASKING)
     (package.folder / "bound.py").write_text(BOUND.format(constant=10))

@@ -25,7 +25,7 @@ from pagedkv.serving.engine.demo.facts import ANSWER_LENGTH, FACT_LENGTH, QUESTI
 from pagedkv.serving.engine.demo.questions import LONGEST
 from pagedkv.serving.engine.demo.words import BOS, EOS, FULL_STOP, VOCABULARY, VOCABULARY_SIZE
 
-__all__ = ["CONFIG", "NOT_JUDGED", "copies", "documents", "recall", "train"]
+__all__ = ["CONFIG", "NOT_JUDGED", "copies", "documents", "main", "recall", "train"]
 
 CONFIG: Final = {
     "vocab_size": VOCABULARY_SIZE,

@@ -1,0 +1,29 @@
+"""Continuous batching over a block space. A door: the room is :mod:`pagedkv.memory.scheduling`."""
+
+from pagedkv.memory.scheduling import (
+    Admission,
+    Batch,
+    Chunk,
+    Decoding,
+    Drafts,
+    Preempted,
+    PreemptionKind,
+    Progress,
+    Request,
+    Scheduler,
+    SchedulingConfig,
+)
+
+__all__ = [
+    "Admission",
+    "Batch",
+    "Chunk",
+    "Decoding",
+    "Drafts",
+    "Preempted",
+    "PreemptionKind",
+    "Progress",
+    "Request",
+    "Scheduler",
+    "SchedulingConfig",
+]

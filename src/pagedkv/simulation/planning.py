@@ -1,0 +1,31 @@
+"""Many settings on one trace, and what they tell. A door: the room is :mod:`pagedkv.planner.simulation.planning`."""
+
+from pagedkv.planner.simulation.planning import (
+    Bounds,
+    Decision,
+    Effect,
+    LoadLimit,
+    LoadSearch,
+    PlanPoint,
+    PointFigures,
+    PointResult,
+    Steadiness,
+    decide,
+    effects_of,
+    run_point,
+)
+
+__all__ = [
+    "Bounds",
+    "Decision",
+    "Effect",
+    "LoadLimit",
+    "LoadSearch",
+    "PlanPoint",
+    "PointFigures",
+    "PointResult",
+    "Steadiness",
+    "decide",
+    "effects_of",
+    "run_point",
+]

@@ -1,0 +1,21 @@
+"""Loops compiled ahead. A door: the room is :mod:`pagedkv.memory.warming`."""
+
+from pagedkv.memory.warming import (
+    ATTENTION,
+    WarmUp,
+    make_ready,
+    of_curves,
+    of_model_curves,
+    of_spaces,
+    warm_up,
+)
+
+__all__ = [
+    "ATTENTION",
+    "WarmUp",
+    "make_ready",
+    "of_curves",
+    "of_model_curves",
+    "of_spaces",
+    "warm_up",
+]
