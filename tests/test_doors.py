@@ -87,6 +87,16 @@ def faults_of(door: str, source: str) -> list[str]:
     return faults
 
 
+def taken_from(room: str, folder: Path) -> set[str]:
+    """Collect the names that the files of a folder take from a room."""
+    taken = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{room}."):
+                taken |= {each.name for each in node.names}
+    return taken
+
+
 def is_of_a_room(value: object) -> bool:
     """Tell whether a class or function is the one that its room has under its name; other values have no home."""
     if not inspect.isclass(value) and not inspect.isfunction(value):
@@ -147,6 +157,14 @@ def test_another_object_under_a_shown_name_is_noticed() -> None:
 def test_what_is_no_door_is_noticed(source: str, fault: str) -> None:
     (told,) = faults_of("door", source)
     assert fault in told
+
+
+def test_a_pool_gives_at_most_15_names_to_the_planner() -> None:
+    room = "pagedkv.memory.pool"
+    taken = taken_from(room, PACKAGE / "planner")
+    assert taken <= set(import_module(room).__all__)
+    assert 1 <= len(taken) <= 15
+    assert len(taken_from(room, PACKAGE / "memory")) > 15, "names are counted"
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.memory.contract.spec import EVICTION_POLICIES
 from pagedkv.planner.models.presets import model_names
 
 __all__ = [
@@ -152,9 +152,9 @@ PolicyName: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help=f"Eviction: {', '.join(POLICIES)}.",
+        help=f"Eviction: {', '.join(EVICTION_POLICIES)}.",
         rich_help_panel=SCHEDULING,
-        autocompletion=completed_by(lambda: POLICIES),
+        autocompletion=completed_by(lambda: EVICTION_POLICIES),
     ),
 ]
 PreemptionName: TypeAlias = Annotated[

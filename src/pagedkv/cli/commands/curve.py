@@ -27,8 +27,7 @@ from pagedkv.cli.tables import print_warnings
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, SeveralTracesOptions, TraceOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.memory.warming import make_ready, of_curves, of_model_curves
-from pagedkv.memory.warming.rehearsals import Rehearsal
+from pagedkv.memory.warming import Rehearsal, make_ready, of_curves, of_model_curves
 from pagedkv.planner.capacity.curve import (
     FOR_MANY_REQUESTS,
     MOST_FOR_ALL,

@@ -24,6 +24,7 @@ with needing("torch", "pagedkv.attention"):
 
 from pagedkv.memory.attention.backend import AttentionBackend
 from pagedkv.memory.attention.cpu import CPUBackend
+from pagedkv.memory.attention.gathering import gather, spans
 from pagedkv.memory.attention.layer import AttentionLayer
 from pagedkv.memory.attention.metadata import GroupMetadata, KnownRanges, StepMetadata
 from pagedkv.memory.attention.on_gpu import TritonBackend
@@ -46,4 +47,6 @@ __all__ = [
     "Unfolding",
     "UnfoldingReader",
     "backend_for",
+    "gather",
+    "spans",
 ]

@@ -9,7 +9,7 @@ from pagedkv.memory.contract.arguments import as_count, as_token_array, require_
 from pagedkv.memory.contract.errors import FreedSequenceError, OutOfBlocksError, SequenceError, TokenError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.spec import TokenIds, keeps_state
-from pagedkv.memory.space.block_space import BlockSpace
+from pagedkv.memory.space import BlockSpace
 
 __all__ = ["BlockTable"]
 

@@ -22,7 +22,7 @@ docs/replay.md tells the rules.
 """
 
 from pagedkv.memory.scheduling.batch import Admission, Batch, Chunk, Drafts, Preempted, Progress
-from pagedkv.memory.scheduling.config import PreemptionKind, SchedulingConfig
+from pagedkv.memory.scheduling.config import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.memory.scheduling.decoding import Decoding
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.scheduler import Scheduler
@@ -39,4 +39,5 @@ __all__ = [
     "Request",
     "Scheduler",
     "SchedulingConfig",
+    "require_preemption",
 ]

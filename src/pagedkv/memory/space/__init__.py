@@ -11,15 +11,18 @@ proves every invariant; ``space_view`` is the part of the door that asks them.
 """
 
 from pagedkv.memory.space.block_space import BlockSpace
+from pagedkv.memory.space.checkpoints import Tail
 from pagedkv.memory.space.hits import PrefixHit
 from pagedkv.memory.space.observed_space import ObservedSpace
 from pagedkv.memory.space.observer import SpaceObserver
 from pagedkv.memory.space.receipts import Receipt
 from pagedkv.memory.space.statistics import PoolStatistics, SpaceStatistics
+from pagedkv.memory.space.steps import InFlightStep
 from pagedkv.memory.space.stored import StoredBlock, StoredBlocks
 
 __all__ = [
     "BlockSpace",
+    "InFlightStep",
     "ObservedSpace",
     "PoolStatistics",
     "PrefixHit",
@@ -28,4 +31,5 @@ __all__ = [
     "SpaceStatistics",
     "StoredBlock",
     "StoredBlocks",
+    "Tail",
 ]

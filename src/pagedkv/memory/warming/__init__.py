@@ -6,7 +6,16 @@ processor or for a target, ``stamps`` note that it is done; ``ready`` has it don
 """
 
 from pagedkv.memory.warming.ready import make_ready
-from pagedkv.memory.warming.rehearsals import ATTENTION, of_curves, of_model_curves, of_spaces
+from pagedkv.memory.warming.rehearsals import ATTENTION, Rehearsal, of_curves, of_model_curves, of_spaces
 from pagedkv.memory.warming.warm_up import WarmUp, warm_up
 
-__all__ = ["ATTENTION", "WarmUp", "make_ready", "of_curves", "of_model_curves", "of_spaces", "warm_up"]
+__all__ = [
+    "ATTENTION",
+    "Rehearsal",
+    "WarmUp",
+    "make_ready",
+    "of_curves",
+    "of_model_curves",
+    "of_spaces",
+    "warm_up",
+]

@@ -19,9 +19,8 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool.eviction import registry
-from pagedkv.memory.pool.eviction.lru import LRU
-from pagedkv.memory.pool.eviction.policy import EvictionPolicy
+from pagedkv.memory.contract.spec import EVICTION_POLICIES
+from pagedkv.memory.pool import EvictionPolicy, policy_named
 from pagedkv.planner.capacity.optimum import optimal_hits_by_request
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.pool_hits import hits_by_request
@@ -51,9 +50,10 @@ def _of_pool(policy: EvictionPolicy) -> Policy:
     return lambda references, capacity, pause: hits_by_request(references, capacity, policy, pause)
 
 
+LRU: Final = "lru"
 OPTIMAL: Final = "optimal"
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
-    {name: _of_pool(policy) for name, policy in registry.POLICIES.items()} | {OPTIMAL: optimal_hits_by_request}
+    {name: _of_pool(policy_named(name)) for name in EVICTION_POLICIES} | {OPTIMAL: optimal_hits_by_request}
 )
 """By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
 
@@ -255,10 +255,10 @@ def policies_for(num_requests: int, wanted: Iterable[str] | None = None) -> tupl
     (('lru', 'adaptive', 'fifo', 'hazard'), ('lru', 'adaptive'), ('hazard',))
     """
     if wanted is None:
-        return tuple(registry.POLICIES) if num_requests <= MOST_FOR_ALL else FOR_MANY_REQUESTS
+        return EVICTION_POLICIES if num_requests <= MOST_FOR_ALL else FOR_MANY_REQUESTS
     names = tuple(wanted)
     for name in names:
-        registry.policy_named(name)
+        policy_named(name)
     if not names or len(set(names)) < len(names):
         raise ConfigurationError(f"--policy must be a list of different policies, got {','.join(names)!r:.60}")
     return names
@@ -303,7 +303,7 @@ def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
     wanted: list[tuple[str, int]] = []
     for name, capacity in product(policies, ascending):
         is_never_full = capacity >= references.num_unique_blocks  # then no policy ever evicts
-        if is_never_full or (name == LRU.name and capacity > ascending[0]):
+        if is_never_full or (name == LRU and capacity > ascending[0]):
             hits[name][capacity] = _lru_sums(references, capacity, lru_hits[capacity], partitions)
         else:
             wanted.append((name, capacity))
@@ -316,8 +316,8 @@ def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
     measured = measure_side_by_side(points, num_threads, lambda num_done: show(num_known + num_done))
     for (name, capacity), sums in zip(wanted, measured, strict=True):
         hits[name][capacity] = sums
-    if LRU.name in hits and ascending:
-        _compare(ascending[0], int(hits[LRU.name][ascending[0]][0]), lru_hits[ascending[0]])
+    if LRU in hits and ascending:
+        _compare(ascending[0], int(hits[LRU][ascending[0]][0]), lru_hits[ascending[0]])
     return CapacityCurve(
         block_size=references.block_size,
         num_requests=references.num_requests,

@@ -2,7 +2,7 @@
 
 Knows nothing of eviction. Each request finds its leading blocks by their digests, takes a reference to each, acquires
 and names the rest, and releases all of them, tail first. What makes room, and in which order, is for the production
-code to say (:mod:`pagedkv.memory.pool.life_cycle`, :mod:`pagedkv.memory.pool.eviction`).
+code to say (:mod:`pagedkv.memory.pool`).
 """
 
 from typing import Final, NamedTuple
@@ -10,27 +10,24 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pagedkv.memory.compilation.compiled import compiled, compiled_aside, inlined
-from pagedkv.memory.compilation.instructions import prefetch
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array, Uint32Array
-from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.blocks import (
-    AHEAD,
+from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.memory.pool import (
     DIGEST_WORDS,
-    FIRST_WALK_FIELD,
-    LAST_WALK_FIELD,
-    LIFE,
-    LOOKAHEAD,
+    FETCHED_AHEAD,
     NULL_BLOCK,
-    SUCCESSOR,
+    BlockPool,
+    EvictionPolicy,
     PoolArrays,
+    add_to_path,
+    expect,
+    find_child,
+    note_request,
+    policy_named,
+    release,
+    reuse,
+    set_clock,
 )
-from pagedkv.memory.pool.clock import set_clock
-from pagedkv.memory.pool.eviction.policy import EvictionPolicy
-from pagedkv.memory.pool.eviction.registry import DEFAULT
-from pagedkv.memory.pool.keeping import note_ahead
-from pagedkv.memory.pool.life_cycle import acquire_often, drop_name, release, reuse
-from pagedkv.memory.pool.moments import FETCHED_AHEAD, expect, note_request
-from pagedkv.memory.pool.prefix_index import find, has_digest, is_child_of, name_block
 from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.side_by_side import Pause, go_on
@@ -46,6 +43,7 @@ __all__ = [
     "write_digest",
 ]
 
+DEFAULT: Final = policy_named(DEFAULT_EVICTION)
 NAME: Final = 1  # of the one group there is
 REQUESTS_A_CALL: Final = 4096
 """Requests that one call of the loop serves: some 10 ms, so that Ctrl-C is heard soon."""
@@ -155,16 +153,8 @@ def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_
     num_hits = _reuse_leading(pool, scratch, num_blocks)
     for index in range(num_hits, num_blocks):
         expect(pool, _first_word(scratch.contents[min(index + FETCHED_AHEAD, num_blocks - 1)]))
-        block = acquire_often(pool)
-        parent = scratch.block_ids[index - 1] if index > 0 else NULL_BLOCK
-        write_digest(pool.digests[block], scratch.contents[index])
-        unreachable = find(pool, NAME, pool.digests[block])
-        if unreachable != NULL_BLOCK:
-            drop_name(pool, unreachable)  # the policy evicted what it continued
-        name_block(pool, NAME, block, parent, pool.records[parent, LIFE])
-        scratch.block_ids[index] = block
-        if index >= LOOKAHEAD:
-            note_ahead(pool.records, scratch.block_ids[index - LOOKAHEAD], block)
+        write_digest(scratch.digest, scratch.contents[index])
+        add_to_path(pool, NAME, scratch.digest, scratch.block_ids, index)
     note_request(pool, scratch.block_ids[:num_blocks], num_outputs)
     for index in range(num_blocks - 1, -1, -1):
         release(pool, scratch.block_ids[index], 0)
@@ -177,26 +167,12 @@ def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) ->
     parent = NULL_BLOCK
     for index in range(num_blocks):
         write_digest(scratch.digest, scratch.contents[index])
-        block = _find_child(pool, scratch.digest, parent)
+        block = find_child(pool, NAME, scratch.digest, parent)
         if block == NULL_BLOCK:
             return index
         reuse(pool, block)
         scratch.block_ids[index] = parent = block
     return num_blocks
-
-
-@inlined
-def _find_child(pool: PoolArrays, digest: Uint32Array, parent: int) -> int:
-    """Find the child of ``parent`` with a digest: the one named last, as a rule; the null block if there is none."""
-    block = int(pool.records[parent, SUCCESSOR])
-    ahead = int(pool.records[block, AHEAD])
-    if ahead > NULL_BLOCK:
-        prefetch(pool.records, ahead, FIRST_WALK_FIELD)
-        prefetch(pool.records, ahead, LAST_WALK_FIELD)
-        prefetch(pool.digests, ahead, 0)
-    if not has_digest(pool, block, digest):
-        block = int(find(pool, NAME, digest))
-    return block if is_child_of(pool, NAME, block, parent) else NULL_BLOCK
 
 
 @compiled

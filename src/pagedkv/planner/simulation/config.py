@@ -7,7 +7,7 @@ from typing import Final
 from pagedkv.memory.contract.arguments import LARGEST_SIZE, as_count, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.spec import DEFAULT_EVICTION, FullAttention, GroupSpec, SpaceConfig, keeps_state
-from pagedkv.memory.pool.eviction.registry import policy_named
+from pagedkv.memory.pool import policy_named
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
 
 __all__ = ["ServingConfig"]

@@ -2,8 +2,7 @@
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.explanation import Miss
-from pagedkv.memory.space import ObservedSpace, PrefixHit, SpaceObserver
-from pagedkv.memory.space.steps import InFlightStep
+from pagedkv.memory.space import InFlightStep, ObservedSpace, PrefixHit, SpaceObserver
 from pagedkv.planner.simulation.meters.block_history import BlockHistory
 
 __all__ = ["SpaceWatch"]

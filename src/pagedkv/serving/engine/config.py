@@ -8,8 +8,7 @@ from pagedkv.memory.contract.arguments import as_choice, as_count, as_flag, as_f
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.spec import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig
 from pagedkv.memory.device import num_blocks_that_fit
-from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
-from pagedkv.memory.scheduling.config import require_preemption
+from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.prompt_lookup import PromptLookup
 from pagedkv.serving.engine.sampling.parameters import LARGEST_SEED

@@ -15,8 +15,7 @@ from typing import Any, final
 
 import torch
 
-from pagedkv.memory.attention import AttentionBackend, StepMetadata
-from pagedkv.memory.attention.gathering import gather, spans
+from pagedkv.memory.attention import AttentionBackend, StepMetadata, gather, spans
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.device import Transfers
 from pagedkv.serving.engine.grouping import EngineGroups

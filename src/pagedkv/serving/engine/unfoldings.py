@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from pagedkv.memory.attention.unfolding import Unfolding, UnfoldingReader
+from pagedkv.memory.attention import Unfolding, UnfoldingReader
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.ambient import IMPLEMENTATION, listening
 from pagedkv.serving.engine.borrowing import BorrowedModel

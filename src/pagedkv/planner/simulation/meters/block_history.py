@@ -14,10 +14,8 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.events import REMOVED, CacheEvents
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.contract.spec import GroupSpec, keeps_whole_prefix
-from pagedkv.memory.space import ObservedSpace
-from pagedkv.memory.space.checkpoints import Tail
-from pagedkv.memory.tables.rows import rule_of
-from pagedkv.memory.tables.rules import first_needed_token
+from pagedkv.memory.space import ObservedSpace, Tail
+from pagedkv.memory.tables import first_needed_token, rule_of
 from pagedkv.planner.simulation.meters.ages import AgeHistogram
 
 __all__ = ["BlockHistory", "PoolHistory"]

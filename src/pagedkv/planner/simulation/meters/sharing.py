@@ -6,7 +6,7 @@ import numpy as np
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
-from pagedkv.memory.pool.blocks import NULL_BLOCK
+from pagedkv.memory.pool import NULL_BLOCK
 
 __all__ = ["Branches", "SharingMeter"]
 
