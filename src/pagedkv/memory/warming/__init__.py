@@ -1,8 +1,8 @@
 """Loops compiled ahead of the first request.
 
-``rehearsal`` does all that a space can do, ``curves`` all that a curve takes; ``rehearsals`` names these and what other
-rooms have of the kind. ``recording`` finds out which loops they reach, ``warm_up`` compiles them on all cores, for this
-processor or for a target, ``stamps`` note that it is done; ``ready`` has it done before a first request.
+``rehearsal`` does all that a space can do; ``rehearsals`` names it and what other rooms have of the kind.
+``recording`` finds out which loops they reach, ``warm_up`` compiles them on all cores, for this processor or for a
+target, ``stamps`` note that it is done; ``ready`` has it done before a first request.
 """
 
 from pagedkv.memory.warming.ready import make_ready

@@ -13,6 +13,7 @@ In the order in which data flows::
     curve            all of it together: CapacityCurve
     space_hits       a policy at one capacity, through the block space, for models of several groups
     model_curve      hits of such a model against memory: ModelCurve
+    rehearsal        a curve of a tiny trace, so that its loops are compiled ahead
 
 The model is a cache and nothing else, so that anyone can check it. Requests come one at a time, in file order, and take
 no time. Of a request only the ids of its prompt's blocks count. Its *hit* is its leading run of resident blocks on

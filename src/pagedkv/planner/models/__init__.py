@@ -2,7 +2,6 @@
 
 In the order in which data flows::
 
-    folder        a model's folder, looked at before it is loaded
     json_file     a small JSON file, read whole or refused
     config        checked access to the keys of one config.json
     dtypes        bytes of an element
