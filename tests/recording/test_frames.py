@@ -29,7 +29,7 @@ def test_the_empty_frame_and_the_topic_may_be_missing_from_an_answer(before: lis
 
 @pytest.mark.parametrize("frames", [[b"alone"], [b"", b"short", b"x"], [b"", b"", b"", NUMBERS[0], b"x"]])
 def test_other_frames_are_refused_with_what_to_name(frames: list[bytes]) -> None:
-    with pytest.raises(RecordingError, match=r"here: an answer has frames of .* bytes.*--replay"):
+    with pytest.raises(RecordingError, match=r"here: an answer has frames of .* bytes.*`replay="):
         answered(frames, "here")
     with pytest.raises(RecordingError, match=r"here: a message has frames of .* bytes.*tcp://127.0.0.1:5557"):
         published(frames, "here")

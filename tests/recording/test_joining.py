@@ -105,9 +105,9 @@ def test_times_without_a_year_are_of_the_nearest(told: str, near: str, meant: st
 
 def test_a_zone_is_taken_off() -> None:
     assert LogClock(2.0, NOW_S).seconds(NOW_S + 7200) == NOW_S
-    with pytest.raises(ConfigurationError, match="--utc-offset must be from -14 to 14 hours"):
+    with pytest.raises(ConfigurationError, match="`utc_offset_h` must be from -14 to 14 hours"):
         LogClock(15.0, NOW_S)
-    with pytest.raises(ConfigurationError, match="--utc-offset"):
+    with pytest.raises(ConfigurationError, match="`utc_offset_h`"):
         LogClock(float("nan"), NOW_S)
 
 

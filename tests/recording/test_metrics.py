@@ -151,7 +151,7 @@ def test_nobody_there_and_no_address() -> None:
 
 @pytest.mark.parametrize("interval_s", [0.0, -1.0, math.nan, math.inf])
 def test_an_interval_that_makes_no_sense(interval_s: float) -> None:
-    with pytest.raises(ConfigurationError, match="--metrics-interval must be"):
+    with pytest.raises(ConfigurationError, match="`interval_s` must be"):
         MetricsFollower("http://x", interval_s)
 
 

@@ -367,7 +367,7 @@ def test_engines_of_several_topics_at_one_endpoint_are_refused() -> None:
         with (
             doing(work),
             recorder_of(publisher.endpoint, topic="kv@") as recorder,
-            pytest.raises(RecordingError, match=r"topic 'kv@10.0.0.2@m', those before 'kv@10.0.0.1@m'.*--topic"),
+            pytest.raises(RecordingError, match=r"topic 'kv@10.0.0.2@m', those before 'kv@10.0.0.1@m'.*`topic`"),
         ):
             recorder.run(Bounds())
     assert recorder.num_messages == 1
@@ -456,12 +456,12 @@ def test_an_endpoint_that_the_system_refuses() -> None:
 @pytest.mark.parametrize(
     ("bounds", "reason"),
     [
-        ({"duration_s": 0.0}, "--seconds must be"),
-        ({"duration_s": float("nan")}, "--seconds must be"),
-        ({"duration_s": float("inf")}, "--seconds must be"),
-        ({"max_messages": 0}, "--limit must be"),
-        ({"patience_s": -1.0}, "--patience must be"),
-        ({"patience_s": float("inf")}, "--patience must be"),
+        ({"duration_s": 0.0}, "`duration_s` must be"),
+        ({"duration_s": float("nan")}, "`duration_s` must be"),
+        ({"duration_s": float("inf")}, "`duration_s` must be"),
+        ({"max_messages": 0}, "`max_messages` must be"),
+        ({"patience_s": -1.0}, "`patience_s` must be"),
+        ({"patience_s": float("inf")}, "`patience_s` must be"),
     ],
 )
 def test_bounds_that_make_no_sense(bounds: dict[str, float], reason: str) -> None:

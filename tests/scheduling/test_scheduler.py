@@ -277,7 +277,7 @@ def test_a_prompt_alone_is_computed_and_over() -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"max_sequences": 0}, "max_sequences (--max-sequences) must be at least 1, got 0"),
+        ({"max_sequences": 0}, "max_sequences must be at least 1, got 0"),
         ({"max_sequences": 9, "max_batched_tokens": 8}, "max_batched_tokens (8) must be at least max_sequences (9)"),
         ({"preemption": "drop"}, "preemption must be recompute or swap, got 'drop'"),
     ],

@@ -20,7 +20,7 @@ GIB = 2**30
     [
         (lambda: ServingConfig(1), "at least 2 blocks"),
         (lambda: ServingConfig(100, block_size=0), "block_size"),
-        (lambda: ServingConfig(100, max_sequences=0), "max_sequences (--max-sequences) must be at least 1, got 0"),
+        (lambda: ServingConfig(100, max_sequences=0), "max_sequences must be at least 1, got 0"),
         (lambda: ServingConfig(100, max_batched_tokens=255), "max_batched_tokens (255)"),
         (lambda: ServingConfig(100, watermark=1.0), "watermark"),
         (
@@ -28,7 +28,7 @@ GIB = 2**30
             f"eviction policy must be one of {tuple(POLICIES)}, got 'oldest'",
         ),
         (lambda: ServingConfig(100, preemption="swap"), "needs a host pool"),
-        (lambda: ServingConfig(100, num_samples=0), "num_samples (--samples) must be from 1"),
+        (lambda: ServingConfig(100, num_samples=0), "`num_samples` must be from 1"),
         (lambda: ServingConfig(100, num_samples=2, beam_width=2), "give one of the two"),
         (lambda: ServingConfig(100, speed=float("nan")), "speed"),
         (lambda: ServingConfig(100, seed=-1), "seed"),

@@ -50,5 +50,5 @@ def test_lengths_alone_stay_as_they_are() -> None:
 
 
 def test_a_block_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--block-size must be at least 1 token, got 0"):
+    with pytest.raises(ConfigurationError, match="`block_size` must be at least 1 token, got 0"):
         list(anonymized([], SALT, 0))

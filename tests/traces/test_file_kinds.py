@@ -139,10 +139,10 @@ def test_json_lines_of_any_shape_are_read_by_their_fields(tmp_path: Path) -> Non
     ]
     (tmp_path / "a").write_text("".join(json.dumps(row) + "\n" for row in rows))
     named = "arrival=at.begin_ms,prompt=ask.turns,input=n.in,output=n.out,user=who"
-    assert read(tmp_path / "a", columns=parse_columns(named, "--fields")) == [(1.5, 1024, 3), (2.5, 9, 2)]
+    assert read(tmp_path / "a", columns=parse_columns(named, "fields")) == [(1.5, 1024, 3), (2.5, 9, 2)]
     named += ",status=state"
-    assert read(tmp_path / "a", columns=parse_columns(named, "--fields")) == [(1.5, 1024, 3)]
+    assert read(tmp_path / "a", columns=parse_columns(named, "fields")) == [(1.5, 1024, 3)]
     with pytest.raises(TraceError, match=r"has nothing for arrival under 'when'. It has ask, at, n"):
         read(tmp_path / "a", columns=parse_columns("arrival=when,input=n.in,output=n.out"))
-    with pytest.raises(ConfigurationError, match="--fields must name the column of output or answer"):
-        parse_columns("arrival=at,input=n", "--fields")
+    with pytest.raises(ConfigurationError, match="`fields` must name the column of output or answer"):
+        parse_columns("arrival=at,input=n", "fields")

@@ -150,7 +150,7 @@ def test_failed_requests_are_left_out_kept_and_counted(tmp_path: Path) -> None:
     requests, told, _ = read(tmp_path, rows, keep_failed=True)
     assert [each.arrival_s for each in requests] == [1, 2, 3, 4, 5, 6, 7]
     assert "kept though failed: 5" in told
-    with pytest.raises(TraceError, match=r"every request of the file failed \(429: 1\)\. Keep them: --keep-failed"):
+    with pytest.raises(TraceError, match=r"every request of the file failed \(429: 1\)\. Keep them: `keep_failed`"):
         read(tmp_path, rows[2:3])
 
 
@@ -183,11 +183,11 @@ def test_stamps_in_whole_seconds_are_told_and_spread_where_that_is_asked_for(tmp
     rows = [{"ts": number // 5, "usage": {"prompt_tokens": 9, "completion_tokens": 1}} for number in range(40)]
     requests, _, notes = read(tmp_path, rows)
     told = "times are whole seconds, so 32 of 40 requests come together with the one before: bursts that may never"
-    assert notes == [f"{told} have been; --spread 1 spreads them over their second"]
+    assert notes == [f"{told} have been; `span_s=1` spreads them over their second"]
     spread = [round(each.arrival_s, 6) for each in spread_stamps(requests, 1.0)]
     assert spread == [round(number / 5, 6) for number in range(40)]
     assert [each.arrival_s for each in spread_stamps(requests[:7], 4.0)] == [0, 0.2, 0.4, 0.6, 0.8, 1, 3]
-    with pytest.raises(ConfigurationError, match="--spread must be a number of seconds above 0"):
+    with pytest.raises(ConfigurationError, match="`span_s` must be a number of seconds above 0"):
         spread_stamps(requests, 0)
     rows[9]["ts"] = 1.25
     assert read(tmp_path, rows)[2] == []

@@ -30,7 +30,7 @@ def test_ids_of_each_file_are_its_own_unless_they_are_of_one_numbering() -> None
     ids = [tuple(request.block_ids.tolist()) for request in apart if request.block_ids is not None]
     assert ids[0] == ids[2] == (1, 2)
     assert not set(ids[1]) & {1, 2}
-    assert "--shared-ids" in " ".join(apart.notes)
+    assert "`has_shared_ids`" in " ".join(apart.notes)
     shared = MergedLogs([log("a", [0, 2]), log("b", [1])], has_shared_ids=True)
     assert [request.block_ids.tolist() for request in shared if request.block_ids is not None] == [[1, 2]] * 3
     assert not shared.notes
@@ -58,7 +58,7 @@ def test_tokens_are_compared_across_files_and_by_salt() -> None:
 
 def test_clocks_of_two_kinds_are_no_clock_unless_all_begin_together() -> None:
     files = [log("dated", [EPOCH_S, EPOCH_S + 5]), log("counted", [3.0, 4.0])]
-    with pytest.raises(TraceError, match=r"counted: its times count from its own start.*--start-together"):
+    with pytest.raises(TraceError, match=r"counted: its times count from its own start.*`starts_together`"):
         list(MergedLogs(files))
     merged = MergedLogs(files, starts_together=True)
     assert [(request.tenant, request.arrival_s) for request in merged] == [
@@ -72,4 +72,4 @@ def test_clocks_of_two_kinds_are_no_clock_unless_all_begin_together() -> None:
 def test_files_that_never_meet_are_told() -> None:
     merged = MergedLogs([log("b", [100.0, 101.0]), log("a", [0.0, 50.0]), log("c", [20.0])], has_shared_ids=True)
     list(merged)
-    assert merged.notes == ["b begins 50 s after a ends: they never meet (--start-together lets them)"]
+    assert merged.notes == ["b begins 50 s after a ends: they never meet (`starts_together` lets them)"]

@@ -207,7 +207,7 @@ def test_requests_before_the_broken_line_are_delivered(tmp_path: Path) -> None:
 def test_arrivals_out_of_order_name_the_remedy_and_can_be_allowed(tmp_path: Path, name: str) -> None:
     path = tmp_path / "trace"
     path.write_bytes(BROKEN[name].content)
-    with pytest.raises(TraceError, match=r"pagedkv convert .* --sort"):
+    with pytest.raises(TraceError, match=r"in order of arrival: `sorted_by_arrival\(.*\)`"):
         read(path)
     with TraceReader(path, any_order=True) as trace:
         arrivals = [request.arrival_s for request in trace]

@@ -30,7 +30,7 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
         [(5.0, 472, 18, 1, None), (45.0, 1087, 230, 1, None)],
     ),
     "columns.csv": (
-        "CSV by --columns, times in ms",
+        "CSV by `columns`, times in ms",
         [(1772355600.123, 12, 3, 1, "ann"), (1772355600.623, 7, 0, 1, "bob")],
     ),
     "bailian.jsonl": (

@@ -34,9 +34,9 @@ def test_a_request_without_tokens_is_refused() -> None:
     others = Request(0.0, 1, 1, block_ids=np.array([3]), block_size=16)
     requests = with_block_ids("trace", [request_of([1]), others], 4)
     assert next(requests).input_length == 1
-    with pytest.raises(TraceError, match=r"trace: request 2 has no tokens to make block ids of. Give --block-size"):
+    with pytest.raises(TraceError, match=r"trace: request 2 has no tokens to make block ids of. Give `block_size`"):
         next(requests)
-    with pytest.raises(TraceError, match=r"trace: no request has tokens to make block ids of. Give --block-size"):
+    with pytest.raises(TraceError, match=r"trace: no request has tokens to make block ids of. Give `block_size`"):
         list(with_block_ids("trace", [Request(0.0, 1, 1)], 4))
 
 

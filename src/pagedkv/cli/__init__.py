@@ -20,7 +20,7 @@ In the order in which data flows::
     tables         what a human reads; serving_tables, curve_tables and recording_tables for results
     json_file      what a program reads; atomic_file writes it whole or not at all, compressing traces
     command_line   what was typed, for the record
-    user_errors    one line for mistakes
+    user_errors    one line for mistakes; typed_names: options, for what the library names
     exit_codes     1 for wrong answers, 2 for mistakes, 130 for Ctrl-C, 143 when terminated
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).

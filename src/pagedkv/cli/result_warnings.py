@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.cli.whose_seconds import WhoseSeconds
 from pagedkv.planner.report.pool_balance import pool_balance
 from pagedkv.planner.simulation import ServingResult
@@ -44,6 +45,6 @@ def _rejected(result: ServingResult) -> Iterator[str]:
 
 
 def _pools(result: ServingResult) -> Iterator[str]:
-    balance = pool_balance(result.pools)
+    balance = as_typed(pool_balance(result.pools))
     if balance:
         yield f"{balance[0].lower()}{balance[1:]}"

@@ -123,7 +123,7 @@ class SourceOptions:
 
     def _columns(self) -> Mapping[str, str] | None:
         if self.fields is not None:
-            return parse_columns(self.fields, "--fields", needs_arrival=self.arrivals is None)
+            return parse_columns(self.fields, "fields", needs_arrival=self.arrivals is None)
         return None if self.columns is None else parse_columns(self.columns, needs_arrival=self.arrivals is None)
 
     def _arrivals(self) -> MadeUpArrivals | None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, TraceOptions
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.memory.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.clocks import Rebased
 from pagedkv.planner.traces.merging import LogFile, MergedLogs
@@ -77,7 +78,7 @@ class TraceSources:
     @property
     def recognised(self) -> str:
         """Say what the files were taken for, and whether tenants are kept apart."""
-        kinds = Counter(reader.recognised for reader in self._readers)
+        kinds = Counter(as_typed(reader.recognised) for reader in self._readers)
         several = len(self._paths) > 1
         told = "; ".join(f"{number} x {kind}" if several else kind for kind, number in kinds.items())
         return f"{told}; tenants kept apart (--isolate)" if self._options.isolates else told
@@ -86,11 +87,12 @@ class TraceSources:
     def notes(self) -> list[str]:
         """Say what must be known before figures are believed, each in a sentence; complete when all has been read."""
         if len(self._paths) == 1:
-            return self._readers[0].notes
-        told = [
-            f"{path}: {note}" for path, reader in zip(self._paths, self._readers, strict=True) for note in reader.notes
-        ]
-        return [*told, *(self._merged.notes if self._merged is not None else ())]
+            told = self._readers[0].notes
+        else:
+            files = zip(self._paths, self._readers, strict=True)
+            told = [f"{path}: {note}" for path, reader in files for note in reader.notes]
+            told += self._merged.notes if self._merged is not None else ()
+        return [as_typed(note) for note in told]
 
     @property
     def origin_s(self) -> float:

@@ -24,6 +24,7 @@ import typer
 
 from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
 from pagedkv.cli.interrupting import exit_code_of
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.memory.contract.errors import (
     ConfigurationError,
     DeviceUnavailableError,
@@ -70,7 +71,7 @@ def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
     try:
         yield
     except USERS_TO_MEND as error:
-        message = _in_one_line(error)  # that of a trace names fields of the file
+        message = as_typed(_in_one_line(error))  # what is in no backquotes in that of a trace may be fields of the file
         told = _by_option(message, options) if isinstance(error, ConfigurationError) else message
         typer.echo(f"pagedkv: {told}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error

@@ -65,5 +65,5 @@ def test_without_content_policies_are_the_same() -> None:
 
 def test_bounds_are_held_against_the_fastest_hardware() -> None:
     assert PlanAxes("llama-3.1-8b", gpus="l4,h100", tpot_s=0.02).points(MEAN, LONGEST, has_content=True)
-    with pytest.raises(ConfigurationError, match=r"--tpot 0\.001 cannot be met: by the cost model llama-3\.1-8b/h100"):
+    with pytest.raises(ConfigurationError, match=r"`tpot_s=0\.001` cannot be met: by the cost model llama-3\.1-8b"):
         PlanAxes("llama-3.1-8b", gpus="l4,h100", tpot_s=0.001).points(MEAN, LONGEST, has_content=True)

@@ -98,8 +98,8 @@ def decoding(model: CostModel = KNOWN) -> MeasuredSteps:
 def test_steps_that_only_decode_leave_prompts_to_the_base() -> None:
     calibration = calibrate(decoding(), KNOWN)
     assert calibration.model.token_compute_s == KNOWN.token_compute_s
-    assert any("token_compute_s, pair_compute_s: they are those of --base" in note for note in calibration.notes)
-    with pytest.raises(ConfigurationError, match=r"all 400 steps only decode, .*--base"):
+    assert any("token_compute_s, pair_compute_s: they are those of `base`" in note for note in calibration.notes)
+    with pytest.raises(ConfigurationError, match=r"all 400 steps only decode, .*`base="):
         calibrate(decoding())
 
 

@@ -123,11 +123,11 @@ def test_a_rejected_turn_does_not_end_its_session() -> None:
 
 def test_bounds_that_make_no_sense_are_refused() -> None:
     for seconds in (0.0, -1.0, math.nan, 1e9):
-        with pytest.raises(ConfigurationError, match="--ttft must be over 0"):
+        with pytest.raises(ConfigurationError, match="`ttft_s` must be over 0"):
             Bounds(ttft_s=seconds)
-    with pytest.raises(ConfigurationError, match=r"--tpot 0.005 cannot be met: .* at least 0.011 seconds"):
+    with pytest.raises(ConfigurationError, match=r"`tpot_s=0.005` cannot be met: .* at least 0.011 seconds"):
         Bounds(tpot_s=0.005).require_possible("mine", COSTS)
-    with pytest.raises(ConfigurationError, match="--answer-speed must be positive"):
+    with pytest.raises(ConfigurationError, match="`answer_tokens_per_s` must be positive"):
         ClosedLoop(0.0)
 
 

@@ -73,12 +73,12 @@ def test_the_bound_that_binds_is_named_with_what_nine_of_ten_keep() -> None:
     slow = served(steadily(100, 2.0), Bounds(ttft_s=0.4, tpot_s=0.6))
     assert (slow.steadiness.verdict, slow.steadiness.binds) == (FAILS, ("ttft",))
     assert reason_of(slow, Bounds(ttft_s=0.4, tpot_s=0.6)) == (
-        "does not hold; 100.0% begin later than --ttft 0.4 allows: nine of ten keep 0.5 s"
+        "does not hold; 100.0% begin later than `ttft_s=0.4` allows: nine of ten keep 0.5 s"
     )
     bounds = Bounds(ttft_s=1.0, tpot_s=0.6)
     assert reason_of(served(steadily(100, 2.0), bounds), bounds) == (
-        "holds: 100.0% of the requests keep the bounds, and the queue does not grow; the nearest bound is --tpot: nine "
-        "of ten keep 0.5 s of 0.6 s"
+        "holds: 100.0% of the requests keep the bounds, and the queue does not grow; the nearest bound is `tpot_s`: "
+        "nine of ten keep 0.5 s of 0.6 s"
     )
     tight = served(steadily(100, 2.0), Bounds(tpot_s=0.499))
     assert tight.steadiness.binds == ("tpot",)

@@ -1,6 +1,7 @@
 """``pagedkv calibrate``: a cost model out of measured steps, for ``--cost-model``."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from pagedkv.cli.command_line import command_line
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.planner.simulation.calibration import (
     Calibration,
@@ -71,6 +73,7 @@ def calibrate(
     start = None if base is None else read_cost_model(base)
     measured = read_steps(steps, block_size)
     calibration = fitted(measured, start)
+    calibration = replace(calibration, notes=tuple(map(as_typed, calibration.notes)))
     told = {"read_as": measured.told_by, **calibration.overall.as_dict()}
     write_json(output, {**calibration.model.as_dict(), CALIBRATION_KEY: told})
     if json_file is not None:

@@ -23,6 +23,7 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import progress_bars
 from pagedkv.cli.source_options import SourceOptions
 from pagedkv.cli.trace_options import require_limit
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
 from pagedkv.memory.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.anonymizing import anonymized
@@ -173,7 +174,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
             with atomic_file(output) as file, maybe_compressed(file, output) as sink, TraceWriter(sink) as writer:
                 for request in requests:
                     writer.write(request)
-            return writer.num_requests, trace.recognised, trace.notes
+            return writer.num_requests, as_typed(trace.recognised), [as_typed(note) for note in trace.notes]
     except KeyboardInterrupt as error:
         outcome = "nothing was written" if is_replaced_whole(output) else "what was written is not whole"
         raise InterruptedRunError(f"interrupted after {num_read:,} requests; {outcome}") from error

@@ -22,6 +22,7 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.recording_tables import print_recording, recording_document
 from pagedkv.cli.source_options import SourceOptions
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.cli.user_errors import OutputError
 from pagedkv.memory.contract.errors import ConfigurationError, RecordingError, TraceError
 from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
@@ -264,7 +265,7 @@ def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
             writer.write(first)
             for request in requests:
                 writer.write(request)
-        told, notes = trace.recognised, trace.notes
+        told, notes = as_typed(trace.recognised), [as_typed(note) for note in trace.notes]
     if counts.num_generated and not log.keep_tokens:
         notes = [*notes, GENERATED.format(counts.num_generated, counts.num_blocks)]
     for note in notes:

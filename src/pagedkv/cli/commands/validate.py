@@ -13,6 +13,7 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.planner.simulation import compile_loops
 from pagedkv.planner.simulation.calibration import (
     BenchLatencies,
@@ -68,7 +69,7 @@ def validate(  # noqa: PLR0913 - a parameter an option, as typer has it
     measured = read_steps(steps, block_size) if bench is None else steps_of_bench(*bench)
     found = validated(measured, model) if len(measured) else None
     latencies = None if bench is None else _latencies(*bench, model, max_sequences, max_batched_tokens)
-    notes = measured.notes if latencies is None else (*measured.notes, NO_SHARING)
+    notes = [as_typed(note) for note in (*measured.notes, *(() if latencies is None else (NO_SHARING,)))]
     if json_file is not None:
         head = {"steps": steps, "command": command_line(), "read_as": measured.told_by, "cost_model": cost_model}
         told = {} if latencies is None else {"latencies": [each.as_dict() for each in latencies.compared]}

@@ -7,6 +7,7 @@ from typing import Any, Final
 from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
 from pagedkv.cli.planning.prices import token_cost
+from pagedkv.cli.typed_names import as_typed
 from pagedkv.cli.whose_seconds import WhoseSeconds, shared_name
 from pagedkv.memory.contract.budget import GIB
 from pagedkv.planner.report.plan_documents import Plan, PlanPointDocument, PlanSettingDocument
@@ -124,8 +125,8 @@ def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]
     if ended:
         planned, figures = min(ended, key=lambda each: each[0].load)
         bounds = planned.point.bounds
-        yield f"at {planned.load:g} times the recorded traffic that setting {reason_of(figures, bounds)}"
-        yield f"what would have to change: {change_of(figures, planned.point)}"
+        yield f"at {planned.load:g} times the recorded traffic that setting {as_typed(reason_of(figures, bounds))}"
+        yield f"what would have to change: {as_typed(change_of(figures, planned.point))}"
 
 
 def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[str]:
@@ -164,9 +165,10 @@ def _warnings(axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]
     everything = [figures for _, figures in found]
     short = [figures for figures in everything if figures.steadiness.verdict == TOO_SHORT]
     if len(short) == len(everything):
+        reason = as_typed(reason_of(short[0], axes.bounds))
         yield (
-            f"the trace is too short to say what is sustained ({reason_of(short[0], axes.bounds)}): answers a second "
-            "are how fast these requests are answered, and no capacity"
+            f"the trace is too short to say what is sustained ({reason}): answers a second are how fast these requests "
+            "are answered, and no capacity"
         )
     elif short:
         least = min(planned.load for planned, figures in found if figures.steadiness.verdict == TOO_SHORT)
@@ -202,7 +204,7 @@ def _point(planned: PlannedPoint, figures: PointFigures, decision: Decision) -> 
         "cost_model_name": shared_name(str(config.cost_model_name)),
         "verdict": figures.steadiness.verdict,
         "binds": list(figures.steadiness.binds),
-        "reason": reason_of(figures, planned.point.bounds),
-        "change": change_of(figures, planned.point),
+        "reason": as_typed(reason_of(figures, planned.point.bounds)),
+        "change": as_typed(change_of(figures, planned.point)),
         "figures": figures.as_dict(),
     }

@@ -43,7 +43,7 @@ class SchedulingConfig:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        as_count(self.max_sequences, "max_sequences (--max-sequences)", least=1)
+        as_count(self.max_sequences, "max_sequences", least=1)
         as_count(self.max_batched_tokens, "max_batched_tokens", least=1)
         if self.max_batched_tokens < self.max_sequences:
             raise ConfigurationError(

@@ -260,7 +260,7 @@ def policies_for(num_requests: int, wanted: Iterable[str] | None = None) -> tupl
     for name in names:
         policy_named(name)
     if not names or len(set(names)) < len(names):
-        raise ConfigurationError(f"--policy must be a list of different policies, got {','.join(names)!r:.60}")
+        raise ConfigurationError(f"`policies` must be a list of different policies, got {','.join(names)!r:.60}")
     return names
 
 

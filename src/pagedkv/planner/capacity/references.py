@@ -120,7 +120,7 @@ class ReferenceCollector:
         if request.block_ids is None and request.prompt_token_ids is not None:
             raise self._fault(
                 "has tokens, but no block ids",
-                f"Make them: pagedkv convert {shlex.quote(self._path)} --block-size 16 -o with-ids.jsonl.gz",
+                f"Make them: `with_block_ids({shlex.quote(self._path)})`",
             )
         if request.block_ids is None:
             raise self._fault(

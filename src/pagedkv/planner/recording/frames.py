@@ -28,7 +28,7 @@ NUM_PUBLISHED: Final = 3
 NUM_ANSWERED: Final = (2, 3, 4)
 MOST_NAMED: Final = 10
 WHAT_TO_NAME: Final = "Name the endpoint of KV events, as in tcp://127.0.0.1:5557"
-WHAT_TO_NAME_AGAIN: Final = "Name the engine's replay_endpoint: --replay tcp://127.0.0.1:5558"
+WHAT_TO_NAME_AGAIN: Final = "Name the engine's replay_endpoint: `replay=tcp://127.0.0.1:5558`"
 
 
 def published(frames: Sequence[bytes], source: str) -> Message:

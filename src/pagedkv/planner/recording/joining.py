@@ -77,7 +77,7 @@ class LogClock:
     def __init__(self, utc_offset_h: float, near_s: float) -> None:
         if not -FURTHEST_ZONE_H <= utc_offset_h <= FURTHEST_ZONE_H:
             raise ConfigurationError(
-                f"--utc-offset must be from -{FURTHEST_ZONE_H} to {FURTHEST_ZONE_H} hours, got {utc_offset_h}"
+                f"`utc_offset_h` must be from -{FURTHEST_ZONE_H} to {FURTHEST_ZONE_H} hours, got {utc_offset_h}"
             )
         self._offset_s = utc_offset_h * SECONDS_OF_HOUR
         self._near_s = near_s

@@ -128,7 +128,7 @@ class MetricsFollower:
 
     def __init__(self, url: str, interval_s: float, fetch: Callable[[str], str] = fetch_page) -> None:
         if not (isfinite(interval_s) and interval_s > 0):
-            raise ConfigurationError(f"--metrics-interval must be a number of seconds above 0, got {interval_s}")
+            raise ConfigurationError(f"`interval_s` must be a number of seconds above 0, got {interval_s}")
         self._url = url
         self._interval_s = interval_s
         self._fetch = fetch

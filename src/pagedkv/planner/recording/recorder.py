@@ -57,11 +57,11 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if self.duration_s is not None and not (isfinite(self.duration_s) and self.duration_s > 0):
-            raise ConfigurationError(f"--seconds must be a number of seconds above 0, got {self.duration_s}")
+            raise ConfigurationError(f"`duration_s` must be a number of seconds above 0, got {self.duration_s}")
         if self.max_messages is not None and self.max_messages < 1:
-            raise ConfigurationError(f"--limit must be at least 1 message, got {self.max_messages}")
+            raise ConfigurationError(f"`max_messages` must be at least 1 message, got {self.max_messages}")
         if not (isfinite(self.patience_s) and self.patience_s >= 0):
-            raise ConfigurationError(f"--patience must be at least 0 seconds, got {self.patience_s}")
+            raise ConfigurationError(f"`patience_s` must be at least 0 seconds, got {self.patience_s}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Recorder:
                 self.residency.advance(self.ended_s)
         if not was_connected:
             reason = f"nobody published there within {self.ended_s - started_s:.1f} s"
-            remedy = "Start the engine with KV events (publisher zmq), or wait longer: --patience"
+            remedy = "Start the engine with KV events (publisher zmq), or wait longer: `patience_s`"
             raise RecordingError(self._subscription.source, reason, remedy)
         return ending
 
@@ -222,7 +222,7 @@ class Recorder:
         """Refuse the messages of several engines, whose numbers run side by side."""
         if self._topic is not None and message.topic != self._topic:
             reason = f"message {message.number} has the topic {_told(message.topic)}, those before {_told(self._topic)}"
-            remedy = "Several engines publish there: name one by its topic (--topic)"
+            remedy = "Several engines publish there: name one by its topic (`topic`)"
             raise RecordingError(self._subscription.source, reason, remedy)
         self._topic = message.topic
 

@@ -29,5 +29,5 @@ def pool_balance(pools: Mapping[str, Mapping[str, Any]]) -> str:
     blocks = ",".join(f"{name}={pool['num_blocks'] + 1}" for name, pool in pools.items())
     return (
         f"Pool {full} was {shares[full]:.0%} live at its peak, {idle} {shares[idle]:.0%}: to move memory from one to "
-        f"the other, give each its own number, now --num-blocks {blocks}"
+        f"the other, give each its own number, now `num_blocks={blocks}`"
     )

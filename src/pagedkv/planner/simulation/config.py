@@ -71,8 +71,8 @@ class ServingConfig:
         self.scheduling_config()
         self._check_memory()
         policy_named(self.policy)
-        speed = as_number(self.speed, "speed (--speed)")
-        _require(speed > 0, f"speed (--speed) must be positive and finite, got {self.speed}")
+        speed = as_number(self.speed, "speed")
+        _require(speed > 0, f"speed must be positive and finite, got {self.speed}")
         as_count(self.seed, "seed", most=LARGEST_SEED)
         if self.max_length is not None:
             as_count(self.max_length, "max_length", least=1)
@@ -82,7 +82,7 @@ class ServingConfig:
         has_host = any(self.space_config().host_blocks_by_pool().values())
         _require(
             has_host or self.preemption != "swap",
-            "preemption by swap needs a host pool: give num_host_blocks (--host-blocks), or preempt by recompute",
+            "preemption by swap needs a host pool: give `num_host_blocks`, or preempt by recompute",
         )
 
     def _check_memory(self) -> None:
@@ -103,7 +103,7 @@ class ServingConfig:
         _require(
             self.num_samples is None or self.beam_width is None, "a request has samples or beams: give one of the two"
         )
-        counts = (("num_samples (--samples)", self.num_samples), ("beam_width (--beams)", self.beam_width))
+        counts = (("`num_samples`", self.num_samples), ("`beam_width`", self.beam_width))
         for name, count in counts:
             _require(
                 count is None or 1 <= as_count(count, name, least=-LARGEST_SIZE) <= self.max_sequences,

@@ -121,7 +121,7 @@ class VirtualClock:
                 None,
                 f"request {self.num_requests + 1} arrives at {request.arrival_s} s, the one before it at "
                 f"{self._last_arrival_s} s",
-                "Sort it: pagedkv convert --sort",
+                "Sort it: `sorted_by_arrival`",
             )
         self._last_arrival_s = request.arrival_s
         arrival_s = request.arrival_s / self._config.speed

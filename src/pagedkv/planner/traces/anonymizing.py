@@ -42,7 +42,7 @@ def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None 
     """
     size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
     if size < 1:
-        raise ConfigurationError(f"--block-size must be at least 1 token, got {size}")
+        raise ConfigurationError(f"`block_size` must be at least 1 token, got {size}")
     for request in requests:
         session = None if request.session is None else _name(salt, request.session)
         tenant = None if request.tenant is None else _name(salt, request.tenant)

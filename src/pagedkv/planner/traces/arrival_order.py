@@ -30,7 +30,7 @@ class ArrivalOrder:
         """
         if arrival_s < self._latest_s:
             before = "the one before" if self._latest_line == line.number else f"line {self._latest_line}"
-            sort = f"pagedkv convert {shlex.quote(line.path)} --sort -o sorted.jsonl.gz"
+            sort = f"`sorted_by_arrival({shlex.quote(line.path)})`"
             raise line.fault(
                 f"{where}arrives at {arrival_s} s, after {before} at {self._latest_s} s",
                 f"Put the requests in order of arrival: {sort}",

@@ -27,7 +27,7 @@ class BadLines:
 
     def __init__(self, most: int) -> None:
         if most < 0:
-            raise ConfigurationError(f"--skip-bad must be a number of lines from 0, got {most}")
+            raise ConfigurationError(f"`skip_bad` must be a number of lines from 0, got {most}")
         self._most = most
         self._first_of_kind: dict[str, TraceError] = {}
         self._num_of_kind: dict[str, int] = {}

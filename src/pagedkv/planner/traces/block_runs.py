@@ -76,7 +76,7 @@ def wrong_number_of_ids(line: Line, input_length: int, num_ids: int, block_size:
     """Build the error for a row whose ids do not fit its length."""
     return line.fault(
         f"{where}{num_ids} block ids do not fit a prompt of {input_length} tokens at {block_size} tokens a block",
-        "Repair the row, or name the trace's block size (--trace-block-size)",
+        "Repair the row, or name the trace's block size (`TraceReader.block_size`)",
     )
 
 
@@ -129,6 +129,6 @@ def _power_of_two_that_fits(line: Line, input_length: int, num_ids: int) -> int:
     if input_length // block_size != num_ids:
         raise line.fault(
             f"{num_ids} block ids do not fit a prompt of {input_length} tokens at any power of two",
-            "Repair the row, or name the trace's block size (--trace-block-size)",
+            "Repair the row, or name the trace's block size (`TraceReader.block_size`)",
         )
     return block_size

@@ -34,7 +34,7 @@ FEWEST_WHOLE: Final = 20
 """Times from which on it is told that all of them are whole seconds."""
 EQUAL_SHARE: Final = 4
 """A quarter of them equal to the one before makes bursts."""
-REMEDY: Final = "Say in which unit the times are (--time-unit s, ms, us or ns), or repair the row"
+REMEDY: Final = "Say in which unit the times are (`time_unit=s`, ms, us or ns), or repair the row"
 PLACES: Final = 9
 MOST_DIGITS: Final = 30  # of a whole number, which is exact where a float of nanoseconds is not
 
@@ -61,7 +61,7 @@ class ArrivalClock:
         if not self._is_whole or self._num < FEWEST_WHOLE or self._num_equal * EQUAL_SHARE < self._num:
             return []
         bursts = f"{self._num_equal:,} of {self._num:,} requests come together with the one before"
-        remedy = "bursts that may never have been; --spread 1 spreads them over their second"
+        remedy = "bursts that may never have been; `span_s=1` spreads them over their second"
         return [f"times are whole seconds, so {bursts}: {remedy}"]
 
     @property
@@ -98,7 +98,7 @@ class ArrivalClock:
 def require_time_unit(unit: str | None) -> None:
     """Refuse a unit that is none. Raises ConfigurationError."""
     if unit is not None and unit not in TIME_UNITS:
-        raise ConfigurationError(f"--time-unit must be one of {', '.join(TIME_UNITS)}, got {unit!r}")
+        raise ConfigurationError(f"`time_unit` must be one of {', '.join(TIME_UNITS)}, got {unit!r}")
 
 
 class Rebased:

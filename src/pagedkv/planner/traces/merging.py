@@ -23,7 +23,7 @@ __all__ = ["LogFile", "MergedLogs"]
 
 ARRIVAL: Final = attrgetter("arrival_s")
 PLACES: Final = 9
-TOGETHER: Final = "Let all files begin together (--start-together)"
+TOGETHER: Final = "Let all files begin together (`starts_together`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ class MergedLogs:
         for (begin_s, end_s), path in sorted(spans):
             if begin_s > latest_s:
                 gap = f"{begin_s - latest_s:,.0f} s"
-                yield f"{path} begins {gap} after {latest} ends: they never meet (--start-together lets them)"
+                yield f"{path} begins {gap} after {latest} ends: they never meet (`starts_together` lets them)"
             if latest_s == math.inf or end_s > latest_s:
                 latest_s, latest = end_s, path
 
     def _id_notes(self) -> Iterator[str]:
         if len(self._has_ids) > 1 and not self._has_shared_ids:
             yield (
-                "block ids are each file's own, so files share no block: --shared-ids if all ids are of one numbering, "
-                "as those of convert --anonymize with one --salt"
+                "block ids are each file's own, so files share no block: `has_shared_ids` if all ids are of one "
+                "numbering, as those of `anonymized` with one `salt`"
             )

@@ -134,7 +134,7 @@ class TraceReader:
             return self._in_file_order()
         if self.session_per_row:
             reason = "the requests of a session have a clock of their own"
-            raise TraceError(self._lines.path, None, reason, "Say when sessions begin (--session-interval)")
+            raise TraceError(self._lines.path, None, reason, "Say when sessions begin (`session_interval_s`)")
         return self._arrivals.given_to(self._in_file_order())
 
     def _in_file_order(self) -> Iterator[Request]:

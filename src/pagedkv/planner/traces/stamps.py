@@ -33,7 +33,7 @@ class MadeUpArrivals:
 
     def __post_init__(self) -> None:
         if not (self.per_s > 0 and math.isfinite(self.per_s)):
-            raise ConfigurationError(f"--arrivals poisson:RATE wants requests a second, above 0, got {self.per_s}")
+            raise ConfigurationError(f"`arrivals=poisson:RATE` wants requests a second, above 0, got {self.per_s}")
 
     @property
     def told(self) -> str:
@@ -61,7 +61,7 @@ def parse_arrivals(text: str) -> MadeUpArrivals:
     except ValueError:
         per_s = math.nan
     if kind != POISSON or math.isnan(per_s):
-        raise ConfigurationError(f"--arrivals wants poisson:RATE, as in poisson:2.5 for 2.5 a second; got {text!r:.60}")
+        raise ConfigurationError(f"`arrivals` wants poisson:RATE, as in poisson:2.5 for 2.5 a second; got {text!r:.60}")
     return MadeUpArrivals(per_s)
 
 
@@ -79,7 +79,7 @@ def spread_stamps(requests: Iterable[Request], span_s: float) -> Iterator[Reques
         ConfigurationError: the span is not positive, or not finite.
     """
     if not (span_s > 0 and math.isfinite(span_s)):
-        raise ConfigurationError(f"--spread must be a number of seconds above 0, got {span_s}")
+        raise ConfigurationError(f"`span_s` must be a number of seconds above 0, got {span_s}")
     return _spread(requests, span_s)
 
 

@@ -71,7 +71,7 @@ class CharacterTokens:
     def __init__(self, chars_per_token: float = CHARS_PER_TOKEN) -> None:
         if not 1 <= chars_per_token <= MOST_CHARS_PER_TOKEN:
             raise ConfigurationError(
-                f"--chars-per-token must be from 1 to {MOST_CHARS_PER_TOKEN:,}, got {chars_per_token}"
+                f"`chars_per_token` must be from 1 to {MOST_CHARS_PER_TOKEN:,}, got {chars_per_token}"
             )
         self._chars = chars_per_token
 
@@ -107,14 +107,14 @@ class FileTokens:
         try:
             tokenizers: Any = import_module("tokenizers")  # an extra, asked for by few
         except ModuleNotFoundError as error:
-            reason = "--tokenizer needs the package tokenizers: pip install 'pagedkv[tokenizer]'"
-            raise ConfigurationError(f"{reason}, or give --chars-per-token instead") from error
+            reason = "`tokenizer` needs the package tokenizers: pip install 'pagedkv[tokenizer]'"
+            raise ConfigurationError(f"{reason}, or give `chars_per_token` instead") from error
         if not Path(path).is_file():
-            raise ConfigurationError(f"--tokenizer {path}: there is no such file; name a tokenizer.json")
+            raise ConfigurationError(f"`tokenizer` {path}: there is no such file; name a tokenizer.json")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(path)
         except Exception as error:  # the package raises nothing more special
-            raise ConfigurationError(f"--tokenizer {path}: cannot be read as a tokenizer.json: {error}") from error
+            raise ConfigurationError(f"`tokenizer` {path}: cannot be read as a tokenizer.json: {error}") from error
         self._name = Path(path).name
 
     @property
@@ -132,7 +132,7 @@ def text_tokens(tokenizer: str | None, chars_per_token: float | None) -> TextTok
     if tokenizer is None:
         return CharacterTokens(CHARS_PER_TOKEN if chars_per_token is None else chars_per_token)
     if chars_per_token is not None:
-        raise ConfigurationError("--tokenizer and --chars-per-token both say what a token is: give one of them")
+        raise ConfigurationError("`tokenizer` and `chars_per_token` both say what a token is: give one of them")
     return FileTokens(tokenizer)
 
 

@@ -210,5 +210,5 @@ def with_block_ids(path: str, requests: Iterable[Request], block_size: int) -> I
 
 
 def _without_tokens(path: str, reason: str) -> TraceError:
-    remedy = "Give --block-size only for a log with texts or a trace with token_ids"
+    remedy = "Give `block_size` only for a log with texts or a trace with token_ids"
     return TraceError(path, None, f"{reason} to make block ids of", remedy)

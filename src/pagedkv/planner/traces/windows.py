@@ -28,7 +28,7 @@ MOST_WINDOWS: Final = 10_000
 LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 TIMES: Final = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 REST: Final = "the rest"
-WANTED: Final = "--window wants a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"
+WANTED: Final = "`window` wants a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class WindowRule:
         is_dated = first_s >= FIRST_EPOCH_S
         if self.length_s is None and not is_dated:
             raise ConfigurationError(
-                "the times of this trace do not tell the time of day: divide it by lengths, as in --window 1h"
+                "the times of this trace do not tell the time of day: divide it by lengths, as in `window=1h`"
             )
         recorded_s = arrivals_s + origin_s
         if self.length_s is None:
@@ -94,7 +94,7 @@ class WindowRule:
         first, last = int(number[0]), int(number[-1])
         if last - first >= MOST_WINDOWS:
             raise ConfigurationError(
-                f"--window makes {last - first + 1:,} windows of this trace, over {MOST_WINDOWS:,}: give longer ones"
+                f"`window` makes {last - first + 1:,} windows of this trace, over {MOST_WINDOWS:,}: give longer ones"
             )
         windows = []
         for place in range(first, last + 1):
@@ -142,7 +142,7 @@ def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
     (900.0, ((79200.0, 21600.0),))
     """
     if not -FURTHEST_ZONE_H <= utc_offset_h <= FURTHEST_ZONE_H:
-        raise ConfigurationError(f"--utc-offset must be from -{FURTHEST_ZONE_H} to {FURTHEST_ZONE_H} hours")
+        raise ConfigurationError(f"`utc_offset_h` must be from -{FURTHEST_ZONE_H} to {FURTHEST_ZONE_H} hours")
     told = LENGTH.fullmatch(text.strip())
     if told is not None:
         length_s = float(told[1]) * UNITS_S[told[2]]
@@ -152,7 +152,7 @@ def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
     times = tuple(_times(part.strip(), text) for part in text.split(","))
     marks = sorted(interval for begin, end in times for interval in _unwrapped(begin, end))
     if any(later[0] < earlier[1] for earlier, later in pairwise(marks)):
-        raise ConfigurationError(f"the times of --window overlap: {text!r:.60}")
+        raise ConfigurationError(f"the times of `window` overlap: {text!r:.60}")
     return WindowRule(None, times, utc_offset_h)
 
 

@@ -201,8 +201,8 @@ class LLM:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise RequestError(
-                    f"prompt {place} is text, but the engine has no tokenizer: give it one (to the command line: a "
-                    'model whose folder has tokenizer files), or token ids (--input FILE with {"token_ids": [...]})'
+                    f"prompt {place} is text, but the engine has no tokenizer: give it one (`LLM.tokenizer`), or token "
+                    "ids (`TokensPrompt`)"
                 )
             prompt = self._tokenizer.encode(prompt)
         if isinstance(prompt, TokensPrompt):

@@ -164,7 +164,7 @@ def _names(steps: MeasuredSteps, base: CostModel | None) -> tuple[str, ...]:
         raise ConfigurationError(
             f"all {len(steps)} steps compute {int(steps.num_new_tokens[0]):,} tokens, so they do not tell what a token "
             "costs: measure steps of different sizes, prompts as well as decoding, or say whose parameters hold "
-            "otherwise (--base llama-3.1-8b/h100)"
+            "otherwise (`base=llama-3.1-8b/h100`)"
         )
     names = tuple(name for name in COUNTED_BY if name in WHAT_IS_CONSTANT or COUNTED_BY[name] in varied)
     if steps.num_sequences is None or (steps.num_new_tokens > steps.num_sequences).any():
@@ -172,7 +172,7 @@ def _names(steps: MeasuredSteps, base: CostModel | None) -> tuple[str, ...]:
     if base is None:
         raise ConfigurationError(
             f"all {len(steps)} steps only decode, so they do not tell what prompts cost: measure steps with prompts, "
-            "or say whose parameters hold otherwise (--base llama-3.1-8b/h100)"
+            "or say whose parameters hold otherwise (`base=llama-3.1-8b/h100`)"
         )
     return tuple(name for name in names if name not in OF_PROMPTS)
 
@@ -181,11 +181,11 @@ def _notes(model: CostModel, names: tuple[str, ...], base: CostModel | None) -> 
     others = [name for name in COUNTED_BY if name not in names]
     notes = []
     if others:
-        whose = "cost nothing" if base is None else "are those of --base"
+        whose = "cost nothing" if base is None else "are those of `base`"
         notes.append(f"the steps do not tell {', '.join(others)}: they {whose}")
     if base is None:
         notes.append(
-            "swaps cost nothing, for steps do not tell them: set swap_fixed_s and swap_token_s, or give --base"
+            "swaps cost nothing, for steps do not tell them: set swap_fixed_s and swap_token_s, or give `base`"
         )
     if not model.token_compute_s and not model.pair_compute_s:
         notes.append("computing costs nothing beside reading memory: no step was long enough to tell it")

@@ -42,7 +42,7 @@ class ClosedLoop:
     def __post_init__(self) -> None:
         """Check the speed."""
         if not 0 < self.answer_tokens_per_s < float("inf"):
-            raise ConfigurationError(f"--answer-speed must be positive, got {self.answer_tokens_per_s}")
+            raise ConfigurationError(f"`answer_tokens_per_s` must be positive, got {self.answer_tokens_per_s}")
 
     def think_s(self, earlier: Request, later: Request) -> float:
         """Give the seconds from the end of an answer to the next turn, as recorded."""
@@ -108,8 +108,8 @@ def _sessions(requests: Iterable[Request]) -> list[deque[Request]]:
         nbytes += REQUEST_NBYTES + sum(each.nbytes for each in contents if each is not None)
         if nbytes > MOST_HELD_NBYTES:
             raise ConfigurationError(
-                f"--closed-loop keeps all requests in memory, and the first {number:,} take "
-                f"{MOST_HELD_NBYTES >> 20} MiB: take fewer (--limit), or the open loop"
+                f"`closed_loop` keeps all requests in memory, and the first {number:,} take "
+                f"{MOST_HELD_NBYTES >> 20} MiB: take fewer (`limit`), or the open loop"
             )
         sessions[number if request.session is None else request.session].append(request)
     return list(sessions.values())

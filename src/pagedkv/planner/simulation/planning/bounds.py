@@ -28,9 +28,9 @@ class Bounds:
 
     def __post_init__(self) -> None:
         """Check the bounds by themselves."""
-        for option, seconds in (("--ttft", self.ttft_s), ("--tpot", self.tpot_s)):
+        for name, seconds in (("ttft_s", self.ttft_s), ("tpot_s", self.tpot_s)):
             if seconds is not None and not 0 < seconds <= LONGEST_S:
-                raise ConfigurationError(f"{option} must be over 0 and at most {LONGEST_S:,.0f} seconds, got {seconds}")
+                raise ConfigurationError(f"`{name}` must be over 0 and at most {LONGEST_S:,.0f} seconds, got {seconds}")
 
     def require_possible(self, name: str, costs: CostModel) -> None:
         """Refuse bounds that a single request on an idle machine would break.
@@ -39,14 +39,14 @@ class Bounds:
             ConfigurationError: with the seconds that it takes.
         """
         least_s = costs.step_s(1, 1, 1, 1)
-        for option, seconds, what in (
-            ("--ttft", self.ttft_s, "the first token"),
-            ("--tpot", self.tpot_s, "each further token"),
+        for bound, seconds, what in (
+            ("ttft_s", self.ttft_s, "the first token"),
+            ("tpot_s", self.tpot_s, "each further token"),
         ):
             if seconds is not None and seconds < least_s:
                 raise ConfigurationError(
-                    f"{option} {seconds:g} cannot be met: by the cost model {name} {what} takes at least {least_s:.4g} "
-                    "seconds, with nobody else there. Give a longer bound, or faster hardware"
+                    f"`{bound}={seconds:g}` cannot be met: by the cost model {name} {what} takes at least "
+                    f"{least_s:.4g} seconds, with nobody else there. Give a longer bound, or faster hardware"
                 )
 
     @property

@@ -38,8 +38,8 @@ def change_of(figures: PointFigures, point: PlanPoint) -> str:
     if waited_s[most] < LEAST_WAITING * figures.busy_s:
         if "tpot" in figures.steadiness.binds:
             return (
-                "steps take too long, and hardly anybody waits: fewer tokens a step (--max-batched-tokens), fewer "
-                "sequences (--max-sequences), or faster GPUs"
+                "steps take too long, and hardly anybody waits: fewer tokens a step (`max_batched_tokens`), fewer "
+                "sequences (`max_sequences`), or faster GPUs"
             )
         return (
             "hardly anybody waits to be admitted: prompts themselves take too long, so faster GPUs, or a longer bound"
@@ -48,18 +48,18 @@ def change_of(figures: PointFigures, point: PlanPoint) -> str:
     match most:
         case "sequences":
             return (
-                f"{share}{config.max_sequences:,} sequences run, and no more may: more of them (--max-sequences), "
+                f"{share}{config.max_sequences:,} sequences run, and no more may: more of them (`max_sequences`), "
                 "where memory and the bounds leave room, or more GPUs"
             )
         case "tokens":
             return (
                 f"{share}steps are full of the {config.max_batched_tokens:,} tokens that they may compute: more or "
-                "faster GPUs, or more hits; larger steps (--max-batched-tokens) only where tokens may come more slowly"
+                "faster GPUs, or more hits; larger steps (`max_batched_tokens`) only where tokens may come more slowly"
             )
         case _:
             return (
-                f"{share}blocks run out: more memory for keys and values (more GPUs, --memory), or smaller ones "
-                "(--kv-dtype fp8)"
+                f"{share}blocks run out: more memory for keys and values (more GPUs, `memory`), or smaller ones "
+                "(`kv_dtype=fp8`)"
             )
 
 
@@ -84,16 +84,16 @@ def _good(steady: Steadiness, bounds: Bounds) -> str:
 
 def _nearest(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
     known = [
-        (kept / bound, option, kept, bound)
-        for option, kept, bound in (
-            ("--ttft", steady.ttft_s, bounds.ttft_s),
-            ("--tpot", steady.tpot_s, bounds.tpot_s),
+        (kept / bound, name, kept, bound)
+        for name, kept, bound in (
+            ("ttft_s", steady.ttft_s, bounds.ttft_s),
+            ("tpot_s", steady.tpot_s, bounds.tpot_s),
         )
         if kept is not None and bound is not None
     ]
     if known:
-        _, option, kept, bound = max(known)
-        yield f"the nearest bound is {option}: nine of ten keep {seconds_text(kept)} of {seconds_text(bound)}"
+        _, name, kept, bound = max(known)
+        yield f"the nearest bound is `{name}`: nine of ten keep {seconds_text(kept)} of {seconds_text(bound)}"
 
 
 def _broken(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _broken(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
                 yield f"{steady.num_rejected / num:.1%} of the requests are too large for the pools"
             case "ttft":
                 kept = "" if steady.ttft_s is None else f": nine of ten keep {seconds_text(steady.ttft_s)}"
-                yield f"{steady.num_late / num:.1%} begin later than --ttft {bounds.ttft_s:g} allows{kept}"
+                yield f"{steady.num_late / num:.1%} begin later than `ttft_s={bounds.ttft_s:g}` allows{kept}"
             case _:
                 kept = "" if steady.tpot_s is None else f": nine of ten keep {seconds_text(steady.tpot_s)}"
-                yield f"{steady.num_slow / num:.1%} go on more slowly than --tpot {bounds.tpot_s:g} allows{kept}"
+                yield f"{steady.num_slow / num:.1%} go on more slowly than `tpot_s={bounds.tpot_s:g}` allows{kept}"

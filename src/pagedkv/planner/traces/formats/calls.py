@@ -193,7 +193,7 @@ class Calls:
         yield from self._release(None)
         if self._failures and not self._num_served:
             assert self._last is not None
-            raise self._last.fault(f"every request of the file failed ({self._failed()})", "Keep them: --keep-failed")
+            raise self._last.fault(f"every request of the file failed ({self._failed()})", "Keep them: `keep_failed`")
 
     def _release(self, failure: str | None) -> Iterator[Request]:
         held, self._held = self._held or [], None

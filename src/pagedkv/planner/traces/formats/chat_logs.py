@@ -130,7 +130,7 @@ class ChatLayout:
         names = ", ".join(sorted(objects[0])[:SHOWN])
         raise line.fault(
             f"has no time among {names}",
-            f"Name it one of {', '.join(TIMES)}, or let requests come at random (--arrivals poisson:RATE)",
+            f"Name it one of {', '.join(TIMES)}, or let requests come at random (`arrivals=poisson:RATE`)",
         )
 
     # Responses that go on from others

@@ -98,12 +98,12 @@ class _Columns(NamedTuple):
     places: Mapping[str, int]
 
 
-def parse_columns(text: str, option: str = "--columns", *, needs_arrival: bool = True) -> dict[str, str]:
+def parse_columns(text: str, name: str = "columns", *, needs_arrival: bool = True) -> dict[str, str]:
     """Read what columns hold, as users type it.
 
     Args:
         text: what=column, divided by commas.
-        option: what it is typed for, for messages.
+        name: what it is told for, for messages: "columns" or "fields".
         needs_arrival: whether times are wanted.
 
     Raises:
@@ -117,13 +117,13 @@ def parse_columns(text: str, option: str = "--columns", *, needs_arrival: bool =
     for pair in pairs:
         if len(pair) != len(("what", "column")) or pair[0] not in CSV_ROLES or not pair[1]:
             told = "=".join(pair)
-            raise ConfigurationError(f"{option} wants what=column, of {known}; got {told!r:.60}")
+            raise ConfigurationError(f"`{name}` wants what=column, of {known}; got {told!r:.60}")
     columns = {pair[0]: pair[1] for pair in pairs}
     if len(columns) < len(pairs):
-        raise ConfigurationError(f"{option} names something twice: {text!r:.100}")
+        raise ConfigurationError(f"`{name}` names something twice: {text!r:.100}")
     for either in ((("arrival",),) if needs_arrival else ()) + (("input", "prompt"), ("output", "answer")):
         if not columns.keys() & set(either):
-            raise ConfigurationError(f"{option} must name the column of {' or '.join(either)}; got {text!r:.100}")
+            raise ConfigurationError(f"`{name}` must name the column of {' or '.join(either)}; got {text!r:.100}")
     return columns
 
 
@@ -142,7 +142,7 @@ def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
             return _numbered(first, names, delimiter, reading, wanted)
         columns = _Columns(names, _places(first, names, wanted))
         unit = unit_of(reading.columns.get("arrival", ""))
-        return CsvRows("CSV by --columns", columns, unit, delimiter, reading)
+        return CsvRows("CSV by `columns`", columns, unit, delimiter, reading)
     header = known_header(names)
     if header is None:
         return None
@@ -166,7 +166,7 @@ def unknown_header(first: Line) -> TraceError:
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
     return first.fault(
         f"CSV whose columns are not known: {shown}{more}",
-        f"Say which holds what: --columns arrival=...,input=...,output=... (or session, user, prompt, answer); known "
+        f"Say which holds what: `columns=arrival=...,input=...,output=...` (or session, user, prompt, answer); known "
         f"by themselves are {', '.join(LENGTH_COLUMNS)}",
     )
 
@@ -183,10 +183,10 @@ def _numbered(first: Line, cells: list[str], delimiter: str, reading: Reading, c
     places = {role: int(column) - 1 for role, column in columns.items()}
     for role, place in places.items():
         if not 0 <= place < len(cells):
-            raise first.fault(f"has {len(cells)} columns, --columns names {role}={place + 1}", "Count from 1")
+            raise first.fault(f"has {len(cells)} columns, `columns` names {role}={place + 1}", "Count from 1")
     has_header = not cells[places.get("arrival", places.get("input", 0))][:1].isdigit()
     names = cells if has_header else [str(place + 1) for place in range(len(cells))]
-    return CsvRows("CSV by --columns", _Columns(names, places), "s", delimiter, reading, has_header=has_header)
+    return CsvRows("CSV by `columns`", _Columns(names, places), "s", delimiter, reading, has_header=has_header)
 
 
 def _places(header: Line, names: list[str], columns: Mapping[str, str]) -> dict[str, int]:

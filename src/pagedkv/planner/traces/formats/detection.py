@@ -42,7 +42,7 @@ KNOWN_FORMATS: Final = (
     f'A trace has JSON lines, the first with "format": "{FORMAT_NAME}", or each with hash_ids, hash_runs or requests; '
     "or it is a request log with messages or usage and times, a log of vLLM or SGLang, an export of LiteLLM, Langfuse "
     "or Helicone, spans of OpenTelemetry, conversations of ShareGPT or WildChat, or CSV with the header "
-    f"{','.join(LENGTH_COLUMNS)}, Azure's or BurstGPT's, or any by --columns; other JSON lines by --fields"
+    f"{','.join(LENGTH_COLUMNS)}, Azure's or BurstGPT's, or any by `columns`; other JSON lines by `fields`"
 )
 LAYOUTS: Final[tuple[tuple[Callable[[Mapping[str, object]], bool], Callable[[Reading, Calls], Layout]], ...]] = (
     (is_litellm, LiteLlmLayout),
@@ -69,7 +69,7 @@ def detect_format(first: Line, reading: Reading) -> RowFormat:
         return row_format
     if isinstance(row_format, EngineLogRows):
         remedy = "Name several logs, each of a tenant, or a log of the gateway before the engine"
-        raise first.fault("an engine's log does not say whose requests it has (--tenant-by)", remedy)
+        raise first.fault("an engine's log does not say whose requests it has (`tenant_by`)", remedy)
     return TenantRows(row_format, reading.tenant_by)
 
 
@@ -79,7 +79,7 @@ def _detected(first: Line, reading: Reading) -> RowFormat:
     keys = decoded(first, dict[str, msgspec.Raw])
     if reading.columns is not None:
         return _of_fields(
-            "JSON lines by --fields", reading.columns, unit_of(reading.columns.get("arrival", "")), reading
+            "JSON lines by `fields`", reading.columns, unit_of(reading.columns.get("arrival", "")), reading
         )
     row_format = _of_objects(first, keys, reading)
     if row_format is None:

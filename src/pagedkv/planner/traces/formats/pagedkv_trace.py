@@ -92,7 +92,7 @@ class PagedkvRows(RowFormat):
         if self._block_size == 0:
             if num_ids:
                 reason = f"has block ids, but the header on line {self._header_line} names no block_size"
-                raise line.fault(reason, 'Add "block_size" to the header, or give --trace-block-size')
+                raise line.fault(reason, 'Add "block_size" to the header, or give `TraceReader.block_size`')
             return
         num_full_blocks = input_length // self._block_size
         if num_ids != num_full_blocks and num_ids != -(-input_length // self._block_size):

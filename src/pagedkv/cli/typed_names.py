@@ -1,0 +1,89 @@
+"""What users type for what the library names: its messages have parameters in backquotes, the command line has options.
+
+The library knows no options: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. Whatever a
+command shows of its messages, errors and notes, goes through :func:`as_typed`.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["CALLS", "OPTIONS", "as_typed"]
+
+OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "LLM.tokenizer": "a model whose folder has tokenizer files",
+        "TokensPrompt": '--input FILE with {"token_ids": [...]}',
+        "TraceReader.block_size": "--trace-block-size",
+        "anonymized": "convert --anonymize",
+        "answer_tokens_per_s": "--answer-speed",
+        "arrivals": "--arrivals",
+        "base": "--base",
+        "beam_width": "--beams",
+        "block_size": "--block-size",
+        "chars_per_token": "--chars-per-token",
+        "closed_loop": "--closed-loop",
+        "columns": "--columns",
+        "duration_s": "--seconds",
+        "fields": "--fields",
+        "has_shared_ids": "--shared-ids",
+        "interval_s": "--metrics-interval",
+        "keep_failed": "--keep-failed",
+        "kv_dtype": "--kv-dtype",
+        "limit": "--limit",
+        "max_batched_tokens": "--max-batched-tokens",
+        "max_messages": "--limit",
+        "max_sequences": "--max-sequences",
+        "memory": "--memory",
+        "num_blocks": "--num-blocks",
+        "num_host_blocks": "--host-blocks",
+        "num_samples": "--samples",
+        "patience_s": "--patience",
+        "policies": "--policy",
+        "replay": "--replay",
+        "salt": "--salt",
+        "session_interval_s": "--session-interval",
+        "skip_bad": "--skip-bad",
+        "sorted_by_arrival": "pagedkv convert --sort",
+        "span_s": "--spread",
+        "starts_together": "--start-together",
+        "tenant_by": "--tenant-by",
+        "time_unit": "--time-unit",
+        "tokenizer": "--tokenizer",
+        "topic": "--topic",
+        "tpot_s": "--tpot",
+        "ttft_s": "--ttft",
+        "utc_offset_h": "--utc-offset",
+        "window": "--window",
+    }
+)
+"""What is typed for a parameter, or for a function without its arguments."""
+
+CALLS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "sorted_by_arrival": "pagedkv convert {} --sort -o sorted.jsonl.gz",
+        "with_block_ids": "pagedkv convert {} --block-size 16 -o with-ids.jsonl.gz",
+    }
+)
+"""What is typed for a function of one argument."""
+
+NAMED: Final = re.compile(r"`([A-Za-z_][\w.]*)(?:=([^`]*)|\(([^`]*)\))?`")
+
+
+def as_typed(message: str) -> str:
+    """Name options in place of the library's parameters; other words in backquotes stay as they are.
+
+    >>> as_typed("give `num_host_blocks`, as in `num_blocks=100`")
+    'give --host-blocks, as in --num-blocks 100'
+    """
+    return NAMED.sub(_typed, message)
+
+
+def _typed(named: re.Match[str]) -> str:
+    name, value, argument = named.groups()
+    if argument is not None:
+        return CALLS[name].format(argument) if name in CALLS else named[0]
+    if name not in OPTIONS:
+        return named[0]
+    return OPTIONS[name] if value is None else f"{OPTIONS[name]} {value}"
