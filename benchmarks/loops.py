@@ -27,9 +27,8 @@ from pagedkv import (
     RequestKeys,
     Shortage,
     SpaceConfig,
+    StepId,
 )
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.contract.spec import StepId
 
 __all__ = ["OPERATIONS"]
 
@@ -82,7 +81,7 @@ def media() -> Iterator[Row]:
     yield from _match_and_allocate(RequestKeys(media=spans), 16_000, "16k tokens with 4,000 media of 4 tokens", 2000.0)
     spans = tuple(MediaSpan(32 * index + 5, 24, b"image %026d" % index) for index in range(4000))
     yield from _match_and_allocate(RequestKeys(media=spans), 131_072, "128k tokens with 4,000 media of 24 tokens")
-    yield from _match_and_allocate(NO_KEYS, 131_072, "128k tokens without media")
+    yield from _match_and_allocate(RequestKeys(), 131_072, "128k tokens without media")
     one = RequestKeys(media=(MediaSpan(131_072 - 64, 64, b"image"),))
     yield from _match_and_allocate(one, 131_072, "128k tokens with one image at the end")
 

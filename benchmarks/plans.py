@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.measure import Row, timed
 from benchmarks.operations import BLOCK_SIZE, NUM_BLOCKS, admit, batch_of, new_space, prompt, run_step
 from pagedkv import BlockSpace, FullAttention, Shortage, SpaceConfig, StepPlan
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 
 __all__ = ["OPERATIONS"]
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 NUM_ROWS = 1024
 NUM_TOKENS = 1024

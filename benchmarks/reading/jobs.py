@@ -25,8 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import pagedkv
 from pagedkv import Allocation, BlockSpace, FullAttention, Shortage, SpaceConfig
-from pagedkv.memory.scheduling import Request, Scheduler, SchedulingConfig
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.scheduling import Request, Scheduler, SchedulingConfig
 
 __all__ = ["JOBS", "Executed", "executed"]
 

@@ -1,0 +1,28 @@
+"""Benchmarks that also measure older packages import by the paths that stay, those that users import."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks.catalogue import MODULES
+from benchmarks.repository import ROOT
+
+INNER: Final = re.compile(r"^\s*(?:from|import) pagedkv\.(?:memory|serving|planner)\b.*", re.MULTILINE)
+FILES: Final = (
+    *(ROOT / f"{module.replace('.', '/')}.py" for module in MODULES),
+    *sorted((ROOT / "benchmarks" / "side_by_side").glob("*.py")),
+    ROOT / "benchmarks" / "reading" / "jobs.py",
+    ROOT / "benchmarks" / "trial.py",
+)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_inner_path_is_imported(file: Path) -> None:
+    assert INNER.findall(file.read_text()) == []
+
+
+def test_an_inner_path_would_be_noticed() -> None:
+    assert INNER.findall("import numpy\n    from pagedkv.memory.pool import BlockPool\n")
+    assert not INNER.findall("from pagedkv.device import KVStorage\n")
