@@ -11,10 +11,10 @@ right. docs/device.md tells more of each part.
 from collections.abc import Sequence
 
 import torch
-from pagedkv.device import BlockTables, KeyValueShape, KVStorage, PlanExecutor, StepInputs
 from torch.nn.functional import layer_norm, softmax
 
 from pagedkv import Allocation, BlockSpace, FullAttention, SpaceConfig
+from pagedkv.device import BlockTables, KeyValueShape, KVStorage, PlanExecutor, StepInputs
 
 VOCABULARY, WIDTH, LAYERS, HEADS, BLOCK = 50, 32, 2, 4, 4
 DIM = WIDTH // HEADS
