@@ -19,7 +19,7 @@ from pagedkv import (
     hash_request_tokens,
 )
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import EVICTION_POLICIES
+from pagedkv.memory.contract.space_config import EVICTION_POLICIES
 from pagedkv.memory.pool.eviction.registry import POLICIES
 from pagedkv.memory.scheduling import SchedulingConfig
 from pagedkv.planner.simulation import ServingConfig

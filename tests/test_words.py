@@ -6,7 +6,8 @@ from typing import Final
 
 import pytest
 
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.pool import blocks
 from pagedkv.memory.pool.eviction.hazard import layout
 from pagedkv.memory.space.explanations import ExplanationBook

@@ -12,7 +12,8 @@ from typing import Final, final
 import torch
 
 from benchmarks.device.timing import Figure, by_graph, figure
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape
 from pagedkv.memory.device.kernels.selection import kernels_for
 from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList, tiling_for

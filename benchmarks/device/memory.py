@@ -7,7 +7,8 @@ from typing import Final
 import torch
 
 from benchmarks.device.timing import Figure, figure
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device import KeyValueShape, KVStorage
 
 __all__ = ["memory_figures"]

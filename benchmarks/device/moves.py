@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from benchmarks.device.timing import ASLEEP_CYCLES, Figure, by_graph, elapsed_us, figure
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device import CopyTicket, KeyValueShape, KVStorage, Transfers
 
 __all__ = ["move_figures"]

@@ -17,7 +17,7 @@ from pagedkv.memory.contract.plan_buffer import (
     PlanLayout,
     padded,
 )
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 
 __all__ = ["decode_plan", "make_plan", "prefill_plan"]
 

@@ -31,6 +31,7 @@ from pagedkv.memory.contract.plan import (
     TokenRanges,
     UnknownTokens,
 )
+from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.memory.contract.spec import (
     AllocStatus,
     ChunkedLocal,
@@ -42,9 +43,7 @@ from pagedkv.memory.contract.spec import (
     Sequence,
     SequenceGroup,
     SlidingWindow,
-    SpaceConfig,
     StepId,
-    TenantLimits,
 )
 from pagedkv.memory.pool.block_pool import BlockPool, KVCacheBlock
 from pagedkv.memory.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens

@@ -15,7 +15,8 @@ from pagedkv.memory.attention import (
     backend_for,
 )
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import FullAttention, RecurrentState, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention, RecurrentState
 from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor
 from pagedkv.memory.device.paged_attention import Tiling
 from tests.attention.paged import Case, paged_case

@@ -19,7 +19,8 @@ from pagedkv.memory.attention import (
     StepMetadata,
     TritonBackend,
 )
-from pagedkv.memory.contract.spec import FullAttention, SlidingWindow, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention, SlidingWindow
 from pagedkv.memory.device import GroupShape, KeyValueShape, KVStorage, LatentShape
 from pagedkv.memory.device.paged_attention import Tiling
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE

@@ -9,7 +9,7 @@ import pytest
 from pagedkv.cli import serving
 from pagedkv.cli.commands import curve as curve_command, replay as replay_command
 from pagedkv.cli.options import DEFAULT_COST_MODEL
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.planner.simulation import ServingConfig, VirtualServer
 from pagedkv.planner.simulation.cost import CostModel, read_cost_model
 from pagedkv.planner.simulation.one_at_a_time import ReplayConfig, Replayer

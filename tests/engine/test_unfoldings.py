@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pagedkv.memory.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.device import KVStorage, Transfers
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.ambient import IMPLEMENTATION, listening

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.scheduling import Batch, Progress, Request, Scheduler, SchedulingConfig
 from pagedkv.memory.space import BlockSpace
 

@@ -7,7 +7,8 @@ from math import ceil, log2
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.scheduling import Batch, PreemptionKind, Request, SchedulingConfig
 from tests.scheduling.engine import Engine
 

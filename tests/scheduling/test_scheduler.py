@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.memory.contract.errors import ConfigurationError, StepError, TokenError
-from pagedkv.memory.contract.spec import FullAttention, RecurrentState, Replay, SlidingWindow, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention, RecurrentState, Replay, SlidingWindow
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
 from tests.scheduling.engine import Engine
 from tests.space.replay_model import evict_windows

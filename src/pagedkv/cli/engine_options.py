@@ -8,7 +8,7 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_blocks
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
 from pagedkv.planner.models.memory import GIB
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import EVICTION_POLICIES
+from pagedkv.memory.contract.space_config import EVICTION_POLICIES
 from pagedkv.planner.models.presets import model_names
 
 __all__ = [

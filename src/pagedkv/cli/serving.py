@@ -23,7 +23,7 @@ from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.cli.whose_seconds import WhoseSeconds, origin_of
 from pagedkv.memory.contract.budget import blocks_that_fit
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
 from pagedkv.memory.scheduling import PreemptionKind
 from pagedkv.planner.models import ModelMemory, read_model
 from pagedkv.planner.models.memory import GIB

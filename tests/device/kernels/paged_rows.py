@@ -6,7 +6,8 @@ from typing import Literal
 
 import torch
 
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList
 from pagedkv.memory.device.shapes import FP8_TYPES, KeyValueShape, LatentShape
 from pagedkv.memory.device.storage import KVStorage

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pagedkv.memory.contract.spec import RecurrentState, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import RecurrentState
 from pagedkv.memory.device.kernels import reference
 from pagedkv.memory.device.kernels.selection import kernels_for
 from pagedkv.memory.device.shapes import StateShape, StateTensor

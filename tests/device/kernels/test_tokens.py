@@ -5,7 +5,8 @@ from typing import Literal, NamedTuple
 import pytest
 import torch
 
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device.kernels import reference
 from pagedkv.memory.device.kernels.selection import kernels_for
 from pagedkv.memory.device.shapes import KeyValueShape

@@ -5,7 +5,8 @@ import torch
 from pagedkv.memory.attention.cpu import CPUBackend
 from pagedkv.memory.attention.layer import AttentionLayer
 from pagedkv.memory.attention.metadata import GroupMetadata, StepMetadata
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device import KeyValueShape, KVStorage
 
 __all__ = ["rehearse"]

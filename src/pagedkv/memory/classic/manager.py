@@ -32,7 +32,8 @@ from pagedkv.memory.contract.errors import (
 )
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.plan import BlockMoves, StepPlan
-from pagedkv.memory.contract.spec import AllocStatus, Row, Sequence, SequenceGroup, SpaceConfig, keeps_state
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import AllocStatus, Row, Sequence, SequenceGroup, keeps_state
 from pagedkv.memory.space import BlockSpace
 
 __all__ = ["BlockSpaceManager"]

@@ -2,8 +2,9 @@
 
 In the order in which they are met::
 
-    spec, keys           what goes in: groups, pools, sequences; what a prompt's blocks are named by
-    arguments            what callers bring, checked at the door
+    spec, space_config   what goes in: groups of layers, and all that a space needs to know
+    keys                 what a prompt's blocks are named by
+    arguments            what callers bring, checked at the door; field_checks: the same of specifications' fields
     budget               how memory is split among pools
     plan, plan_buffer    StepPlan, and the words of its buffer; fingerprint: by which a device knows its space's plans
     answers, events, explanation   what comes out

@@ -15,7 +15,7 @@ import json
 from dataclasses import asdict
 from typing import Final
 
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 
 __all__ = ["FINGERPRINT_NBYTES", "difference", "fingerprint"]
 

@@ -41,7 +41,7 @@ from pagedkv.memory.contract.arguments import LARGEST_SIZE
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import PlanError
 from pagedkv.memory.contract.fingerprint import fingerprint
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 
 __all__ = ["PlanLayout", "add_moves", "open_buffer", "padded", "read_directory", "read_fingerprint", "read_step_id"]
 

@@ -18,7 +18,8 @@ from pagedkv.memory.contract.arguments import LARGEST_SIZE, as_array, as_count, 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import PlanError, StepError, TensorError
 from pagedkv.memory.contract.plan import StepPlan
-from pagedkv.memory.contract.spec import SpaceConfig, StepId, keeps_state
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import StepId, keeps_state
 from pagedkv.memory.device.batch_reading import StateTable, page_list, page_table
 from pagedkv.memory.device.kernels.selection import KernelChoice, kernels_for
 from pagedkv.memory.device.large_plans import runs_of, without_writes

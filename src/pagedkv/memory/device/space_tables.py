@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from pagedkv.memory.contract.plan_buffer import PlanLayout
-from pagedkv.memory.contract.spec import SpaceConfig, keeps_state, num_draft_states
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import keeps_state, num_draft_states
 from pagedkv.memory.device.large_plans import buffer_words
 from pagedkv.memory.device.table_arrays import TableGeometry
 

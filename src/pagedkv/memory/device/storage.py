@@ -18,7 +18,8 @@ import torch
 
 from pagedkv.memory.contract.arguments import as_count, require_instance
 from pagedkv.memory.contract.errors import ConfigurationError, StorageError
-from pagedkv.memory.contract.spec import GroupSpec, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.memory.device.layout import Part, Pieces
 from pagedkv.memory.device.paging import PageNumbers, number_pages
 from pagedkv.memory.device.pool_memory import PoolMemory

@@ -13,7 +13,8 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Uint32Array
 from pagedkv.memory.contract.keys import RequestKeys
-from pagedkv.memory.contract.spec import SpaceConfig, keeps_state
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import keeps_state
 from pagedkv.memory.pool.blocks import LIFE, NAME, PoolArrays
 
 __all__ = ["Checkpoints", "Tail", "TailNote", "keys_of_tail"]

@@ -16,7 +16,7 @@ from pagedkv.memory.contract.errors import ConfigurationError, InterruptedSpaceE
 from pagedkv.memory.contract.events import CacheEvents
 from pagedkv.memory.contract.explanation import Explanation
 from pagedkv.memory.contract.plan import PageLists, StepPlan
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import PENDING_STEP, REF_COUNT
 from pagedkv.memory.space import (

@@ -14,7 +14,8 @@ from pagedkv.memory.contract.arguments import LARGEST_SIZE
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.contract.plan_buffer import PlanLayout
-from pagedkv.memory.contract.spec import GroupSpec, SpaceConfig, StepId, keeps_state, most_checkpoints, num_draft_states
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import GroupSpec, StepId, keeps_state, most_checkpoints, num_draft_states
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import (
     NUM_DEFERRED_LISTS,

@@ -20,13 +20,13 @@ import numpy as np
 
 from pagedkv.memory.compilation.compiled import inlined
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import (
     ChunkedLocal,
     FullAttention,
     GroupSpec,
     RecurrentState,
     SlidingWindow,
-    SpaceConfig,
     keeps_state,
     keeps_whole_prefix,
     num_draft_states,

@@ -12,16 +12,8 @@ import numpy as np
 
 from pagedkv.memory.contract.answers import Allocation, Load
 from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
-from pagedkv.memory.contract.spec import (
-    ChunkedLocal,
-    FullAttention,
-    RecurrentState,
-    Replay,
-    SlidingWindow,
-    SpaceConfig,
-    TenantLimits,
-    keeps_state,
-)
+from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
+from pagedkv.memory.contract.spec import ChunkedLocal, FullAttention, RecurrentState, Replay, SlidingWindow, keeps_state
 from pagedkv.memory.space import BlockSpace
 
 __all__ = ["rehearse"]

@@ -19,7 +19,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import EVICTION_POLICIES
+from pagedkv.memory.contract.space_config import EVICTION_POLICIES
 from pagedkv.memory.pool import EvictionPolicy, policy_named
 from pagedkv.planner.capacity.optimum import optimal_hits_by_request
 from pagedkv.planner.capacity.partition import Partition

@@ -8,7 +8,8 @@ has hits of policies, and those of an endless cache as their bound.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pagedkv.memory.contract.spec import GroupSpec, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.space_hits import SpaceHits, space_hits

@@ -11,7 +11,7 @@ import numpy as np
 
 from pagedkv.memory.compilation.compiled import compiled, compiled_aside, inlined
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array, Uint32Array
-from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
 from pagedkv.memory.pool import (
     DIGEST_WORDS,
     FETCHED_AHEAD,

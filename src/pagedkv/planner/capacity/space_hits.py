@@ -14,7 +14,7 @@ import numpy as np
 
 from pagedkv.memory.contract.answers import Allocation
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.space import BlockSpace, PrefixHit
 from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.partition import Partition

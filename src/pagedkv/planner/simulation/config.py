@@ -6,7 +6,8 @@ from typing import Final
 
 from pagedkv.memory.contract.arguments import LARGEST_SIZE, as_count, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import DEFAULT_EVICTION, FullAttention, GroupSpec, SpaceConfig, keeps_state
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention, GroupSpec, keeps_state
 from pagedkv.memory.pool import policy_named
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
 from pagedkv.memory.space import BlockSpace, SpaceStatistics
 from pagedkv.memory.warming import make_ready, of_spaces
 from pagedkv.planner.simulation.config import ServingConfig

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pagedkv.memory.contract.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig
 from pagedkv.memory.device import num_blocks_that_fit
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.serving.engine.grouping import EngineGroups

@@ -15,7 +15,7 @@ import torch
 from pagedkv.memory.attention import backend_for
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import UnsupportedModelError
-from pagedkv.memory.contract.spec import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat

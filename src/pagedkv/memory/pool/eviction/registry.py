@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import DEFAULT_EVICTION
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
 from pagedkv.memory.pool.eviction.adaptive import ADAPTIVE
 from pagedkv.memory.pool.eviction.fifo import FIFO
 from pagedkv.memory.pool.eviction.hazard.policy import HAZARD

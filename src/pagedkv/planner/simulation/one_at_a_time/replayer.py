@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.answers import Shortage
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.space import BlockSpace
 from pagedkv.memory.warming import make_ready, of_spaces
 from pagedkv.planner.simulation.one_at_a_time.summary import ReplayCounts, ReplaySummary, ReplayTiming

@@ -12,7 +12,8 @@ from time import perf_counter
 from typing import Final, TypeAlias
 
 from pagedkv.memory.contract.answers import Allocation
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.config import EngineConfig

@@ -1,0 +1,248 @@
+"""The configuration of a space: its groups, pools, and what is to be kept of content."""
+
+from collections import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pagedkv.memory.contract.arguments import as_choice, as_count, as_epoch, as_fraction
+from pagedkv.memory.contract.field_checks import check_count, check_flag, require, short_repr
+from pagedkv.memory.contract.spec import GroupSpec, keeps_whole_prefix, num_draft_states, replay_of
+
+__all__ = ["DEFAULT_EVICTION", "EVICTION_POLICIES", "SpaceConfig", "TenantLimits"]
+
+EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
+"""Names of the eviction policies, in the order of :mod:`pagedkv.memory.pool.eviction.registry`."""
+DEFAULT_EVICTION: Final = "lru"
+"""The policy of whoever names none, in a space, an engine and a simulation alike."""
+FEWEST_BLOCKS: Final = 2  # the null block, and one more
+NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may have of the device pools, and what it can count on.
+
+    One number where there is one pool, else a mapping that names the pools. A space checks them when it is configured.
+
+    Args:
+        cap: most blocks that are charged to it at any time, in use or cached; None: no cap.
+        floor: blocks that it can always take, whatever others do, and that are not evicted for others.
+    """
+
+    cap: int | Mapping[str, int | None] | None = None
+    floor: int | Mapping[str, int] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceConfig:
+    """Everything a block space needs to know; checked when built.
+
+    Args:
+        groups: the model's KV-cache groups, in the order of the tables; a list becomes a tuple.
+        num_blocks: blocks of each pool, the null block included; one number when there is one pool.
+        num_host_blocks: blocks of the host pool of each device pool (0: no swapping).
+        max_sequences: rows of the tables: sequences that can be live or swapped out at once.
+        max_tokens: longest sequence, lookahead included; sets the width of the tables.
+        watermark: fraction of a pool that admissions leave free for running sequences, in [0, 1).
+        prefix_caching: name full blocks and share them between sequences.
+        shed_windows: of what windows, chunks and states leave behind, keep cached what later prompts can hit: what lies
+            before the ends of prompts and sequences, and before places where prompts were seen to branch. False keeps
+            it all until it is evicted; so does a space without full attention, which would not see where prompts
+            branch.
+        min_partial_hit: fewest tokens for whose sake a block is copied: where a prompt leaves a cached chain inside a
+            block, or ends inside one, the leading tokens of that block hit as well, if they are as many, and the plan
+            copies it into the sequence's own block. 0: hits end where blocks end.
+        in_order: steps are carried out one after the other on one stream, so that a block which is given back waits for
+            no forward pass: whatever writes it next comes later. Without it, a block waits until the last step that
+            may touch it is acknowledged.
+        events: record stored/removed/cleared events.
+        max_events: events a pool that wait to be drained; of more, the oldest are lost, and a gap is told.
+        receipts: count what each sequence takes (:meth:`BlockSpace.receipt <pagedkv.BlockSpace.receipt>`).
+        explain: remember content that is gone, so that :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` can tell
+            what was evicted from what was never there, and why each request's hit ended
+            (:meth:`BlockSpace.explanation <pagedkv.BlockSpace.explanation>`).
+        ghosts_per_block: where ``explain`` is set, how many blocks' content is remembered once it is gone, for each
+            block of a pool; 13 bytes each.
+        leases: cached content can be kept until a time, at 16 bytes a block (:meth:`BlockSpace.lease
+            <pagedkv.BlockSpace.lease>`).
+        tenants: by name, who shares the pools under limits; whoever allocates says for whom
+            (:meth:`BlockSpace.allocate <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: nobody
+            is told apart.
+        eviction: name of the policy that says which cached blocks go first: one of :data:`EVICTION_POLICIES`.
+        weights_epoch: version of the model's weights. Text is part of every block's identity, and has no order. A
+            number is counted, and may only grow: blocks remember which epochs contributed to them, at 8 bytes a block,
+            and rows can tell (:meth:`BlockSpace.set_weights_epoch <pagedkv.BlockSpace.set_weights_epoch>`).
+        max_epoch_lag: how many epochs back the oldest weights may lie that contributed to a hit; more than 0 only where
+            epochs are counted.
+    """
+
+    groups: abc.Sequence[GroupSpec]
+    num_blocks: int | Mapping[str, int]
+    num_host_blocks: int | Mapping[str, int] = 0
+    max_sequences: int = 1024
+    max_tokens: int = 131_072 + 1024
+    watermark: float = 0.01
+    prefix_caching: bool = True
+    shed_windows: bool = True
+    min_partial_hit: int = 0
+    in_order: bool = False
+    events: bool = False
+    max_events: int = 65_536
+    receipts: bool = False
+    explain: bool = False
+    ghosts_per_block: int = 4
+    leases: bool = False
+    tenants: Mapping[str, TenantLimits] | None = None
+    eviction: str = DEFAULT_EVICTION
+    weights_epoch: str | int = ""
+    max_epoch_lag: int = 0
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        if isinstance(self.groups, list):
+            object.__setattr__(self, "groups", tuple(self.groups))
+        is_groups = isinstance(self.groups, tuple) and all(isinstance(group, GroupSpec) for group in self.groups)
+        require(
+            is_groups and len(self.groups) >= 1, f"groups must be a tuple or list of group rules, got {self.groups!r}"
+        )
+        check_count(self, "max_sequences")
+        check_count(self, "max_tokens")
+        check_count(self, "max_events")
+        check_count(self, "ghosts_per_block")
+        check_count(self, "min_partial_hit", least=0)
+        for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts", "explain", "leases"):
+            check_flag(self, name)
+        require(
+            not self.prefix_caching or any(group.prefix_caching for group in self.groups),
+            "every group stays out of prefix caching: leave one in, or set prefix_caching=False for the space",
+        )
+        as_fraction(self.watermark, "watermark")
+        self._check_epochs()
+        as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
+        for name, blocks in self.blocks_by_pool().items():
+            require(
+                blocks >= FEWEST_BLOCKS, f"pool {name!r} needs at least 2 blocks (one is the null block), got {blocks}"
+            )
+        for name, blocks in self.host_blocks_by_pool().items():
+            require(
+                blocks == 0 or blocks >= FEWEST_BLOCKS,
+                f"the host pool of {name!r} needs 0 blocks or at least 2, got {blocks}",
+            )
+        self._check_tenants()
+        self._check_replays()
+
+    def _check_replays(self) -> None:
+        replaying = [group for group in self.groups if replay_of(group)]
+        if not replaying:
+            return
+        require(self.prefix_caching, f"{replaying[0]!r} brings back what hits lack, but prefix_caching is False")
+        inside = [group for group in self.groups if group.prefix_caching and group not in replaying]
+        for group in inside:
+            require(
+                keeps_whole_prefix(group),
+                f"{group!r} cannot be replayed with {replaying[0]!r}: the tokens go through all layers, so each group "
+                "with prefix caching is full attention, or a window with a replay",
+            )
+        require(
+            bool(inside), f"{replaying[0]!r} is replayed where full attention has a prompt cached: no group is such"
+        )
+
+    def _check_tenants(self) -> None:
+        tenants = {} if self.tenants is None else self.tenants
+        is_limits = isinstance(tenants, Mapping) and all(
+            isinstance(name, str) and name and isinstance(limits, TenantLimits) for name, limits in tenants.items()
+        )
+        require(is_limits, f"tenants must map names to TenantLimits, got {tenants!r}")
+        num_blocks = self.blocks_by_pool()
+        for pool, limits in self.limits_by_pool().items():
+            num_usable = num_blocks[pool] - 1
+            for tenant, (cap, floor) in zip(tenants, limits[1:], strict=True):
+                where = f"tenant {tenant!r} in pool {pool!r}"
+                require(cap >= 1, f"the cap of {where} must be at least 1 block, got {cap}")
+                require(cap <= num_usable, f"the cap of {where} is {cap} blocks, but the pool has {num_usable}")
+                require(0 <= floor <= cap, f"the floor of {where} must be at least 0 and at most {cap}, got {floor}")
+            promised = sum(floor for _, floor in limits)
+            require(
+                promised <= num_usable,
+                f"the floors of the tenants in pool {pool!r} add up to {promised} blocks, but it has {num_usable}",
+            )
+
+    def _check_epochs(self) -> None:
+        check_count(self, "max_epoch_lag", least=0)
+        if isinstance(self.weights_epoch, str):
+            require(
+                self.max_epoch_lag == 0,
+                f"max_epoch_lag = {self.max_epoch_lag} needs epochs that are counted: weights_epoch must be a number, "
+                f"the first one, got {self.weights_epoch!r}",
+            )
+        else:
+            object.__setattr__(self, "weights_epoch", as_epoch(self.weights_epoch))
+
+    @property
+    def replaying(self) -> tuple[int, ...]:
+        """Groups whose windows can be computed again."""
+        return tuple(index for index, group in enumerate(self.groups) if replay_of(group))
+
+    @property
+    def drafting(self) -> tuple[int, ...]:
+        """Groups that keep draft states, and have a second table for them."""
+        return tuple(index for index, group in enumerate(self.groups) if num_draft_states(group))
+
+    @property
+    def own_starts(self) -> tuple[int, ...]:
+        """Groups in which plans may begin ranges elsewhere: those outside prefix caching, and those replayed."""
+        outside = [index for index, group in enumerate(self.groups) if self.prefix_caching and not group.prefix_caching]
+        return tuple(sorted({*outside, *self.replaying}))
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether epochs of the weights are numbers, which blocks remember."""
+        return not isinstance(self.weights_epoch, str)
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Names of the pools, in the order in which groups mention them."""
+        return tuple(dict.fromkeys(group.pool for group in self.groups))
+
+    def blocks_by_pool(self) -> dict[str, int]:
+        """Number of device blocks of each pool, the null block included."""
+        return self._by_pool(self.num_blocks, "num_blocks")
+
+    def host_blocks_by_pool(self) -> dict[str, int]:
+        """Number of host blocks of each pool; 0 where that pool cannot swap."""
+        return self._by_pool(self.num_host_blocks, "num_host_blocks")
+
+    def limits_by_pool(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Cap and floor of each tenant in each device pool, of whoever names none first; no cap is all of the pool."""
+        num_usable = {pool: num_blocks - 1 for pool, num_blocks in self.blocks_by_pool().items()}
+        limits = {pool: [(count, 0)] for pool, count in num_usable.items()}
+        for tenant, given in (self.tenants or {}).items():
+            wanted: int | Mapping[str, int] = num_usable
+            if isinstance(given.cap, Mapping):
+                wanted = {pool: num_usable.get(pool, 0) if cap is None else cap for pool, cap in given.cap.items()}
+            elif given.cap is not None:
+                wanted = given.cap
+            caps = self._by_pool(wanted, f"the cap of tenant {tenant!r}")
+            floors = self._by_pool(given.floor, f"the floor of tenant {tenant!r}")
+            for pool, own in limits.items():
+                own.append((caps[pool], floors[pool]))
+        return {pool: tuple(own) for pool, own in limits.items()}
+
+    def _by_pool(self, given: int | Mapping[str, int], what: str) -> dict[str, int]:
+        names = self.pool_names
+        if isinstance(given, Mapping):
+            unknown = sorted(set(given) - set(names), key=repr)
+            missing = sorted(set(names) - set(given))
+            require(
+                not unknown and not missing,
+                f"{what} must name the pools {list(names)}: missing {missing}, unknown {unknown}",
+            )
+            return {name: as_count(given[name], f"{what} of pool {name!r}", least=NO_LIMIT) for name in names}
+        number = as_count(given, what, least=NO_LIMIT)
+        require(
+            number == 0 or len(names) == 1,
+            f"{what} is one number ({number}) but the groups draw from the pools {list(names)}: give a mapping",
+        )
+        return dict.fromkeys(names, number)
