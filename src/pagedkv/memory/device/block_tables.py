@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import Final, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from pagedkv.memory.contract.arguments import LARGEST_SIZE, as_array, as_count, as_flag, require_instance
+from pagedkv.memory.contract.arguments import as_count, as_flag, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import PlanError, StepError, TensorError
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import StepId, keeps_state
 from pagedkv.memory.device.batch_reading import StateTable, page_list, page_table
+from pagedkv.memory.device.call_checks import as_batch_rows, as_block_ids, as_padding, require_ids, require_room
 from pagedkv.memory.device.kernels.selection import KernelChoice, kernels_for
 from pagedkv.memory.device.large_plans import runs_of, without_writes
 from pagedkv.memory.device.packet_ring import PacketRing
@@ -30,7 +30,7 @@ from pagedkv.memory.device.space_tables import SpaceTables
 from pagedkv.memory.device.staged_writes import Run, StagedWrites
 from pagedkv.memory.device.step_graph import StepGraph
 from pagedkv.memory.device.step_inputs import StepInputs
-from pagedkv.memory.device.table_arrays import BASE, NUM_TOKENS, PADDED_TO, make_arrays
+from pagedkv.memory.device.table_arrays import NUM_TOKENS, PADDED_TO, make_arrays, views_of_arena
 from pagedkv.memory.device.tensors import as_device, require_numbers, require_tensor
 
 __all__ = ["BlockTables"]
@@ -91,7 +91,7 @@ class BlockTables:
         self._checks = PlanChecks(self._sizes, tables.num_blocks, tables.names)
         self.arrays = make_arrays(self._sizes, self.device)
         self._ring = PacketRing(self.arrays.ring, self.device)
-        self._tables, batch_tables = self._views_of_arena()
+        self._tables, batch_tables = views_of_arena(self.arrays, self._sizes.widths, self.max_rows)
         self._batch_tables = batch_tables[: self.num_groups]
         self._state_tables = {
             group: StateTable(batch_tables[group], self.block_sizes[group], _slots_of(tables, group, batch_tables))
@@ -221,18 +221,10 @@ class BlockTables:
             raise TensorError(f"{self.num_groups} groups need as many lists of block ids, got {len(new_block_ids)}")
         runs = []
         for group, given in enumerate(new_block_ids):
-            block_ids = as_block_ids(given, group)
             start = 0 if begins_anew else int(self._num_blocks[group, row])
-            if start + len(block_ids) > self.widths[group]:
-                raise TensorError(
-                    f"row {row} of group {group} would have {start + len(block_ids)} blocks, but its table has room "
-                    f"for {self.widths[group]}"
-                )
-            if len(block_ids) and not 0 <= block_ids.min() <= block_ids.max() < self._num_blocks_of_pool[group]:
-                raise TensorError(
-                    f"block ids of group {group} must be from 0 to {self._num_blocks_of_pool[group] - 1}, got "
-                    f"{block_ids.min()} to {block_ids.max()}"
-                )
+            block_ids = as_block_ids(given, group)
+            require_room(row, group, start + len(block_ids), self.widths[group])
+            require_ids(block_ids, group, self._num_blocks_of_pool[group])
             runs.append(Run(row, start, block_ids.astype(np.int32)))
         for group, run in enumerate(runs):
             self._num_blocks[group, row] = run.start + len(run.block_ids)
@@ -265,7 +257,7 @@ class BlockTables:
                 at where they lie on a CPU.
         """
         rows = self._batch(idx_mapping)
-        num_places = len(rows) if num_reqs_padded is None else _padding(num_reqs_padded)
+        num_places = len(rows) if num_reqs_padded is None else as_padding(num_reqs_padded)
         if not len(rows) <= num_places <= self.max_rows:
             raise TensorError(f"{len(rows)} rows need from {len(rows)} to {self.max_rows} places, got {num_places}")
         self._kernels.gather_rows(self.arrays, rows, num_places)
@@ -299,7 +291,7 @@ class BlockTables:
         where = {"device": self.device}
         require_tensor(query_start_loc, "query_start_loc", dtype=torch.int32, shape=(len(rows) + 1,), **where)
         require_tensor(positions, "positions", dtype=torch.int64, shape=(None,), **where)
-        wanted = len(positions) if num_tokens_padded is None else _padding(num_tokens_padded)
+        wanted = len(positions) if num_tokens_padded is None else as_padding(num_tokens_padded)
         if not len(positions) <= wanted <= self.max_batched_tokens:
             raise TensorError(
                 f"{len(positions)} positions need from {len(positions)} to {self.max_batched_tokens} slots, "
@@ -317,7 +309,7 @@ class BlockTables:
 
     def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
         """Give slots of -1, for runs without requests: the tensor that real steps use. Raises TensorError."""
-        if not 0 <= _padding(num_tokens) <= self.max_batched_tokens:
+        if not 0 <= as_padding(num_tokens) <= self.max_batched_tokens:
             raise TensorError(f"there are slots for {self.max_batched_tokens} tokens, not for {num_tokens}")
         self.arrays.slots.fill_(-1)
         return self.arrays.slots[: self.num_groups, :num_tokens]
@@ -404,15 +396,6 @@ class BlockTables:
     def _inputs(self, step_id: StepId, num_rows: int, num_tokens: int) -> StepInputs:
         return StepInputs(step_id, num_rows, num_tokens, self.arrays, self._batch_tables, self._state_tables)
 
-    def _views_of_arena(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        bases = self.arrays.geometry[:, BASE].tolist()
-        shapes = list(zip(bases, self._sizes.widths, strict=True))
-        tables, batch_tables = (
-            tuple(arena[base : base + self.max_rows * width].view(self.max_rows, width) for base, width in shapes)
-            for arena in (self.arrays.tables, self.arrays.batch_tables)
-        )
-        return tables, batch_tables
-
     def _without_entries(self, plan: StepPlan) -> Int32Array:
         """Write a large plan's entries ahead, in packets of their own; return the rest of it."""
         for writes in plan.table_writes:
@@ -452,36 +435,10 @@ class BlockTables:
         return as_count(row, "row", most=self.max_rows - 1, error=TensorError)
 
     def _batch(self, idx_mapping: torch.Tensor) -> torch.Tensor:
-        rows = require_tensor(idx_mapping, "idx_mapping", dtype=torch.int32, shape=(None,), device=self.device)
-        if len(rows) > self.max_rows:
-            raise TensorError(f"a batch has {self.max_rows} places at most, got {len(rows)} rows")
-        if rows.device.type == "cpu" and len(rows):
-            real = rows[rows >= 0]
-            if int(rows.min()) < -1 or int(rows.max()) >= self.max_rows:
-                raise TensorError(
-                    f"rows must be from 0 to {self.max_rows - 1}, or -1, got {rows.min()} to {rows.max()}"
-                )
-            if len(real.unique()) < len(real):
-                raise TensorError(f"a batch has each row once, got {rows.tolist()}")
-        return rows
+        return as_batch_rows(idx_mapping, self.max_rows, self.device)
 
     def _num_places(self, num_rows: int) -> int:
         return as_count(num_rows, "places of the batch", most=self.max_rows, error=TensorError)
-
-
-def _padding(number: int) -> int:
-    """Check how many places or positions are wanted; whether there are so many others say. Raises TensorError."""
-    return as_count(number, "places wanted", least=-LARGEST_SIZE, error=TensorError)
-
-
-def as_block_ids(given: Sequence[int], group: int) -> npt.NDArray[np.int64]:
-    """Turn the block ids of a row into an array, if they are a flat list of whole numbers. Raises TensorError."""
-    ids = as_array(given, f"block ids of group {group}", TensorError)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise TensorError(f"block ids of group {group} must be a flat list of integers, got {ids.dtype} {ids.shape}")
-    if ids.size and ids.max() > LARGEST_SIZE:  # uint64 may be more than int64 holds
-        raise TensorError(f"block ids of group {group} must lie within int32, got {ids.max()}")
-    return ids.astype(np.int64)
 
 
 def _slots_of(tables: SpaceTables, group: int, views: Sequence[torch.Tensor]) -> torch.Tensor | None:

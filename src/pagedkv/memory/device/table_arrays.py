@@ -28,7 +28,7 @@ from pagedkv.memory.contract.plan_buffer import (
     PlanLayout,
 )
 
-__all__ = ["TableArrays", "TableGeometry", "make_arrays"]
+__all__ = ["TableArrays", "TableGeometry", "make_arrays", "views_of_arena"]
 
 # Columns of ``geometry``.
 BASE: Final = 0  # word of the arena where the group's table begins
@@ -243,3 +243,15 @@ def _geometry_rows(sizes: TableGeometry, bases: Sequence[int]) -> list[list[int]
         ]
         for group in range(sizes.num_tables)
     ]
+
+
+def views_of_arena(
+    arrays: TableArrays, widths: Sequence[int], max_rows: int
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """View each group's table by row, and by place of the batch: int32 ``[max_rows, width]`` each."""
+    shapes = list(zip(arrays.geometry[:, BASE].tolist(), widths, strict=True))
+    tables, batch_tables = (
+        tuple(arena[base : base + max_rows * width].view(max_rows, width) for base, width in shapes)
+        for arena in (arrays.tables, arrays.batch_tables)
+    )
+    return tables, batch_tables
