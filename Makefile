@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-plain test-long test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-engine gpu-figures mutants clean
+.PHONY: help run replay test test-plain test-long test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -142,32 +142,63 @@ side-by-side: $(STAMP) ## random calls, here and in another commit: the first an
 GPU_PYTHON ?= $(PYTHON)
 GPU_WORKERS ?= 12
 GPU_TESTS := $(GPU_PYTHON) -m pytest -W ignore -p no:cacheprovider -q
-GPU_ALL_PARTS := kernels device engine figures
+# Each of so many processes has one thread: with more they would wait for each other.
+GPU_MANY := OMP_NUM_THREADS=1 $(GPU_TESTS) -n $(GPU_WORKERS)
+GPU_ALL_PARTS := kernels device memory matrix engine figures
+PART ?= $(GPU_ALL_PARTS)
 # It takes nearly all memory, so nothing runs beside it.
 GPU_LARGE_POOL := tests/device/kernels/test_large_pool.py
-PART ?= $(GPU_ALL_PARTS)
+# The CPU's side of these is compiled, once for all processes.
+GPU_SCHEDULES := tests/attention/test_schedules.py
+GPU_COMPILED := NUMBA_DISABLE_JIT=0
+GPU_LOOPS := $(GPU_PYTHON) -c 'from pagedkv.memory.warming import warm_up; print(warm_up())'
+GPU_FAMILIES := test_a_family or further_families or bfloat16
+# Every memory access of some tests of each kernel is watched, and races for shared memory. Each tensor is then memory of
+# its own, but where a graph is captured, which may not allocate.
+GPU_SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
+GPU_ALONE := PYTORCH_NO_CUDA_MEMORY_CACHING=1
+GPU_WATCHED := (many_heads and (64-512 or 20-256)) or (each_reading and (plain or sink)) or (shared_prefix and 64) or \
+	latents_of_eight or (eight_bits and plain and tensor) or (lists and sink) or greedy or (words_are and triton) or \
+	(those_of_sorting and triton) or few_tokens or other_types or survives or valid_again
+GPU_RACES := (many_heads and 20-256) or (lists and plain and 40) or few_tokens or each_filter or greedy
+GPU_SAMPLING := tests/device/kernels/test_drawing.py tests/device/kernels/test_filtering.py
+GPU_OLDER_KERNELS := $(addprefix tests/device/kernels/test_,blocks.py states.py tables.py tokens.py)
 
 gpu: export PYTHONPATH := src:.
 gpu: export NUMBA_DISABLE_JIT := 1
 gpu: ## on a machine with a GPU: tests of kernels, device and engine there, the kernels under compute-sanitizer, then the figures
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
 		echo "make gpu needs a GPU that the torch of '$(GPU_PYTHON)' sees." >&2; exit 1; }
-	@for part in $(PART); do $(MAKE) --no-print-directory gpu-$$part || exit 1; \
-		$(GPU_PYTHON) -m benchmarks.device.summary $$part --of $(GPU_ALL_PARTS); done
+	@for part in $(PART); do begun=$$(date +%s); $(MAKE) --no-print-directory gpu-$$part || exit 1; \
+		$(GPU_PYTHON) -m benchmarks.device.summary $$part $$(($$(date +%s) - begun)) --of $(GPU_ALL_PARTS); done
 
 gpu-kernels:
-	$(GPU_TESTS) -n $(GPU_WORKERS) tests/device/kernels --ignore $(GPU_LARGE_POOL) tests/attention/test_on_gpu.py
-	$(GPU_TESTS) $(GPU_LARGE_POOL) tests/attention/test_preferring.py
-	NUMBA_DISABLE_JIT=0 $(GPU_TESTS) tests/attention/test_schedules.py
+	$(GPU_MANY) tests/device/kernels --ignore $(GPU_LARGE_POOL) tests/attention --ignore $(GPU_SCHEDULES)
+	$(GPU_COMPILED) $(GPU_LOOPS)
+	$(GPU_COMPILED) $(GPU_MANY) $(GPU_SCHEDULES)
 
 gpu-device:
 	$(GPU_TESTS) tests/device --ignore tests/device/kernels
-	@if command -v compute-sanitizer >/dev/null; then PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 \
-		$(GPU_TESTS) tests/device/kernels --ignore tests/device/kernels/test_attention.py --ignore $(GPU_LARGE_POOL); \
-	else echo "compute-sanitizer is not installed: skipped"; fi
+	$(GPU_TESTS) $(GPU_LARGE_POOL)
+
+gpu-memory:
+	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed" >&2; exit 1; }
+	$(GPU_ALONE) $(GPU_SANITIZER) env $(GPU_MANY) tests/device/kernels/test_attention.py $(GPU_SAMPLING) \
+		tests/device/test_reserved_memory.py -k "($(GPU_WATCHED)) and not one_graph"
+	$(GPU_SANITIZER) env $(GPU_MANY) tests/attention/test_captured_steps.py tests/attention/test_on_gpu.py \
+		tests/device/kernels/test_drawing.py -k "one_graph and not models"
+	$(GPU_ALONE) $(GPU_SANITIZER) --tool racecheck env $(GPU_MANY) tests/device/kernels/test_attention.py $(GPU_SAMPLING) \
+		-k "$(GPU_RACES)"
+	$(GPU_ALONE) $(GPU_SANITIZER) env $(GPU_MANY) $(GPU_OLDER_KERNELS)
+
+gpu-matrix:
+	$(GPU_COMPILED) $(GPU_LOOPS)
+	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_on_gpu.py -k "$(GPU_FAMILIES)"
 
 gpu-engine:
-	$(GPU_TESTS) -n $(GPU_WORKERS) tests/engine/test_on_gpu.py tests/engine/test_unfoldings.py
+	$(GPU_COMPILED) $(GPU_LOOPS)
+	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_on_gpu.py -k "not ($(GPU_FAMILIES))"
+	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_unfoldings.py
 
 gpu-figures:
 	$(GPU_PYTHON) -m benchmarks.device --json out/gpu.json

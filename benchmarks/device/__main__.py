@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.device.attention import attention_figures
+from benchmarks.device.captured import captured_figures
 from benchmarks.device.limits import limit_figures
 from benchmarks.device.memory import memory_figures
 from benchmarks.device.moves import move_figures
@@ -24,14 +25,14 @@ def main() -> int:
     """Measure, print and write; fail where a bar is missed, if asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("out/gpu.json"), metavar="FILE", help="where to write")
-    parser.add_argument("--attention", action="store_true", help="only attention over blocks")
+    parser.add_argument("--attention", action="store_true", help="only attention over blocks, and graphs of it")
     parser.add_argument("--cpu", action="store_true", help="only what a CPU can do")
     arguments = parser.parse_args()
     if not arguments.cpu and not torch.cuda.is_available():
         print("this machine has no GPU that torch sees: python -m benchmarks.device --cpu", file=sys.stderr)
         return 2
     figures = []
-    for figure in attention_figures() if arguments.attention else _figures(only_cpu=arguments.cpu):
+    for figure in _attention() if arguments.attention else _figures(only_cpu=arguments.cpu):
         figures.append(figure)
         print(_line(figure), flush=True)
     machine = describe() | {"torch": torch.__version__, "device": _device_name()}
@@ -50,7 +51,12 @@ def _figures(*, only_cpu: bool) -> Iterator[Figure]:
         yield from memory_figures()
         yield from state_figures()
         yield from sampling_figures()
-        yield from attention_figures()
+        yield from _attention()
+
+
+def _attention() -> Iterator[Figure]:
+    yield from attention_figures()
+    yield from captured_figures()
 
 
 def _line(figure: Figure) -> str:

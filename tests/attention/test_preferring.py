@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,6 +188,29 @@ def test_layers_that_all_refuse_are_our_own_and_say_why() -> None:
     for number in (0, 1):
         expected = own.attend(number, case.query, case.step)
         assert torch.equal(backend.attend(number, case.query, case.step), expected)
+
+
+def test_a_step_whose_lengths_the_host_does_not_know_is_our_own() -> None:
+    """Who takes lengths from the host is asked for no such step."""
+    asked = []
+
+    def noting(*arguments: Any, **options: Any) -> torch.Tensor:  # noqa: ANN401 - torch's
+        asked.append(options["seqused_k"].tolist())
+        return plain_varlen(*arguments, **options)
+
+    case = paged_case(RAGGED)
+    own = CPUBackend(case.storage, [LAYER])
+    backend = PreferringBackend(
+        own, case.storage, [LAYER], prefer=["varlen"], query_dtype=torch.float32, batch_invariant=True
+    )
+    backend._others[0] = varlen.VarlenAttention(case.storage, {0: LAYER}, noting)
+    expected = own.attend(0, case.query, case.step)
+    assert torch.equal(backend.attend(0, case.query, case.step), expected)
+    assert not asked
+    group, known = group_and_known(case)
+    told = replace(case.step, groups=(replace(group, known=known),))
+    torch.testing.assert_close(backend.attend(0, case.query, told), expected, rtol=1e-5, atol=1e-5)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("prefer", ["flashinfer", ["flash"], [1], 3])

@@ -143,7 +143,7 @@ class Schedule:
         return StepMetadata(groups, len(ranges), len(slots))
 
 
-def storage_of(schedule: Schedule, device: torch.device) -> KVStorage:
+def storage_of(schedule: Schedule, device: torch.device, dtype: torch.dtype = torch.float32) -> KVStorage:
     """Build a storage in which all is NaN, the null block too."""
     sizes = schedule.sizes
     specs = (
@@ -151,8 +151,8 @@ def storage_of(schedule: Schedule, device: torch.device) -> KVStorage:
         SlidingWindow(sizes.window, sizes.block_size, pool="window"),
         FullAttention(sizes.block_size, pool="latent"),
     )
-    keys = KeyValueShape(2, sizes.num_key_heads, *sizes.dims, dtype=torch.float32)
-    shapes: list[GroupShape] = [keys, keys, LatentShape(1, sizes.latent_dims[0], dtype=torch.float32)]
+    keys = KeyValueShape(2, sizes.num_key_heads, *sizes.dims, dtype=dtype)
+    shapes: list[GroupShape] = [keys, keys, LatentShape(1, sizes.latent_dims[0], dtype=dtype)]
     storage = KVStorage(SpaceConfig(specs, {spec.pool: schedule.num_blocks for spec in specs}), shapes, device)
     for pool in storage.pools.values():
         pool.device_bytes.fill_(255)

@@ -26,6 +26,7 @@ from pagedkv.memory.device.kernels.triton import (  # noqa: E402
     tables,
     tokens,
 )
+from pagedkv.memory.device.paged_attention import PagedLayer, Reading, tiling_for  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
@@ -121,9 +122,10 @@ def test_tokens_are_written_in_every_type_that_the_gpu_has(capability: int, stor
 
 ATTENTION: dict[str, Any] = {
     "num_key_heads": 8, "HEADS_OF_KEY": 4, "HEAD_PARTS": 1, "HEAD_TILE": 4, "TILE_TOKENS": 4, "ROWS": 16,
-    "KEY_TILE": 64, "WINDOW": 0, "CHUNK": 0, "SINK_TOKENS": 0, "BLOCK_SIZE": 16, "KEY_DIM": 128, "DIM": 128, "REST":
-    0, "VALUE_DIM": 128, "VALUE_TILE": 128, "IS_LATENT": False, "HAS_CAP": False, "HAS_SINKS": False, "IS_SCALED":
-    False, "scale_step": 0, "PRECISION": "tf32", "ARE_PAIRS": False, "ARE_ALIKE": True, "num_heads": 32,
+    "KEY_TILE": 64, "WINDOW": 0, "CHUNK": 0, "SINK_TOKENS": 0, "BLOCK_SIZE": 16, "IS_FAR": False, "KEY_DIM": 128,
+    "DIM": 128, "REST": 0, "VALUE_DIM": 128, "VALUE_TILE": 128, "IS_LATENT": False, "HAS_CAP": False,
+    "HAS_SINKS": False, "IS_SCALED": False, "scale_step": 0,
+    "PRECISION": "tf32", "ARE_PAIRS": False, "ARE_ALIKE": True, "num_heads": 32,
     "SLOT_TILE": 8, "PLACES": 1024, "FEW": 1, "SPAN_TILES": 4, "MOST_SPANS": 32, "ITEM_TOKENS": 32, "ITEM_KEYS": 64,
     "SHARED_SPAN": 512, "BY_ITEMS": False, "RANK_TILE": 16, "TILE": 128, "LEAST": 1024, "UNIT": 128,
 }  # fmt: skip
@@ -178,12 +180,50 @@ def test_attention_kernels_compile(kernel: Any, changed: dict[str, Any]) -> None
     assert "sm_90" in compiled(kernel, HOPPER, types, **constants)
 
 
+@pytest.mark.parametrize("dims", [(576, 576), (576, 512), (256, 256)], ids=str)
+@pytest.mark.parametrize("kernel", [decoding._tiles_kernel, prompting._items_kernel], ids=lambda each: each.fn.__name__)
+def test_what_is_chosen_for_wide_heads_fits_into_shared_memory(kernel: Any, dims: tuple[int, int]) -> None:  # noqa: ANN401
+    keys, values = (torch.empty(1, 16, 2, dim, dtype=torch.bfloat16) for dim in dims)
+    layer, reading = PagedLayer(keys, values, 0.1), Reading(4)
+    cut, (key_dim, value_dim) = tiling_for(layer, reading), dims
+    dim = 1 << key_dim.bit_length() - 1
+    is_of_tiles = kernel is decoding._tiles_kernel
+    constants = ATTENTION | {
+        "KEY_TILE": cut.key_tile if is_of_tiles else cut.query_keys, "ROWS": 16 if is_of_tiles else cut.query_rows,
+        "KEY_DIM": key_dim, "DIM": dim, "REST": key_dim - dim, "VALUE_DIM": value_dim,
+        "VALUE_TILE": triton.next_power_of_2(value_dim), "ARE_ALIKE": key_dim == value_dim, "OVERLAPS": True,
+    }  # fmt: skip
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    types = attention_types(kernel, "bf16", are_pairs=False)
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    even = [name for name in kernel.arg_names if types[name] not in {"fp32", "constexpr"} and name not in constants]
+    source = ASTSource(
+        kernel,
+        signature,
+        {(kernel.arg_names.index(name),): value for name, value in constants.items()},
+        {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in even},
+    )
+    options = {
+        "num_warps": cut.warps if is_of_tiles else cut.query_warps,
+        "num_stages": cut.stages if is_of_tiles else cut.query_stages,
+    }
+    made = triton.compile(source, target=GPUTarget("cuda", HOPPER, 32), options=options)
+    assert 0 < made.metadata.shared <= SHARED_NBYTES
+
+
 @pytest.mark.parametrize("value_dim", [256, 512])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int) -> None:
+@pytest.mark.parametrize(("dtype", "is_far"), [("bf16", False), ("fp16", False), ("bf16", True)])
+def test_latents_of_many_heads_compile_for_hopper(dtype: str, value_dim: int, is_far: bool) -> None:  # noqa: FBT001
     """Products are those of groups of warps, copies do not pass through registers, and all fits into shared memory."""
     kernel = latents.latent_kernel
-    constants = {"NUM_HEADS": 128, "HEAD_PARTS": 2, "HEAD_TILE": 64, "BLOCK_SIZE": 16, "DIM": value_dim}
+    constants = {
+        "NUM_HEADS": 128,
+        "HEAD_PARTS": 2,
+        "HEAD_TILE": 64,
+        "BLOCK_SIZE": 16,
+        "IS_FAR": is_far,
+        "DIM": value_dim,
+    }
     types = attention_types(kernel, dtype, are_pairs=False)
     types |= dict.fromkeys(("query", "latents", "out"), f"*{dtype}")
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}

@@ -178,13 +178,20 @@ def _shape(memory: Memory) -> KeyValueShape | LatentShape:
 def _layer(storage: KVStorage, memory: Memory, generator: torch.Generator) -> PagedLayer:
     if memory.is_latent:
         keys = storage.latents(0, 1)[:, :, None]
-        return PagedLayer(keys, keys[..., : memory.dims[1]], 0.3)
-    scales = (None, None)
-    if memory.dtype in FP8_TYPES:
-        given = storage.scales(0)
-        given.copy_(2.0 ** torch.randint(-1, 2, given.shape, generator=generator))
-        scales = tuple(given[1])
-    return PagedLayer(storage.keys(0, 1), storage.values(0, 1), 0.3, 0.0, *scales)
+        scale = _scales(storage, memory, generator)[0]
+        return PagedLayer(keys, keys[..., : memory.dims[1]], 0.3, 0.0, scale, scale)
+    return PagedLayer(storage.keys(0, 1), storage.values(0, 1), 0.3, 0.0, *_scales(storage, memory, generator))
+
+
+def _scales(
+    storage: KVStorage, memory: Memory, generator: torch.Generator
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Give eight bits scales of their own; of keys, and of values."""
+    if memory.dtype not in FP8_TYPES:
+        return None, None
+    given = storage.scales(0)
+    given.copy_(2.0 ** torch.randint(-1, 2, given.shape, generator=generator))
+    return given[1][0], given[1][-1]
 
 
 def _fill(  # noqa: PLR0913, PLR0917 - as above

@@ -1,14 +1,15 @@
 """Attention over blocks: both kinds of kernels against softmax written out, on ragged and boundary rows among NaN."""
 
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import pytest
 import torch
 
 from pagedkv.memory.device.kernels import reference
 from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.paged_attention import PagedRows, Reading, WorkList, tiling_for
+from pagedkv.memory.device.paged_attention import PagedRows, Reading, Tiling, WorkList, tiling_for
+from pagedkv.memory.device.shapes import FP8_TYPES
 from tests.device.kernels.paged_rows import SMALL, Case, Memory, answers, make_case, work_of
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels, same_bytes
 
@@ -35,6 +36,10 @@ READINGS = {
     "chunk across tiles": Reading(2, chunk=19),
 }
 SOME_READINGS = ["plain", "window and sink tokens", "chunk across tiles"] if IS_INTERPRETED else list(READINGS)
+SIZES_OF_HEADS = (
+    *((32, 32), (64, 64), (80, 80), (96, 128), (128, 128), (192, 128)),
+    *((256, 256), (320, 64), (512, 512), (576, 512), (576, 576), (64, 576)),
+)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16  # the interpreter's product of bfloat16 is wrong
 
@@ -118,9 +123,35 @@ def test_any_layout(layout: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("scaling", ["tensor", "head"])
-def test_eight_bits(scaling: str) -> None:
-    memory = Memory(dtype=torch.float8_e4m3fn, scaling=scaling, query_dtype=torch.float16)  # type: ignore[arg-type]
-    require_right(make_case(RAGGED, memory, device=KERNEL_DEVICE), Reading(2))
+@pytest.mark.parametrize("dtype", FP8_TYPES, ids=str)
+@pytest.mark.parametrize("name", SOME_READINGS)
+def test_eight_bits(scaling: Literal["tensor", "head"], dtype: torch.dtype, name: str) -> None:
+    memory = Memory(dtype=dtype, scaling=scaling, query_dtype=torch.float16)
+    require_right(make_case(RAGGED, memory, device=KERNEL_DEVICE), READINGS[name])
+
+
+def test_eight_bits_with_a_soft_cap_and_learnt_sinks() -> None:
+    memory = Memory(dtype=torch.float8_e4m3fn, scaling="head", query_dtype=torch.float16)
+    case = make_case(RAGGED, memory, device=KERNEL_DEVICE)
+    case = replace(case, layer=case.layer._replace(soft_cap=0.5))
+    require_right(case, Reading(2), sinks=torch.linspace(-2, 3, 4).to(KERNEL_DEVICE))
+
+
+@pytest.mark.parametrize("num_heads", [4, 40])
+def test_latents_of_eight_bits(num_heads: int) -> None:
+    """Keys and values are the same bytes, and have the same scale."""
+    memory = Memory(num_heads, 1, (40, 32), dtype=torch.float8_e4m3fn, is_latent=True, query_dtype=torch.float16)
+    case = make_case(RAGGED, memory, device=KERNEL_DEVICE)
+    assert case.layer.key_scales is not None
+    require_right(case, Reading(num_heads), few=2)
+
+
+def test_latents_whose_values_do_not_fill_a_tile() -> None:
+    """They are read twice, as keys and as values."""
+    case = make_case(RAGGED, Memory(4, 1, (40, 24), is_latent=True), device=KERNEL_DEVICE)
+    assert case.layer.is_latent
+    assert not case.layer.is_read_once
+    require_right(case, Reading(4), few=2)
 
 
 @pytest.mark.parametrize(("num_heads", "dims"), [(16, (40, 32)), (40, (40, 32)), (5, (72, 64)), (4, (24, 24))])
@@ -255,6 +286,69 @@ if not IS_INTERPRETED:  # which has not the memory of a GPU
     IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
     LATENT_RANGES: Ranges = ((0, 1), (299, 300), (7, 7), (90, 133), (63, 64), (64, 65), (200, 202), (0, 0), (0, 67))
 
+    def require_each_alone(case: Case, reading: Reading, tiling: Tiling) -> None:
+        """Right, and of each row what it is alone, bit by bit."""
+        together = answer(case, work_of(case, reading, tiling, few=2))
+        # 32 bits round sums of hundreds of products, which 16 bits do not show.
+        require_close(together, answers(case, reading), times=3 if together.dtype is torch.float32 else 1)
+        for place, (start, stop) in enumerate(case.ranges):
+            if start < stop:
+                alone = case.alone(place)
+                found = answer(alone, work_of(alone, reading, tiling, few=2))
+                token = int(case.rows.query_start_loc[place])
+                assert same_bytes(found, together[token : token + stop - start]), (start, stop)
+
+    REAL: Ranges = ((0, 1), (2300, 2301), (7, 7), (90, 133), (63, 64), (0, 67), (600, 602))
+
+    @pytest.mark.parametrize(
+        ("dims", "dtype"),
+        [
+            *[(dims, torch.bfloat16) for dims in SIZES_OF_HEADS],
+            *[(dims, torch.float8_e4m3fn) for dims in ((32, 32), (192, 128), (256, 256), (576, 576))],
+            *[(dims, torch.float16) for dims in ((64, 64), (192, 128))],
+            *[(dims, torch.float8_e5m2) for dims in ((128, 128), (576, 576))],
+            *[(dims, torch.float32) for dims in ((32, 32), (128, 128), (256, 256), (576, 576))],
+        ],
+        ids=str,
+    )
+    def test_heads_of_every_size_as_they_are_cut_for_models(dims: tuple[int, int], dtype: torch.dtype) -> None:
+        """From 32 to 576 dimensions, keys and values alike or not: what is chosen for them fits, and is right."""
+        half = torch.float16 if dtype is torch.float8_e5m2 else torch.bfloat16
+        memory = Memory(8, 2, dims, 16, dtype, scaling="head", query_dtype=half if dtype.itemsize == 1 else None)
+        case, reading = make_case(REAL, memory, device=KERNEL_DEVICE), Reading(4)
+        require_each_alone(case, reading, tiling_for(case.layer, reading, case.query.element_size()))
+
+    @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256])
+    @pytest.mark.parametrize(
+        ("dtype", "name"),
+        [(torch.bfloat16, "plain"), (torch.bfloat16, "wide window"), (torch.float8_e4m3fn, "chunk")],
+        ids=str,
+    )
+    def test_blocks_of_every_size_as_they_are_cut_for_models(block_size: int, dtype: torch.dtype, name: str) -> None:
+        memory = Memory(8, 2, (64, 64), block_size, dtype, query_dtype=torch.bfloat16)
+        case, reading = make_case(REAL, memory, device=KERNEL_DEVICE), replace(READINGS[name], heads_of_key=4)
+        require_each_alone(case, reading, tiling_for(case.layer, reading))
+
+    @pytest.mark.parametrize(
+        ("num_heads", "dims", "dtype"),
+        [
+            (16, (576, 512), torch.bfloat16),
+            (16, (576, 512), torch.float8_e4m3fn),
+            (128, (576, 512), torch.float8_e4m3fn),
+            (16, (576, 512), torch.float32),
+            (16, (320, 256), torch.float16),
+            (20, (96, 64), torch.bfloat16),
+            (16, (576, 500), torch.bfloat16),
+            (64, (576, 500), torch.bfloat16),
+        ],
+        ids=str,
+    )
+    def test_latents_as_they_are_cut_for_models(num_heads: int, dims: tuple[int, int], dtype: torch.dtype) -> None:
+        half = torch.bfloat16 if dtype.itemsize == 1 else None
+        memory = Memory(num_heads, 1, dims, 16, dtype, is_latent=True, query_dtype=half)
+        case, reading = make_case(REAL, memory, device=KERNEL_DEVICE), Reading(num_heads)
+        require_each_alone(case, reading, tiling_for(case.layer, reading, case.query.element_size()))
+
     def latent_case(num_heads: int, value_dim: int, dtype: torch.dtype, block_size: int = 16) -> tuple[Case, WorkList]:
         """Rows of latents of a model's size, and the list that is chosen for them."""
         memory = Memory(num_heads, 1, (value_dim + 64, value_dim), block_size, dtype, is_latent=True)
@@ -272,14 +366,7 @@ if not IS_INTERPRETED:  # which has not the memory of a GPU
         case, work = latent_case(num_heads, value_dim, dtype, block_size)
         work = work_of(case, Reading(num_heads), replace(work.tiling, span_tiles=1, most_spans=3), few=2)
         assert latents.serves(work, case.layer, case.query, None)
-        together = answer(case, work)
-        require_close(together, answers(case, Reading(num_heads)))
-        for place, (start, stop) in enumerate(LATENT_RANGES):
-            if start < stop:
-                alone = case.alone(place)
-                found = answer(alone, work_of(alone, Reading(num_heads), work.tiling, few=2))
-                token = int(case.rows.query_start_loc[place])
-                assert same_bytes(found, together[token : token + stop - start]), (start, stop)
+        require_each_alone(case, Reading(num_heads), work.tiling)
 
     @pytest.mark.skipif(not IS_HOPPER, reason="as above")
     def test_other_latents_are_answered_by_the_other_kernel() -> None:

@@ -4,17 +4,18 @@ The pool is NaN but for what a test puts there, and rows of no tokens stand amon
 of a few MiB, in which the same tests run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
+from pagedkv.memory.device.drawing import Draws, Filters
 from pagedkv.memory.device.kernels import reference
 from pagedkv.memory.device.kernels.selection import kernels_for
 from pagedkv.memory.device.layout import Pieces
-from pagedkv.memory.device.paged_attention import Reading, Tiling, tiling_for
-from pagedkv.memory.device.shapes import KeyValueShape
+from pagedkv.memory.device.paged_attention import Reading, Tiling, WorkList, tiling_for
+from pagedkv.memory.device.shapes import KeyValueShape, LatentShape
 from pagedkv.memory.device.state_side import StateSide
 from pagedkv.memory.device.token_side import TokenSide
 from tests.device.kernels.paged_rows import SMALL, Case, Memory, answers, make_case, work_of
@@ -23,7 +24,9 @@ from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kern
 pytestmark = needs_kernels
 
 HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16  # the interpreter's product of bfloat16 is wrong
-RANGES = ((0, 0), (40, 41), (0, 9), (7, 7)) if IS_INTERPRETED else ((0, 0), (500, 501), (0, 90), (7, 7), (63, 64))
+RANGES: tuple[tuple[int, int], ...] = ((0, 0), (40, 41), (0, 9), (7, 7))
+if not IS_INTERPRETED:  # of several spans, however wide these are
+    RANGES = ((0, 0), (4500, 4501), (0, 90), (7, 7), (63, 64))
 NAN_BYTE = 255
 
 
@@ -63,11 +66,27 @@ def far(case: Case, pool: torch.Tensor) -> Case:
 
 
 def attend(case: Case, reading: Reading, tiling: Tiling, *, shares: bool = False) -> torch.Tensor:
-    kernels, work = kernels_for(KERNEL_DEVICE, "triton"), work_of(case, reading, tiling, few=2, shares=shares)
-    out = torch.full((*case.query.shape[:2], case.layer.values.shape[3]), torch.nan).to(case.query)
+    return answered(case, work_of(case, reading, tiling, few=2, shares=shares), case.query.clone())
+
+
+def answered(case: Case, work: WorkList, out: torch.Tensor) -> torch.Tensor:
+    """List the work and answer it, over poison."""
+    kernels = kernels_for(KERNEL_DEVICE, "triton")
+    out = out[..., : case.layer.values.shape[3]].fill_(torch.nan)
     kernels.list_work(work, case.rows, case.memory.block_size)
     kernels.attend_rows(work, case.layer, case.rows, case.query, out)
     return out
+
+
+def strewn(pool: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
+    """Lay some rows out over all of the pool, their elements behind one another."""
+    whole = pool.view(content.dtype)
+    size = content[0].numel()
+    step = (len(whole) - size) // (len(content) - 1) // 16 * 16
+    strides = content[:1].contiguous().stride()[1:]
+    rows = whole.as_strided(content.shape, (step, *strides))
+    rows.copy_(content)
+    return rows
 
 
 LATENT = (
@@ -77,6 +96,7 @@ LATENT = (
 )
 MANY_HEADS = replace(LATENT, num_heads=20 if IS_INTERPRETED else 128)
 PLAIN = Memory(4, 2, (16, 16), 8, HALF) if IS_INTERPRETED else Memory(8, 2, (128, 128), 16, HALF)
+WIDE = replace(PLAIN, dtype=torch.float32)
 EIGHT_BITS = replace(PLAIN, dtype=torch.float8_e4m3fn, query_dtype=torch.float16)
 HEADS = PLAIN.num_heads // PLAIN.num_key_heads
 
@@ -87,11 +107,24 @@ HEADS = PLAIN.num_heads // PLAIN.num_key_heads
         (PLAIN, Reading(HEADS)),
         (PLAIN, Reading(HEADS, window=21, num_sink_tokens=5)),
         (PLAIN, Reading(HEADS, chunk=19)),
+        (WIDE, Reading(HEADS)),
         (EIGHT_BITS, Reading(HEADS)),
+        (replace(EIGHT_BITS, dtype=torch.float8_e5m2, scaling="head"), Reading(HEADS, window=21)),
         (LATENT, Reading(LATENT.num_heads)),
         (MANY_HEADS, Reading(MANY_HEADS.num_heads)),
+        (replace(LATENT, dtype=torch.float8_e4m3fn, query_dtype=torch.float16), Reading(LATENT.num_heads)),
     ],
-    ids=["plain", "window", "chunk", "eight bits", "latents", "latents of many heads"],
+    ids=[
+        "plain",
+        "window",
+        "chunk",
+        "32 bits",
+        "eight bits",
+        "eight bits by head",
+        "latents",
+        "latents of many heads",
+        "latents of eight bits",
+    ],
 )
 def test_attention(pool: torch.Tensor, memory: Memory, reading: Reading) -> None:
     """Bit by bit what it is at the beginning of a small pool, and right."""
@@ -101,6 +134,110 @@ def test_attention(pool: torch.Tensor, memory: Memory, reading: Reading) -> None
     assert same_bytes(found, attend(case, reading, tiling))
     expected = answers(case, reading)
     torch.testing.assert_close(found.cpu().double(), expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("layout", ["LKNBHC", "LHKBNC", "NLHKBC"])
+def test_layouts_whose_tokens_and_heads_are_as_far_apart(pool: torch.Tensor, layout: str) -> None:
+    """As the pool is long: written there, and read there."""
+    memory, reading = PLAIN, Reading(HEADS)
+    case = make_case(RANGES, memory, device=KERNEL_DEVICE)
+    shape = KeyValueShape(2, memory.num_key_heads, *memory.dims, dtype=memory.dtype, layout=layout)
+    moved = moved_to(pool, case, shape, [case.layer.keys, case.layer.values])
+    tiling = SMALL if IS_INTERPRETED else tiling_for(case.layer, reading)
+    assert same_bytes(attend(moved, reading, tiling), attend(case, reading, tiling))
+    pool.fill_(NAN_BYTE)
+
+
+@pytest.mark.parametrize("layout", ["LNBC", "NLBC"])
+@pytest.mark.parametrize("num_heads", [LATENT.num_heads, MANY_HEADS.num_heads])
+def test_such_layouts_of_latents(pool: torch.Tensor, layout: str, num_heads: int) -> None:
+    case, reading = make_case(RANGES, replace(LATENT, num_heads=num_heads), device=KERNEL_DEVICE), Reading(num_heads)
+    moved = moved_to(pool, case, LatentShape(2, LATENT.dims[0], dtype=HALF, layout=layout), [case.layer.keys])
+    assert moved.layer.is_latent
+    tiling = SMALL if IS_INTERPRETED else tiling_for(case.layer, reading)
+    assert same_bytes(attend(moved, reading, tiling), attend(case, reading, tiling))
+    pool.fill_(NAN_BYTE)
+
+
+def moved_to(pool: torch.Tensor, case: Case, shape: KeyValueShape | LatentShape, near: Sequence[torch.Tensor]) -> Case:
+    """The same rows in a pool laid out otherwise, at the end of it: their tokens are written there by the kernel.
+
+    Args:
+        shape: how the pool is laid out; near: keys, and values, where they lie now.
+    """
+    size, num_held = case.memory.block_size, len(near[0])
+    num_blocks = len(pool) // shape.block_nbytes(size)
+    first = num_blocks - num_held
+    whole, far_sides = pool[: num_blocks * shape.block_nbytes(size)].view(case.memory.dtype), []
+    for side, part in zip(near, shape.placement(num_blocks, size).parts, strict=True):
+        strides = tuple(part.strides.get(letter, 1) for letter in "BNHC")
+        extents = (num_blocks, *side.shape[1:])
+        far_sides.append(whole.as_strided(extents, strides, part.offset + part.strides["L"]))
+    slots = torch.arange(num_held * size, device=KERNEL_DEVICE) + first * size
+    pairs = zip(near, far_sides, strict=True)
+    sides = [TokenSide(side.reshape(-1, *side.shape[2:]), blocks) for side, blocks in pairs]
+    kernels_for(KERNEL_DEVICE, "triton").write_tokens(sides, slots)
+    for side, blocks in zip(near, far_sides, strict=True):
+        assert same_bytes(blocks[first:], side)
+    values = far_sides[1] if len(far_sides) > 1 else far_sides[0][..., : case.layer.values.shape[3]]
+    layer = case.layer._replace(keys=far_sides[0], values=values)
+    return replace(case, layer=layer, rows=case.rows._replace(block_tables=case.rows.block_tables + first))
+
+
+@pytest.mark.parametrize("what", ["tables", "queries", "answers", "partial answers"])
+@pytest.mark.parametrize("memory", [PLAIN, LATENT, MANY_HEADS], ids=["keys", "latents", "latents of many heads"])
+def test_lists_and_answers_that_are_strewn_over_the_pool(pool: torch.Tensor, what: str, memory: Memory) -> None:
+    """What kernels read beside the keys, and what they write, lies as far apart as it can."""
+    reading = Reading(memory.num_heads // memory.num_key_heads)
+    case = make_case(RANGES, memory, device=KERNEL_DEVICE)
+    tiling = SMALL if IS_INTERPRETED else replace(tiling_for(case.layer, reading), span_tiles=1, most_spans=4)
+    work, out = work_of(case, reading, tiling, few=2), case.query.clone()
+    expected = answered(case, work, out).clone()
+    if what == "tables":
+        case = replace(case, rows=case.rows._replace(block_tables=strewn(pool, case.rows.block_tables)))
+    elif what == "queries":
+        case = replace(case, query=strewn(pool, case.query))
+    elif what == "answers":
+        out = strewn(pool, out)
+    else:
+        work.partials, work.sums = widened(pool, work)
+    assert same_bytes(answered(case, work, out), expected)
+    assert work.counts[2] > 0, "nothing was merged"
+    pool.fill_(NAN_BYTE)
+
+
+def widened(pool: torch.Tensor, work: WorkList) -> tuple[torch.Tensor, torch.Tensor]:
+    """Partial answers, and their sums, of so many rows that they take all of the pool."""
+    slots, _, num_heads, value_dim = work.partials.shape
+    whole = pool.view(torch.float32)
+    num_rows = len(whole) // (slots * num_heads * (value_dim + 1))
+    num_parts = slots * num_rows * num_heads
+    partials = whole[: num_parts * value_dim].view(slots, num_rows, num_heads, value_dim)
+    return partials, whole[num_parts * value_dim :][:num_parts].view(slots, num_rows, num_heads)
+
+
+def test_scores_and_noise_that_are_strewn_over_the_pool(pool: torch.Tensor) -> None:
+    """Thresholds, tokens and words are those of rows that stand behind one another."""
+    num_rows, num_tokens = 5, 600 if IS_INTERPRETED else 9000
+    kernels = kernels_for(KERNEL_DEVICE, "triton")
+    near = torch.randn(num_rows, num_tokens).to(KERNEL_DEVICE)
+    numbers, ones = torch.arange(num_rows, device=KERNEL_DEVICE), torch.ones(num_rows, device=KERNEL_DEVICE)
+    filters = Filters(ones, numbers * 9, (ones * 0.9).double(), ones * 0.01)
+    both = []
+    for scores in (near, strewn(pool, near)):
+        least, tokens = ones * torch.nan, numbers * 0 - 9
+        kernels.find_least(filters, scores, least)
+        kernels.draw_tokens(Draws(ones, least, numbers, numbers, numbers), scores, tokens)
+        both.append((least, tokens))
+    assert all(map(same_bytes, *both))
+    assert not both[0][0].isnan().any()
+    words = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=KERNEL_DEVICE)
+    draws = Draws(ones, least, numbers, numbers, numbers)
+    kernels.noise_words(draws, 3, words)
+    far_words = strewn(pool, words * 0)
+    kernels.noise_words(draws, 3, far_words)
+    assert torch.equal(far_words, words)
+    pool.fill_(NAN_BYTE)
 
 
 def test_shared_prefixes(pool: torch.Tensor) -> None:

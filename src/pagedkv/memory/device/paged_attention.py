@@ -26,6 +26,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 
 __all__ = [
     "ENTRY_WORDS",
+    "LEAST_EXTENT",
     "MOST_COMMON",
     "NO_PARTIAL",
     "NUM_COUNTS",
@@ -53,7 +54,10 @@ FEW_HEADS: Final = 16
 HALF_NBYTES: Final = 2
 WIDE: Final = 256
 MIDDLE: Final = 128
-"""Dimensions of a head above which tiles are smaller."""
+WIDEST_POWER: Final = 512
+"""Dimensions of a head above which tiles are smaller; of values, above the last they are held as twice as many."""
+LEAST_EXTENT: Final = 16
+"""Of a product of tiles."""
 MOST_COMMON: Final = 16
 """Most spans of a shared prefix."""
 
@@ -97,6 +101,12 @@ class PagedLayer(NamedTuple):
     def is_latent(self) -> bool:
         """Whether values are a part of the keys."""
         return self.keys.data_ptr() == self.values.data_ptr()
+
+    @property
+    def is_read_once(self) -> bool:
+        """Whether the keys that a kernel holds serve as values too: those of latents that fill their tile."""
+        value_dim = self.values.shape[3]
+        return self.is_latent and value_dim >= LEAST_EXTENT and value_dim & (value_dim - 1) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,13 +272,24 @@ def tiling_for(  # noqa: PLR0911 - one answer a kind of layer
         query_nbytes: of an element of the queries.
     """
     widest = max(layer.keys.shape[3], layer.values.shape[3])
+    if layer.values.shape[3] > WIDEST_POWER:
+        return Tiling(
+            key_tile=16,
+            span_tiles=32,
+            query_rows=32,
+            query_keys=16,
+            query_warps=4,
+            query_stages=2,
+            query_programs=1,
+            query_registers=0,
+        )
     if query_nbytes > HALF_NBYTES:
         return Tiling(key_tile=32, span_tiles=16, query_rows=32, query_keys=16, query_warps=4, query_registers=0)
     if widest <= MIDDLE:
         if layer.keys.dtype.itemsize == 1:
             return Tiling(span_tiles=16, warps=2, programs=4)
         return Tiling()
-    if layer.is_latent and reading.heads_of_key <= FEW_HEADS:
+    if layer.is_read_once and reading.heads_of_key <= FEW_HEADS:
         return Tiling(
             key_tile=64,
             span_tiles=16,
@@ -279,7 +300,7 @@ def tiling_for(  # noqa: PLR0911 - one answer a kind of layer
             query_stages=5,
             query_registers=0,
         )
-    if layer.is_latent:
+    if layer.is_read_once:
         return Tiling(
             key_tile=64,
             span_tiles=32,

@@ -124,6 +124,7 @@ def _tiles_kernel(
     CHUNK: tl.constexpr,
     SINK_TOKENS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    IS_FAR: tl.constexpr,
     KEY_DIM: tl.constexpr,
     DIM: tl.constexpr,
     REST: tl.constexpr,
@@ -189,6 +190,8 @@ def _tiles_kernel(
         # What no query of the tile sees may be anybody's, and NaN: it is not read.
         is_key = (key < position + num_queries) & may_be_seen(key, position, WINDOW, CHUNK, SINK_TOKENS)
         offset = key % BLOCK_SIZE
+        if IS_FAR:
+            offset = offset.to(tl.int64)
         key_at = keys + (block.to(tl.int64) * key_b + offset * key_n)[:, None]
         content = tl.load(key_at + dim[None, :], mask=is_key[:, None] & (dim < KEY_DIM)[None, :], other=0.0)
         query_at = query + ((token.to(tl.int64) + behind) * query_n + head * query_h)[:, None]

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from pagedkv.memory.device.kernels.triton.launching import Launch
+from pagedkv.memory.device.kernels.triton.launching import Launch, are_tokens_far
 from pagedkv.memory.device.paged_attention import (
     ENTRY_WORDS as ENTRY_WORDS_,
     NO_PARTIAL as NO_PARTIAL_,
@@ -95,6 +95,7 @@ def attend_latent_items(
         HEAD_PARTS=triton.cdiv(heads_of_key, head_tile),
         HEAD_TILE=head_tile,
         BLOCK_SIZE=layer.keys.shape[1],
+        IS_FAR=are_tokens_far(layer),
         DIM=layer.values.shape[3],
         num_warps=WARPS,
     )
@@ -109,14 +110,17 @@ def _look_up(table, first, end, BLOCK_SIZE: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _begin_copy(
-    latents, block, first, end, key_b, key_n, buffer, begin, BLOCK_SIZE: gl.constexpr, WIDTH: gl.constexpr,
-    layout: gl.constexpr,
+    latents, block, first, end, key_b, key_n, buffer, begin, BLOCK_SIZE: gl.constexpr, IS_FAR: gl.constexpr,
+    WIDTH: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy some dimensions of a tile's latents; zeros behind the end."""
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     columns: gl.constexpr = gl.SliceLayout(0, layout)
     key = first + gl.arange(0, 64, layout=rows)
-    at = block.to(gl.int64) * key_b + key % BLOCK_SIZE * key_n
+    offset = key % BLOCK_SIZE
+    if IS_FAR:
+        offset = offset.to(gl.int64)
+    at = block.to(gl.int64) * key_b + offset * key_n
     dim = begin + gl.arange(0, WIDTH, layout=columns)
     copy_to_shared(buffer, latents + at[:, None] + dim[None, :], mask=(key < end)[:, None])
 
@@ -144,6 +148,7 @@ def latent_kernel(
     HEAD_PARTS: gl.constexpr,
     HEAD_TILE: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    IS_FAR: gl.constexpr,
     DIM: gl.constexpr,
 ):
     """Answer items of 64 rows each, queries times heads, dealt out there and back as prompts are."""
@@ -193,22 +198,33 @@ def latent_kernel(
 
         block = _look_up(table, first_key, end_key, BLOCK_SIZE, key_rows)
         rest_block = _look_up(table, first_key, end_key, BLOCK_SIZE, rest_rows)
-        _begin_copy(latents, block, first_key, end_key, key_b, key_n, held.index(0), 0, BLOCK_SIZE, DIM, wide)
+        _begin_copy(latents, block, first_key, end_key, key_b, key_n, held.index(0), 0, BLOCK_SIZE, IS_FAR, DIM, wide)
         _begin_copy(
-            latents, rest_block, first_key, end_key, key_b, key_n, held_more.index(0), DIM, BLOCK_SIZE, 64, narrow
+            latents,
+            rest_block,
+            first_key,
+            end_key,
+            key_b,
+            key_n,
+            held_more.index(0),
+            DIM,
+            BLOCK_SIZE,
+            IS_FAR,
+            64,
+            narrow,
         )
         async_copy.commit_group()
         block = _look_up(table, first_key + 64, end_key, BLOCK_SIZE, key_rows)
         rest_block = _look_up(table, first_key + 64, end_key, BLOCK_SIZE, rest_rows)
 
         row = gl.arange(0, 64, layout=key_rows)
-        head = part * HEAD_TILE + row % HEAD_TILE
+        head = (part * HEAD_TILE + row % HEAD_TILE).to(gl.int64)
         is_row = (head < NUM_HEADS) & (row // HEAD_TILE < num_queries)
         at = (token + row // HEAD_TILE) * query_n + head * query_h
         dim = gl.arange(0, DIM, layout=gl.SliceLayout(0, wide))
         asked.store(gl.load(query + at[:, None] + dim[None, :], mask=is_row[:, None], other=0.0))
         row = gl.arange(0, 64, layout=rest_rows)
-        head = part * HEAD_TILE + row % HEAD_TILE
+        head = (part * HEAD_TILE + row % HEAD_TILE).to(gl.int64)
         is_row = (head < NUM_HEADS) & (row // HEAD_TILE < num_queries)
         at = (token + row // HEAD_TILE) * query_n + head * query_h
         dim = DIM + gl.arange(0, 64, layout=gl.SliceLayout(0, narrow))
@@ -224,11 +240,22 @@ def latent_kernel(
             here = tile % 2
             # The other buffer's mixture is over: all have waited for it at the end of the turn before.
             _begin_copy(
-                latents, block, first + 64, end_key, key_b, key_n, held.index(1 - here), 0, BLOCK_SIZE, DIM, wide
+                latents,
+                block,
+                first + 64,
+                end_key,
+                key_b,
+                key_n,
+                held.index(1 - here),
+                0,
+                BLOCK_SIZE,
+                IS_FAR,
+                DIM,
+                wide,
             )
             _begin_copy(
                 latents, rest_block, first + 64, end_key, key_b, key_n, held_more.index(1 - here), DIM, BLOCK_SIZE,
-                64, narrow,
+                IS_FAR, 64, narrow,
             )  # fmt: skip
             async_copy.commit_group()
             block = _look_up(table, first + 128, end_key, BLOCK_SIZE, key_rows)
@@ -264,7 +291,7 @@ def latent_kernel(
         share = gl.convert_layout(1.0 / divided, row_of_answer)
         scaled = answer * share[:, None]
         row = gl.arange(0, 64, layout=row_of_answer)
-        head = part * HEAD_TILE + row % HEAD_TILE
+        head = (part * HEAD_TILE + row % HEAD_TILE).to(gl.int64)
         is_row = (head < NUM_HEADS) & (row // HEAD_TILE < num_queries)
         dim = gl.arange(0, DIM, layout=gl.SliceLayout(0, answer_in))
         if partial == NO_PARTIAL:

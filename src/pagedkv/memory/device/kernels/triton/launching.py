@@ -9,14 +9,14 @@ import torch
 import triton
 
 from pagedkv.memory.device.kernels.triton.overlapping import may_overlap
-from pagedkv.memory.device.paged_attention import PagedLayer, WorkList
+from pagedkv.memory.device.paged_attention import LEAST_EXTENT, PagedLayer, WorkList
 
-__all__ = ["Launch"]
+__all__ = ["Launch", "are_tokens_far"]
 
-LEAST: Final = 16
-"""Extent of a product of tiles, at least."""
 PRETENDED: Final = 3
 """Processors that a CPU is taken for."""
+FAR: Final = 2**31
+"""Elements from which on 32 bits do not count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class Launch:
     def of(cls, work: WorkList, layer: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None) -> "Launch":
         """Describe the launches of one layer."""
         key_dim, value_dim = layer.keys.shape[3], layer.values.shape[3]
-        is_latent = layer.is_latent and value_dim >= LEAST and value_dim & (value_dim - 1) == 0
-        dim = value_dim if is_latent else max(LEAST, 1 << key_dim.bit_length() - 1)
+        dim = value_dim if layer.is_read_once else max(LEAST_EXTENT, 1 << key_dim.bit_length() - 1)
         rest = key_dim - dim
         reading, overlaps = work.reading, may_overlap(query.device)
         scales, scale_step, is_scaled = (query, query), 0, False
@@ -54,12 +53,13 @@ class Launch:
             "CHUNK": reading.chunk,
             "SINK_TOKENS": reading.num_sink_tokens if reading.window else 0,
             "BLOCK_SIZE": layer.keys.shape[1],
+            "IS_FAR": are_tokens_far(layer),
             "KEY_DIM": key_dim,
             "DIM": dim,
-            "REST": max(LEAST, triton.next_power_of_2(rest)) if rest > 0 else 0,
+            "REST": max(LEAST_EXTENT, triton.next_power_of_2(rest)) if rest > 0 else 0,
             "VALUE_DIM": value_dim,
-            "VALUE_TILE": max(LEAST, triton.next_power_of_2(value_dim)),
-            "IS_LATENT": is_latent,
+            "VALUE_TILE": max(LEAST_EXTENT, triton.next_power_of_2(value_dim)),
+            "IS_LATENT": layer.is_read_once,
             "HAS_CAP": layer.soft_cap > 0,
             "HAS_SINKS": sinks is not None,
             "IS_SCALED": is_scaled,
@@ -68,6 +68,11 @@ class Launch:
             "OVERLAPS": overlaps,
         }
         return cls(_num_processors(query.device), overlaps, layer.scale * log2(e), scales, constants)
+
+
+def are_tokens_far(layer: PagedLayer) -> bool:
+    """Tell whether the tokens of a block lie so far apart, as where N stands before B, that it takes 64 bits."""
+    return (layer.keys.shape[1] - 1) * max(layer.keys.stride(1), layer.values.stride(1)) >= FAR
 
 
 @lru_cache

@@ -92,5 +92,5 @@ def _merge_kernel(
             answer = answer * before + tl.sum(part * weight[:, None], 0)
             largest = now
         answer /= total
-        target = out + token * out_n + head * out_h + value_dim
+        target = out + token * out_n + head.to(tl.int64) * out_h + value_dim
         tl.store(target, answer.to(out.dtype.element_ty), mask=value_dim < VALUE_DIM)

@@ -113,6 +113,7 @@ def _items_kernel(
     CHUNK: tl.constexpr,
     SINK_TOKENS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    IS_FAR: tl.constexpr,
     KEY_DIM: tl.constexpr,
     DIM: tl.constexpr,
     REST: tl.constexpr,
@@ -196,6 +197,8 @@ def _items_kernel(
                     else:
                         block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0)
                     offset = key % BLOCK_SIZE
+                    if IS_FAR:
+                        offset = offset.to(tl.int64)
                     at = block.to(tl.int64) * key_b + offset * key_n
                     key_at = keys_here + at[:, None]
                     if phase == 1 and DIM <= KEY_DIM:

@@ -96,7 +96,8 @@ def _write_kernel(
     OVERLAPS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]
+    # Heads that stand before blocks in the layout are as far apart as a part of the pool is long.
+    head = (tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]).to(tl.int64)
     at = tl.arange(0, DIM_TILE)[None, :]
     if OVERLAPS:
         gdc_launch_dependents()
