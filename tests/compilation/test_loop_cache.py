@@ -188,8 +188,8 @@ def package(tmp_path: Path) -> Package:
         copy = package.folder / source.relative_to(PACKAGE_FOLDER)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(source.read_bytes())
-        (copy.parent / "__init__.py").touch()
-    (package.folder / "__init__.py").touch()
+    for folder in [package.folder, *(path for path in package.folder.rglob("*") if path.is_dir())]:
+        (folder / "__init__.py").touch()
     package.write(constant=1)
     return package
 
