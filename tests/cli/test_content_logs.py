@@ -8,6 +8,7 @@ import pytest
 
 from pagedkv.planner.traces.reader import TraceReader
 from tests.cli.command import run
+from tests.traces.test_samples import SAMPLES
 
 
 def conversations(path: Path, *, cut: bool = False) -> Path:
@@ -50,20 +51,63 @@ def counted(path: Path, block_size: int) -> tuple[int, int, int]:
     return num_blocks, num_hits, num_tokens
 
 
+def paths(path: Path, block_size: int) -> list[tuple[list[tuple[int, ...]], int]]:
+    """Give what each request leaves behind, block by block as all tokens up to its end, and how many are its prompt's.
+
+    Its answer's, less the last token, are left where none of them was there before.
+    """
+    seen: set[tuple[int, ...]] = set()
+    found: list[tuple[list[tuple[int, ...]], int]] = []
+    with TraceReader(path) as trace:
+        for number, request in enumerate(trace):
+            if request.prompt_token_ids is None:
+                unknown: list[tuple[int, ...]] = [(-1 - number, at) for at in range(request.input_length // block_size)]
+                found.append((unknown, len(unknown)))
+                continue
+            asked, said = request.prompt_token_ids.tolist(), request.output_token_ids
+            computed = asked + ([] if said is None else said.tolist()[:-1])
+            blocks = [tuple(computed[:end]) for end in range(block_size, len(computed) + 1, block_size)]
+            prompt = blocks[: len(asked) // block_size]
+            left = prompt if any(block in seen for block in blocks[len(prompt) :]) else blocks
+            seen.update(left)
+            found.append((left, len(prompt)))
+    return found
+
+
+def hits_of_lru(path: Path, block_size: int, capacity: int) -> int:
+    """Count the hits of LRU with a list: what was used last stands first, of one request its head."""
+    line: list[tuple[int, ...]] = []
+    num_hits = 0
+    for left, num_prompt_blocks in paths(path, block_size):
+        cached = set(line[:capacity])
+        hits = [block in cached for block in left[:num_prompt_blocks]]
+        num_hits += hits.index(False) if False in hits else len(hits)
+        line = left + [block for block in line if block not in set(left)]
+    return num_hits
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_curve_of_texts_is_that_of_their_blocks(tmp_path: Path, cut: bool) -> None:  # noqa: FBT001 - a parameter
     log = conversations(tmp_path / "log.jsonl", cut=cut)
     for block_size in (16, 8):
         curve = json.loads(run("curve", log, "--block-size", block_size, "--json", "-").stdout)
-        num_blocks, num_hits, num_tokens = counted(log, block_size)
+        num_blocks, num_of_prompts, num_tokens = counted(log, block_size)
+        num_hits = hits_of_lru(log, block_size, 10**9)
+        assert num_hits > num_of_prompts, "next turns hit what answers left"
         assert (curve["block_size"], curve["num_block_refs"], curve["ideal_hits"]) == (block_size, num_blocks, num_hits)
         assert curve["ideal_token_ratio"] == pytest.approx(num_hits * block_size / num_tokens)
+        lefts = paths(log, block_size)
+        assert curve["num_answer_blocks"] == sum(len(left) - num_prompt_blocks for left, num_prompt_blocks in lefts)
+        assert curve["num_unique_blocks"] == len({block for left, _ in lefts for block in left})
+        for capacity, hits in curve["policies"]["lru"].items():
+            assert hits == hits_of_lru(log, block_size, int(capacity))
+            assert all(of[capacity] <= curve["policies"]["optimal"][capacity] for of in curve["policies"].values())
         told = ["of 1 of 12 requests the content is unknown: they count as sharing nothing"]
         assert curve["warnings"] == (told if cut else [])
     if not cut:
         converted = tmp_path / "ids.jsonl"
         run("convert", log, "-o", converted, "--block-size", 8)
-        assert json.loads(run("curve", converted, "--json", "-").stdout)["ideal_hits"] == num_hits
+        assert json.loads(run("curve", converted, "--json", "-").stdout)["ideal_hits"] == num_of_prompts
 
 
 def test_a_report_of_texts_has_a_curve_by_the_replays_block_size(tmp_path: Path) -> None:
@@ -74,10 +118,16 @@ def test_a_report_of_texts_has_a_curve_by_the_replays_block_size(tmp_path: Path)
     result = run("report", log, "-o", tmp_path / "page.html", "--json", behind, *options)
     assert result.exit_code == 0, result.output
     (shown,) = json.loads(behind.read_text())["runs"]
-    num_blocks, num_hits, _ = counted(log, 8)
-    assert (shown["curve"]["num_block_refs"], shown["curve"]["ideal_hits"]) == (num_blocks, num_hits)
+    num_blocks, _, _ = counted(log, 8)
+    assert shown["curve"]["num_block_refs"] == num_blocks
+    assert shown["curve"]["ideal_hits"] == hits_of_lru(log, 8, 10**9)
     assert shown["curve"]["block_size"] == 8
-    assert "so which blocks requests share is unknown" not in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "so which blocks requests share is unknown" not in page
+    assert shown["replay"]["hits"]["num_hit_blocks"] == shown["curve"]["ideal_hits"], "nothing is evicted in either"
+    assert (
+        f"Blocks of answers are kept here, too, as an engine keeps them: {shown['curve']['num_answer_blocks']}" in page
+    )
 
 
 def test_what_must_be_known_of_a_log_is_told_by_each_command(tmp_path: Path) -> None:
@@ -115,3 +165,49 @@ def test_requests_without_times_come_at_random_where_that_is_asked_for(tmp_path:
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] / 499 == pytest.approx(0.5, rel=0.15)
     assert "wants poisson:RATE" in run("convert", log, "-o", tmp_path / "out.jsonl", "--arrivals", "2").stderr
+
+
+def test_a_log_written_as_answers_ended_needs_no_conversion(tmp_path: Path) -> None:
+    log = conversations(tmp_path / "log.jsonl")
+    rows = log.read_text().splitlines(keepends=True)
+    late = tmp_path / "late.jsonl"
+    late.write_text("".join(rows[place ^ 1] for place in range(len(rows))))
+    options = ("--cost-model", "instant", "--num-blocks", 1000, "--json", "-")
+    refused = run("replay", late, *options)
+    assert refused.exit_code != 0
+    assert f"--sort; or, once for several commands, pagedkv convert {late} --sort" in refused.stderr
+    expected, found = (json.loads(run("replay", path, "--sort", *options).stdout) for path in (log, late))
+    assert found["hits"] == expected["hits"]
+    assert found["latency"] == expected["latency"]
+    curves = [json.loads(run("curve", path, "--sort", "--json", "-").stdout) for path in (log, late)]
+    assert curves[0]["ideal_hits"] == curves[1]["ideal_hits"]
+    setting = ("--model", "llama-3.1-8b", "--gpu", "h100", "--policy", "lru", "--load", 1, "-j", 1)
+    plans = [
+        json.loads(run("plan", path, "--sort", *setting, "--results", tmp_path / "kept", "--json", "-").stdout)
+        for path in (log, late)
+    ]
+    assert plans[0]["points"] == plans[1]["points"]
+
+
+def test_a_page_says_why_prompts_shorter_than_a_block_have_no_curve(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    log = tmp_path / "log.jsonl"
+    rows = [{"ts": number, "messages": [{"role": "user", "content": "Hi"}], "response": "Yes"} for number in range(3)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run("report", log, "-o", tmp_path / "page.html", "--cost-model", "instant")
+    assert result.exit_code == 0, result.stderr
+    told = "There is no capacity curve: every prompt is shorter than a block: the longest has 7 tokens."
+    assert told in (tmp_path / "page.html").read_text()
+    assert "or smaller blocks where they are made of tokens (--block-size)" in run("curve", log).stderr
+
+
+def test_times_that_are_made_up_and_answers_that_are_not_known_are_warnings() -> None:
+    options = ("--cost-model", "instant", "--num-blocks", 1000, "--json", "-")
+    made_up = run("replay", SAMPLES / "batch-input.jsonl", "--arrivals", "poisson:4", *options)
+    warnings = json.loads(made_up.stdout)["warnings"]
+    assert (
+        warnings[0] == "arrivals are made up, at random, 4 a second: that is the recorded traffic wherever it is named"
+    )
+    assert warnings[1].startswith("of 2 of 2 requests the answer is not in the log: they count as long as was allowed")
+    turns = json.loads(run("replay", SAMPLES / "sharegpt.json", *options).stdout)["warnings"]
+    assert turns[0].startswith("nothing tells when these turns came: 30 s between two turns are made up")

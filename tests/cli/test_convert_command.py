@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from pagedkv.cli.commands import convert
+from pagedkv.cli import trace_options
 from pagedkv.planner.traces import Request
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.sorting import sorted_by_arrival
@@ -122,7 +122,8 @@ def test_sorting_is_asked_for_and_stable(tmp_path: Path) -> None:
     message = refused(trace, "-o", tmp_path / "out")
     assert message == (
         f"pagedkv: {trace}:3: arrives at 0.5 s, after line 2 at 2.5 s. "
-        f"Put the requests in order of arrival: pagedkv convert {trace} --sort -o sorted.jsonl.gz"
+        f"Put the requests in order of arrival: --sort; or, once for several commands, pagedkv convert {trace} --sort "
+        "-o sorted.jsonl.gz"
     )
     assert [request.input_length for request in read(converted(trace, "--sort"))] == [4, 2, 5, 1, 3]
     assert sorted(tmp_path.iterdir()) == [tmp_path / "converted.jsonl", trace]
@@ -241,7 +242,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_no_room_for_sorting_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "sorted_by_arrival", partial(sorted_by_arrival, max_run_nbytes=1_000_000))
+    monkeypatch.setattr(trace_options, "sorted_by_arrival", partial(sorted_by_arrival, max_run_nbytes=1_000_000))
     trace = trace_of(tmp_path, "arrived_s,input_length,output_length\n" + "1,1,1\n" * 10_000)
     with largest_file(10_000):
         message = refused(trace, "-o", tmp_path / "out", "--sort")

@@ -170,13 +170,15 @@ def test_prompts_that_were_cut_pile_up_and_that_is_told(tmp_path: Path) -> None:
         ]
 
     cut = [line for number, length in enumerate([400, 30, 500, 600, 20, 700, 800]) for line in lines(length, number)]
-    *_, notes = read(tmp_path, cut)
-    assert len(notes) == 1
-    assert notes[0].startswith(
-        "5 of 7 prompts have 100 tokens and none has more: if the log cuts prompts (--max-log-len"
+    allowed = (
+        "of 7 of 7 requests the answer is not in the log: they count as long as was allowed, which is longer than "
+        "answers are"
     )
+    *_, (piled, *others) = read(tmp_path, cut)
+    assert piled.startswith("5 of 7 prompts have 100 tokens and none has more: if the log cuts prompts (--max-log-len")
+    assert others == [allowed]
     whole = [line for number, length in enumerate([40, 30, 50, 60, 20, 70, 80]) for line in lines(length, number)]
-    assert read(tmp_path, whole)[2] == []
+    assert read(tmp_path, whole)[2] == [allowed]
 
 
 def test_stamps_in_whole_seconds_are_told_and_spread_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -189,8 +191,22 @@ def test_stamps_in_whole_seconds_are_told_and_spread_where_that_is_asked_for(tmp
     assert [each.arrival_s for each in spread_stamps(requests[:7], 4.0)] == [0, 0.2, 0.4, 0.6, 0.8, 1, 3]
     with pytest.raises(ConfigurationError, match="`span_s` must be a number of seconds above 0"):
         spread_stamps(requests, 0)
+    assert read(tmp_path, rows, is_spread=True)[2] == []
+    *_, out_of_order = read(tmp_path, [*rows[1::2], *rows[::2]], any_order=True)
+    assert out_of_order == notes, "equal stamps need not stand together"
     rows[9]["ts"] = 1.25
     assert read(tmp_path, rows)[2] == []
+
+
+def test_a_clock_of_coarse_steps_is_told_whatever_its_unit(tmp_path: Path) -> None:
+    def written(step_ms: int) -> list[dict[str, Any]]:
+        lengths = {"input_length": 512, "output_length": 1, "hash_ids": [0]}
+        return [{"timestamp": 27 + step_ms * (number // 5) + number // 25, **lengths} for number in range(40)]
+
+    *_, notes = read(tmp_path, written(2999))
+    told = "times come in steps of 3 s and more, so 32 of 40 requests come together with the one before: bursts that"
+    assert notes == [f"{told} may never have been; --spread 3 spreads them over their step"]
+    assert read(tmp_path, written(100))[2] == [], "so many may come within a tenth of a second"
 
 
 def test_a_prompt_shorter_than_what_it_begins_with_keeps_its_length() -> None:

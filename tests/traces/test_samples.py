@@ -18,6 +18,7 @@ from pagedkv.planner.traces.texts import CharacterTokens, FileTokens
 
 SAMPLES = Path(__file__).with_name("samples")
 COLUMNS = "arrival=when_ms,input=tokens in,output=out,user=who"
+FIELDS = "arrival=at.begin_ms,prompt=ask.turns,answer=reply,input=n.in,output=n.out,user=who,status=state"
 
 # Name of the file: what it is taken for; arrival, prompt and output tokens, sequences and session of each request.
 EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] = {
@@ -150,6 +151,10 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
             (1772355640.0, 19, 4, 1, "c2"),
         ],
     ),
+    "fields.jsonl": (
+        "JSON lines by --fields, times in ms, lengths of its fields, content of its texts, left out: 1 (503: 1)",
+        [(1772355600.5, 1024, 9, 1, "ann"), (1772355605.25, 1041, 4, 1, "ann")],
+    ),
     "sharegpt.json": (
         "ShareGPT conversations without times (a turn every 30 s is made up), 4 characters a token",
         [(0.0, 14, 2, 1, "first 1"), (30.0, 24, 4, 1, "first 1"), (0.0, 8, 3, 1, "second 2")],
@@ -161,6 +166,8 @@ def read(name: str, **options: Any) -> tuple[str, list[Request]]:  # noqa: ANN40
     """Read a sample: what it is taken for, and its requests."""
     if name == "columns.csv":
         options["columns"] = parse_columns(COLUMNS)
+    if name == "fields.jsonl":
+        options["columns"] = parse_columns(FIELDS, "--fields")
     if name == "batch-input.jsonl":
         options["arrivals"] = MadeUpArrivals(1)
     with TraceReader(SAMPLES / name, **options) as trace:
@@ -203,6 +210,7 @@ def test_a_sample_is_recognised_and_read(name: str) -> None:
         "otel.jsonl",
         "responses.jsonl",
         "wildchat.jsonl",
+        "fields.jsonl",
     ],
 )
 def test_a_conversation_that_goes_on_begins_with_all_that_was_said(name: str) -> None:
@@ -367,7 +375,7 @@ def test_damage_of_any_kind_is_told_as_a_fault_of_the_file(name: str, data: st.D
             st.sampled_from([b"", b"9" * 25, b'"', b"{", b"[", b",", b"-", b"null", b"\n", b"\xff", b"e"])
         )
         content[place : place + data.draw(st.integers(0, 30))] = piece
-    columns = parse_columns(COLUMNS) if name == "columns.csv" else None
+    columns = {"columns.csv": parse_columns(COLUMNS), "fields.jsonl": parse_columns(FIELDS, "--fields")}.get(name)
     with TemporaryDirectory() as folder:
         (Path(folder) / name).write_bytes(content)
         with suppress(TraceError), TraceReader(Path(folder) / name, columns=columns) as trace:

@@ -32,6 +32,8 @@ def _facts(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     yield "requests", f"{curve.num_requests:,}"
     yield "block references", f"{curve.num_block_refs:,}"
     yield "distinct blocks", f"{curve.num_unique_blocks:,}"
+    if curve.num_answer_blocks:
+        yield "of which answers left", f"{curve.num_answer_blocks:,}"
     yield "ideal hit ratio by block", share(curve.ideal_block_ratio, curve.ideal_hits, curve.num_block_refs)
     yield "ideal hit ratio by token", share(curve.ideal_token_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)
     yield "content ceiling, never seen before", f"{curve.content_ceiling:.2%}"

@@ -41,6 +41,7 @@ __all__ = [
     "Seed",
     "SessionInterval",
     "SessionIntervalOrNone",
+    "Sort",
     "Speed",
     "TraceBlockSize",
     "UtcOffset",
@@ -222,6 +223,9 @@ Isolates: TypeAlias = Annotated[
     typer.Option(
         "--isolate", help="No tenant hits another's blocks, as with a salt for each tenant.", rich_help_panel=TRACE
     ),
+]
+Sort: TypeAlias = Annotated[
+    bool, typer.Option("--sort", help="Put the requests in order of arrival.", rich_help_panel=TRACE)
 ]
 JsonFile: TypeAlias = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON; - prints only that.")

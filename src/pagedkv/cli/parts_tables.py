@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pagedkv.cli.tables import print_numbers, shown_parts
+from pagedkv.planner.report.number_text import rate
 from pagedkv.planner.simulation.planning.request_parts import TENANT, WINDOW, PartFigures, busiest_and_quietest
 
 __all__ = ["extremes_in_words", "parts_as_dict", "print_parts"]
@@ -59,7 +60,7 @@ def _cells(part: PartFigures, *, has_bounds: bool) -> Iterator[str]:
     yield f"{part.num_requests:,}"
     if part.kind == WINDOW:
         yield f"{part.num_requests / part.span_s:.3g}" if part.span_s else "-"
-        yield f"{part.offered_per_s:,.0f}" if part.span_s else "-"
+        yield rate(part.offered_per_s) if part.span_s else "-"
     yield f"{part.num_prompt_tokens:,}"
     yield f"{part.num_output_tokens:,}"
     yield ("unknown" if not part.has_content else "-") if part.hit_ratio is None else f"{part.hit_ratio:.2%}"
@@ -71,4 +72,4 @@ def _cells(part: PartFigures, *, has_bounds: bool) -> Iterator[str]:
 
 
 def _load(part: PartFigures) -> str:
-    return f"{part.offered_per_s:,.0f} tokens/s asked for"
+    return f"{rate(part.offered_per_s)} tokens/s asked for"

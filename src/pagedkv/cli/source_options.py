@@ -115,6 +115,7 @@ class SourceOptions:
             arrivals=self._arrivals(),
             skip_bad=self.skip_bad,
             tenant_by=self.tenant_by,
+            is_spread=self.spread_s is not None,
         )
 
     def in_time(self, requests: Iterable[Request]) -> Iterable[Request]:

@@ -1,7 +1,7 @@
 """Which requests of a trace, and in which order: the options of the commands that run or measure one."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Annotated, Final
@@ -10,11 +10,13 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.source_options import SourceOptions
+from pagedkv.cli.user_errors import OutputError
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.planner.traces.clocks import rebased
 from pagedkv.planner.traces.interleaving import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.sorting import sorted_by_arrival
 from pagedkv.planner.traces.windows import WindowRule, parse_window
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "SeveralTracesOptions",
     "TimedTraceOptions",
     "TraceOptions",
+    "in_order_of_arrival",
     "require_limit",
 ]
 
@@ -43,6 +46,7 @@ class TraceOptions:
         window: windows of recorded time that figures are told by.
         utc_offset: hours that times of day are ahead of UTC.
         isolates: whether blocks of one tenant are hidden from all others.
+        sort: put the requests in order of arrival, instead of refusing them unsorted.
         source: what the file does not tell by itself.
 
     Raises:
@@ -56,6 +60,7 @@ class TraceOptions:
     window: opt.WindowName = None
     utc_offset: opt.UtcOffset = 0.0
     isolates: opt.Isolates = False
+    sort: opt.Sort = False
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:
@@ -82,7 +87,7 @@ class TraceOptions:
 
     def open(self, path: str) -> TraceReader:
         """Open a trace. Raises ConfigurationError and TraceError as TraceReader does."""
-        return self.source.open(path, self.trace_block_size)
+        return self.source.open(path, self.trace_block_size, any_order=self.sort)
 
     def requests(self, trace: TraceReader) -> Iterator[Request]:
         """Give the requests of an open trace, on a clock that begins no more than an hour before the first.
@@ -102,6 +107,8 @@ class TraceOptions:
     def _in_order(self, trace: TraceReader) -> Iterator[Request]:
         if self.session_interval_s is not None and trace.session_per_row:
             yield from interleave_sessions(trace.sessions(), self.session_interval_s, self.max_gap_s)
+        elif self.sort and not trace.session_per_row:
+            yield from in_order_of_arrival(trace)
         else:
             yield from trace
 
@@ -151,6 +158,15 @@ class SeveralTimedTracesOptions(TimedTraceOptions):
     """The same, for a replay."""
 
     merging: MergingOptions = NO_MERGING
+
+
+def in_order_of_arrival(requests: Iterable[Request]) -> Iterator[Request]:
+    """Sort requests, which need not fit in memory. Raises OutputError."""
+    try:
+        yield from sorted_by_arrival(requests)
+    except OSError as error:
+        reason = f"sorting cannot write its temporary files: {error.strerror or error}"
+        raise OutputError(f"{reason}. Name a folder with room in the environment variable TMPDIR") from error
 
 
 def require_limit(limit: int | None) -> None:

@@ -45,7 +45,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "salt": "--salt",
         "session_interval_s": "--session-interval",
         "skip_bad": "--skip-bad",
-        "sorted_by_arrival": "pagedkv convert --sort",
+        "sorted_by_arrival": "--sort",
         "span_s": "--spread",
         "starts_together": "--start-together",
         "tenant_by": "--tenant-by",
@@ -62,7 +62,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
 
 CALLS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "sorted_by_arrival": "pagedkv convert {} --sort -o sorted.jsonl.gz",
+        "sorted_by_arrival": "--sort; or, once for several commands, pagedkv convert {} --sort -o sorted.jsonl.gz",
         "with_block_ids": "pagedkv convert {} --block-size 16 -o with-ids.jsonl.gz",
     }
 )

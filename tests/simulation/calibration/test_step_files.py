@@ -75,7 +75,21 @@ def test_a_vllm_log_tells_steps_of_intervals_in_which_the_same_sequences_decode(
     assert steps.seconds.tolist() == [8 / 400]
     assert steps.num_new_tokens.tolist() == [8]
     assert steps.counts("num_context_tokens").tolist() == [15_000]
-    assert "of 5 intervals the 1 tell a step" in steps.notes[0]
+    assert "steps are told by 1 of 5 intervals between lines of throughput" in steps.notes[0]
+
+
+def test_lines_of_throughput_may_say_more_as_those_of_vllm_0_33_do(tmp_path: Path) -> None:
+    """In the order of ``vllm/v1/metrics/loggers.py`` there."""
+    line = (
+        "(APIServer pid=7) INFO 05-01 12:30:{second} [loggers.py:342] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
+        "Avg generation throughput: 160.0 tokens/s, Running: 4 reqs, Waiting: 2 reqs, Deferred: 1 reqs, KV fetch: 0 "
+        "waiting to start, 1 in progress, 0 completed waiting, Preemptions: 3, GPU KV cache usage: 25.0%, Prefix cache "
+        "hit rate: 41.2%, External prefix cache hit rate: 3.0%, MM cache hit rate: 0.0%"
+    )
+    size = "(EngineCore pid=9) INFO 05-01 12:29:58 [kv_cache_utils.py:864] GPU KV cache size: 80,000 tokens"
+    steps = read_steps(written(tmp_path, "\n".join([size, *(line.format(second=at) for at in (10, 20, 30))]) + "\n"))
+    assert steps.seconds.tolist() == [4 / 160] * 2
+    assert steps.counts("num_context_tokens").tolist() == [20_000] * 2
 
 
 @pytest.mark.parametrize(
@@ -93,7 +107,11 @@ def test_a_vllm_log_tells_steps_of_intervals_in_which_the_same_sequences_decode(
         ("num_new_tokens,seconds\n1\n", ":2: 1 cells under 2 columns"),
         (json.dumps(RECORD | {"forward_seconds": -1}) + "\n", ":1: a step of -0.9"),
         (json.dumps({"num_decoded": 1}) + "\n", ":1: Object missing required field"),
-        ("INFO 11-10 12:00:00 nothing of throughput\n", "the file tells of no step"),
+        (
+            "INFO 11-10 12:00:00 nothing of throughput\n",
+            "tells of no step; steps are told by 0 of 0 intervals",
+        ),
+        ('{"messages": [], "usage": {}}\n', ":1: the row has nothing of a step. Give a CSV file with the columns"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:

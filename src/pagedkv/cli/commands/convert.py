@@ -22,16 +22,15 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import progress_bars
 from pagedkv.cli.source_options import SourceOptions
-from pagedkv.cli.trace_options import require_limit
+from pagedkv.cli.trace_options import in_order_of_arrival, require_limit
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.cli.user_errors import InterruptedRunError, OutputError
+from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.memory.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.anonymizing import anonymized
 from pagedkv.planner.traces.clocks import rebased
 from pagedkv.planner.traces.interleaving import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.sorting import sorted_by_arrival
 from pagedkv.planner.traces.token_blocks import with_block_ids
 from pagedkv.planner.traces.writer import TraceWriter
 
@@ -62,7 +61,7 @@ class Conversion:
     block_size: Annotated[
         int | None, typer.Option(metavar="B", help="Make block ids, of B tokens each, from the tokens of the trace.")
     ] = None
-    sort: Annotated[bool, typer.Option("--sort", help="Put the requests in order of arrival.")] = False
+    sort: opt.Sort = False
     session_interval_s: Annotated[
         float | None,
         typer.Option(
@@ -198,17 +197,9 @@ def _counted(requests: Iterator[Request], count_one: Callable[[], None]) -> Iter
 
 def _converted(path: str, requests: Iterator[Request], conversion: Conversion) -> Iterator[Request]:
     if conversion.sort and conversion.session_interval_s is None:
-        requests = _sorted(requests)
+        requests = in_order_of_arrival(requests)
     requests = islice(rebased(conversion.source.in_time(requests)), conversion.limit)
     if conversion.anonymize:
         salt = token_bytes(SALT_NBYTES) if conversion.salt is None else conversion.salt.encode()
         return anonymized(requests, salt, conversion.block_size)
     return requests if conversion.block_size is None else with_block_ids(path, requests, conversion.block_size)
-
-
-def _sorted(requests: Iterator[Request]) -> Iterator[Request]:
-    try:
-        yield from sorted_by_arrival(requests)
-    except OSError as error:
-        reason = f"sorting cannot write its temporary files: {error.strerror or error}"
-        raise OutputError(f"{reason}. Name a folder with room in the environment variable TMPDIR") from error

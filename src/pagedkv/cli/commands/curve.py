@@ -95,7 +95,8 @@ def curve(
     """Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache can serve.
 
     Prompts come one at a time, in file order, as the block ids of the trace, or as blocks of --block-size tokens made
-    of its texts. A prompt hits its leading run of cached blocks; the rest takes blocks that the policy evicts first.
+    of its texts. A prompt hits its leading run of cached blocks; the rest takes blocks that the policy evicts first, as
+    does its answer where the trace has it.
 
     Several traces, as logs of several teams, share the cache, on one clock; hits are told in all and by tenant, as with
     --tenant-by; --isolate hides each tenant's blocks from the others. --window tells them by time.
@@ -125,6 +126,7 @@ def curve(
         map(of_curves if model is None else of_model_curves, names or policies_for(0)),
         full_blocks_only=measured.full_blocks_only,
         block_size=sizes.block_size,
+        keeps_answers=model is None,
         merging=reading.merging,
     )
     if model is None:
@@ -181,6 +183,7 @@ class TraceBlocks:
         rehearsals: what will be done with the blocks.
         full_blocks_only: leave out the id of a partly filled last block.
         block_size: tokens of the blocks that are made of tokens and texts.
+        keeps_answers: whether blocks of answers stay, where the trace has their tokens.
         merging: how several become one.
 
     Attributes:
@@ -197,9 +200,11 @@ class TraceBlocks:
         *,
         full_blocks_only: bool,
         block_size: int,
+        keeps_answers: bool = True,
         merging: MergingOptions = NO_MERGING,
     ) -> None:
         self._paths = paths
+        self._keeps_answers = keeps_answers
         self._merging = merging
         self._rehearsals = tuple(rehearsals)
         self._options = options
@@ -213,7 +218,7 @@ class TraceBlocks:
     def read(self) -> Iterator[tuple[BlockReferences, Progress]]:
         """Read what the trace refers to, and show progress meanwhile and afterwards."""
         with TraceSources(self._paths, self._options, self._merging) as trace:
-            requests = self._blocks.of(trace.requests())
+            requests = self._named(trace.requests())
             prepare(partial(make_ready, *self._rehearsals))
             with progress_bars() as progress:
                 collector = ReferenceCollector(trace.name, full_blocks_only=self._full_blocks_only)
@@ -223,6 +228,11 @@ class TraceBlocks:
                 self.notes = [*trace.notes, *self._unshared(references.num_requests)]
                 self.partitions = list(partitions_of(references, self._options, trace.origin_s))
                 yield references, progress
+
+    def _named(self, requests: Iterator[Request]) -> Iterator[tuple[Request, int]]:
+        if self._keeps_answers:
+            return self._blocks.with_answers(requests)
+        return ((request, 0) for request in self._blocks.of(requests))
 
     def _unshared(self, num_requests: int) -> Iterator[str]:
         num_unshared = self._blocks.num_unshared
@@ -268,12 +278,16 @@ def has_content(path: str, options: TraceOptions = DEFAULTS) -> bool:
 
 
 def _collect(
-    trace: TraceSources, requests: Iterable[Request], collector: ReferenceCollector, name: str, progress: Progress
+    trace: TraceSources,
+    requests: Iterable[tuple[Request, int]],
+    collector: ReferenceCollector,
+    name: str,
+    progress: Progress,
 ) -> BlockReferences:
     task = progress.add_task(name, total=trace.num_bytes, come_to="")
     try:
-        for request in requests:
-            collector.add(request)
+        for request, num_answer_blocks in requests:
+            collector.add(request, num_answer_blocks)
             progress.update(task, completed=trace.num_bytes_read, come_to=f"{collector.num_requests:,} requests")
         return collector.references()
     except KeyboardInterrupt as error:

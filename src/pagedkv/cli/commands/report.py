@@ -24,6 +24,7 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace
 from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.planner.capacity.references import NoBlocksError
 from pagedkv.planner.report.documents import Curve, Replay, ReportRun
 from pagedkv.planner.simulation import ServingResult
 
@@ -81,12 +82,8 @@ def report(
         served = serve_trace(path, serving)
         recognised.append(f"{Path(path).name} read as {served.read_as}")
         replay = {"trace": path, "command": command_line(), **served.as_dict()}
-        if not has_content(path, serving.trace):
-            return as_run(Path(path).name, replay)
-        wanted = None if capacities is None else parse_capacities(capacities)
-        num_tokens, size = _pool_tokens(served.result), serving.block_size
-        curve = curve_of_trace(path, wanted, options=serving.trace, num_tokens=num_tokens, block_size=size)
-        return as_run(Path(path).name, replay, curve.as_dict())
+        curve, without = _curve_beside(path, served.result, serving, capacities)
+        return as_run(Path(path).name, replay, curve, without)
 
     if capacities is not None:
         parse_capacities(capacities)
@@ -104,6 +101,21 @@ def report(
         write_json(json_file, {"command": command_line(), "runs": runs})
     if output != STANDARD_OUTPUT:
         typer.echo("; ".join([f"{output} written", *recognised]), err=True)
+
+
+def _curve_beside(
+    path: str, result: ServingResult, serving: ServingOptions, capacities: str | None
+) -> tuple[Mapping[str, object] | None, str]:
+    """Measure the curve of a trace that was replayed; or say why it has none. Raises as curve_of_trace."""
+    if not has_content(path, serving.trace):
+        return None, NO_CONTENT
+    wanted = None if capacities is None else parse_capacities(capacities)
+    num_tokens, size = _pool_tokens(result), serving.block_size
+    try:
+        curve = curve_of_trace(path, wanted, options=serving.trace, num_tokens=num_tokens, block_size=size)
+    except NoBlocksError as error:
+        return None, f"There is no capacity curve: {error.reason}."
+    return curve.as_dict(), ""
 
 
 def write_report(

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.tables import print_numbers, print_warnings
+from pagedkv.planner.report.number_text import rate
 from pagedkv.planner.report.plan_documents import Plan, PlanPointDocument
 from pagedkv.planner.simulation.planning.request_parts import PartFigures
 
@@ -84,7 +85,7 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
         f"{point['kv_gib']:,.1f}",
         f"{figures['throughput_per_s']:.3g}",
         *([f"{good:.1%}"] if has_bounds else []),
-        f"{figures['output_tokens_per_s']:,.0f}",
+        rate(figures["output_tokens_per_s"]),
         "unknown" if figures["hit_ratio"] is None else f"{figures['hit_ratio']:.1%}",
         _seconds(figures["ttft_s"], "p50"),
         _seconds(figures["ttft_s"], "p99"),

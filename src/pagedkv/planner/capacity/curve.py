@@ -118,13 +118,15 @@ class CapacityCurve:
         block_size: tokens of a block.
         num_requests: requests, those without a block included.
         num_block_refs: blocks of all prompts.
-        num_unique_blocks: distinct blocks among them.
+        num_unique_blocks: distinct blocks, those of answers that are kept included.
         num_prompt_tokens: tokens of all prompts, those in no block included.
         ideal_hits: blocks that hit in a cache without bounds.
         ideal_hit_tokens: tokens of those blocks.
         hits: by policy and capacity.
         capacity_for: by share of the ideal hits, the smallest capacity of LRU that has as many.
         parts: the same by tenant and by window of time, where the trace was divided; those of a kind add up to all.
+        num_answer_blocks: blocks of answers that are kept behind their prompts, as engines do, so that next turns hit
+            them; they are among the distinct blocks, and no references. 0 where the trace has no tokens of answers.
     """
 
     block_size: int
@@ -137,6 +139,7 @@ class CapacityCurve:
     hits: Mapping[str, Mapping[int, int]]
     capacity_for: Mapping[str, int]
     parts: tuple[PartCurve, ...] = ()
+    num_answer_blocks: int = 0
 
     @property
     def capacities(self) -> list[int]:
@@ -204,6 +207,7 @@ class CapacityCurve:
             "ideal_hits": self.ideal_hits,
             "ideal_block_ratio": self.ideal_block_ratio,
             "ideal_token_ratio": self.ideal_token_ratio,
+            **({"num_answer_blocks": self.num_answer_blocks} if self.num_answer_blocks else {}),
             "policies": {name: _with_text_keys(hits) for name, hits in self.hits.items()},
             "capacity_for": dict(self.capacity_for),
             "gaps": {
@@ -323,11 +327,12 @@ def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
         num_requests=references.num_requests,
         num_block_refs=references.num_block_refs,
         num_unique_blocks=references.num_unique_blocks,
-        num_prompt_tokens=int(references.input_lengths.sum()),
+        num_prompt_tokens=int(references.input_lengths.sum(dtype=np.int64)),
         ideal_hits=int(references.ideal_hits().sum()),
         ideal_hit_tokens=int(references.ideal_hit_tokens().sum()),
         hits={name: {capacity: int(hits[name][capacity][0]) for capacity in ascending} for name in policies},
         capacity_for=capacity_for,
+        num_answer_blocks=references.num_answer_blocks,
         parts=tuple(_parts(references, partitions, hits, ascending)),
     )
 

@@ -71,8 +71,8 @@ class Prompts(NamedTuple):
 
     Args:
         parents: int32 ``[1 + blocks]``, the tree of blocks.
-        last_blocks: int32 ``[requests]``, the last block of each prompt.
-        num_blocks: int32 ``[requests]``, blocks of each prompt.
+        last_blocks: int32 ``[requests]``, the last block of each prompt, with what is kept of its answer.
+        num_blocks: int32 ``[requests]``, blocks of each, likewise.
         arrivals_us: int64 ``[requests]``, when each comes; 0 in traces without times.
         output_lengths: int64 ``[requests]``, tokens generated for each.
     """
@@ -113,7 +113,7 @@ def serve_trace(pool: BlockPool, references: BlockReferences, pause: Pause = go_
     prompts = Prompts(
         references.parents,
         references.last_blocks,
-        references.num_prompt_blocks,
+        references.num_blocks,
         np.rint(references.arrivals_s * MICROSECONDS).astype(np.int64),
         references.output_lengths,
     )

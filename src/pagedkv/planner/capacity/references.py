@@ -18,7 +18,11 @@ from pagedkv.planner.capacity.reuses import Reuses, find_reuses
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.tenants import Tenants
 
-__all__ = ["BlockReferences", "ReferenceCollector"]
+__all__ = ["BlockReferences", "NoBlocksError", "ReferenceCollector"]
+
+
+class NoBlocksError(TraceError):
+    """No prompt of a trace fills a block, so there is nothing to count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +32,12 @@ class BlockReferences:
     Args:
         block_size: tokens of a block.
         parents: int32 ``[1 + num_unique_blocks]``, the tree of :mod:`~pagedkv.planner.capacity.block_tree`.
-        last_blocks: int32 ``[num_requests]``, the last block of each prompt; the root if it has none.
+        last_blocks: int32 ``[num_requests]``, the last block of each prompt, or of the answer behind it; the root if
+            it has none.
         num_prompt_blocks: int32 ``[num_requests]``, blocks of each prompt.
-        input_lengths: int64 ``[num_requests]``, tokens of each prompt, those without a block included.
+        num_blocks: int32 ``[num_requests]``, those and the blocks that its answer adds, where these are known: none of
+            them was there before, so all hits are of prompts.
+        input_lengths: int32 ``[num_requests]``, tokens of each prompt, those without a block included.
         arrivals_s: float64 ``[num_requests]``, when each arrives, never before the one before it: a request that the
             file has late counts as arriving then.
         output_lengths: int64 ``[num_requests]``, tokens generated for each.
@@ -43,7 +50,8 @@ class BlockReferences:
     parents: Int32Array
     last_blocks: Int32Array
     num_prompt_blocks: Int32Array
-    input_lengths: npt.NDArray[np.int64]
+    num_blocks: Int32Array
+    input_lengths: Int32Array
     arrivals_s: npt.NDArray[np.float64]
     output_lengths: npt.NDArray[np.int64]
     reuses: Reuses
@@ -67,13 +75,18 @@ class BlockReferences:
 
     @property
     def longest_prompt(self) -> int:
-        """Blocks of the longest prompt."""
-        return int(self.num_prompt_blocks.max())
+        """Blocks of the longest prompt, with its answer."""
+        return int(self.num_blocks.max())
+
+    @property
+    def num_answer_blocks(self) -> int:
+        """Blocks of answers that are kept behind their prompts."""
+        return int(self.num_blocks.sum() - self.num_prompt_blocks.sum())
 
     @property
     def mean_tokens(self) -> float:
         """Tokens of a request, prompt and output, in the mean."""
-        return float(self.input_lengths.sum() + self.output_lengths.sum()) / max(1, self.num_requests)
+        return float(self.input_lengths.sum(dtype=np.int64) + self.output_lengths.sum()) / max(1, self.num_requests)
 
     def ideal_hits(self) -> npt.NDArray[np.int64]:
         """Blocks of each prompt that an earlier one had: hits of an endless cache. int64 ``[num_requests]``."""
@@ -100,7 +113,8 @@ class ReferenceCollector:
         self._block_size = 0
         self._last_blocks = array("i")
         self._num_prompt_blocks = array("i")
-        self._input_lengths = array("q")
+        self._num_answer_blocks: array[int] | None = None
+        self._input_lengths = array("i")
         self._arrivals_s = array("d")
         self._output_lengths = array("q")
         self._tenants = Tenants()
@@ -111,8 +125,12 @@ class ReferenceCollector:
         """Requests collected so far."""
         return len(self._last_blocks)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, num_answer_blocks: int = 0) -> None:
         """Take the next request. O(blocks of its prompt).
+
+        Args:
+            request: with ids.
+            num_answer_blocks: how many of the last ids are of its answer; new ones.
 
         Raises:
             TraceError: the request has no block ids, blocks of another size, or ids that do not name whole prefixes.
@@ -128,7 +146,7 @@ class ReferenceCollector:
                 "Name a trace with block_runs, block_ids, hash_ids, hash_runs or requests, or one with tokens or texts",
             )
         block_ids = request.block_ids
-        if self._full_blocks_only and request.block_size:
+        if self._full_blocks_only and request.block_size and not num_answer_blocks:
             block_ids = block_ids[: request.input_length // request.block_size]
         self._learn_block_size(request.block_size)
         last_block = self._tree.insert(block_ids)
@@ -138,12 +156,20 @@ class ReferenceCollector:
                 "Give ids that name whole prefixes, as chained hashes do",
             )
         self._last_blocks.append(last_block)
-        self._num_prompt_blocks.append(len(block_ids))
+        self._num_prompt_blocks.append(len(block_ids) - num_answer_blocks)
+        self._note_answer(num_answer_blocks)
         self._input_lengths.append(request.input_length)
         self._arrivals_s.append(request.arrival_s)
         self._output_lengths.append(request.output_length)
         if request.tenant is not None or self._tenants.are_known:
             self._note_tenant(request.tenant)
+
+    def _note_answer(self, num_blocks: int) -> None:
+        """Note how many blocks the answer of the request has that was added last; a trace without any takes no room."""
+        if self._num_answer_blocks is None and num_blocks:
+            self._num_answer_blocks = array("i", bytes(4 * (self.num_requests - 1)))
+        if self._num_answer_blocks is not None:
+            self._num_answer_blocks.append(num_blocks)
 
     def _note_tenant(self, tenant: str | None) -> None:
         """Note whose the request is that was added last; those before the first that names anybody are nobody's."""
@@ -153,22 +179,27 @@ class ReferenceCollector:
         self._tenant_numbers.append(self._tenants.number(tenant))
 
     def references(self) -> BlockReferences:
-        """Sum up what was collected. O(references).
+        """Sum up what was collected, and end it: ids, which take the most room, are forgotten. O(references).
 
         Raises:
-            TraceError: not one block was referred to.
+            NoBlocksError: not one block was referred to.
         """
         if not any(self._num_prompt_blocks):
-            raise TraceError(
-                self._path, None, "every prompt is shorter than a block", "Name a trace with at least one block"
-            )
+            longest = max(self._input_lengths, default=0)
+            reason = f"every prompt is shorter than a block: the longest has {longest:,} tokens"
+            remedy = "Name a trace with longer ones, or smaller blocks where they are made of tokens (`block_size`)"
+            raise NoBlocksError(self._path, None, reason, remedy)
         parents, last_blocks = self._tree.parents(), np.array(self._last_blocks, np.int32)
+        self._tree = BlockTree()
+        num_prompt_blocks = np.array(self._num_prompt_blocks, np.int32)
+        answers = self._num_answer_blocks
         return BlockReferences(
             block_size=self._block_size,
             parents=parents,
             last_blocks=last_blocks,
-            num_prompt_blocks=np.array(self._num_prompt_blocks, np.int32),
-            input_lengths=np.array(self._input_lengths, np.int64),
+            num_prompt_blocks=num_prompt_blocks,
+            num_blocks=num_prompt_blocks if answers is None else num_prompt_blocks + np.array(answers, np.int32),
+            input_lengths=np.array(self._input_lengths, np.int32),
             arrivals_s=np.maximum.accumulate(np.array(self._arrivals_s, np.float64)),
             output_lengths=np.array(self._output_lengths, np.int64),
             reuses=find_reuses(parents, last_blocks),

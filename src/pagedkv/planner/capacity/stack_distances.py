@@ -45,7 +45,7 @@ def lru_hits_by_capacity(references: BlockReferences) -> Int64Array:
     """
     changes = np.zeros(references.num_unique_blocks + 2, np.int64)
     held = new_fenwick_tree(references.num_requests)
-    _mark_distances(references.reuses, references.num_prompt_blocks, held, changes)
+    _mark_distances(references.reuses, references.num_blocks, held, changes)
     hits_at_distance = np.cumsum(changes[:-1], out=changes[:-1])  # in place: there is a number for each block
     return np.cumsum(hits_at_distance, out=hits_at_distance)
 
@@ -54,42 +54,40 @@ def lru_hits_by_request(references: BlockReferences, capacity: int) -> Int64Arra
     """Count the hits of LRU at one capacity, request by request: int64 ``[num_requests]``. O(r log n) as above."""
     hits = np.zeros(references.num_requests, np.int64)
     held = new_fenwick_tree(references.num_requests)
-    _count_within(references.reuses, references.num_prompt_blocks, held, capacity, hits)
+    _count_within(references.reuses, references.num_blocks, held, capacity, hits)
     return hits
 
 
 @compiled
-def _mark_distances(reuses: Reuses, num_prompt_blocks: Int32Array, held: Int64Array, changes: Int64Array) -> None:
+def _mark_distances(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, changes: Int64Array) -> None:
     """Add up the ranges of distances: +1 where one begins, -1 behind its end.
 
     ``held`` is the Fenwick tree of the blocks last used by each request.
     """
     num_blocks_used = 0
     row = 0
-    for request in range(len(num_prompt_blocks)):
+    for request in range(len(num_blocks)):
         first_row = row
         while row < len(reuses.later) and reuses.later[row] == request:
             num_more_recent = num_blocks_used - sum_through(held, reuses.earlier[row])
             changes[num_more_recent + 1] += 1
             changes[num_more_recent + 1 + reuses.num_blocks[row]] -= 1
             row += 1
-        num_blocks_used += _move_to_front(reuses, first_row, row, held, request, num_prompt_blocks[request])
+        num_blocks_used += _move_to_front(reuses, first_row, row, held, request, num_blocks[request])
 
 
 @compiled
-def _count_within(
-    reuses: Reuses, num_prompt_blocks: Int32Array, held: Int64Array, capacity: int, hits: Int64Array
-) -> None:
+def _count_within(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, capacity: int, hits: Int64Array) -> None:
     """Add up, for each request, the blocks whose distance is within a capacity; as :func:`_mark_distances` has them."""
     num_blocks_used = 0
     row = 0
-    for request in range(len(num_prompt_blocks)):
+    for request in range(len(num_blocks)):
         first_row = row
         while row < len(reuses.later) and reuses.later[row] == request:
             num_more_recent = num_blocks_used - sum_through(held, reuses.earlier[row])
             hits[request] += min(max(capacity - num_more_recent, 0), reuses.num_blocks[row])
             row += 1
-        num_blocks_used += _move_to_front(reuses, first_row, row, held, request, num_prompt_blocks[request])
+        num_blocks_used += _move_to_front(reuses, first_row, row, held, request, num_blocks[request])
 
 
 @inlined

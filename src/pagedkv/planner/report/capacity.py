@@ -197,13 +197,24 @@ def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
         f"A cache without bounds would hit {RATIO.text(curve['ideal_token_ratio'])} of the prompt tokens. Of its hits "
         f"LRU has, in blocks of {COUNT.text(size)} tokens: {reached}."
     )
+    answers = _with_answers(curve)
     if not curve["ideal_hits"]:
-        return (f"No prompt begins with a block of an earlier one: no memory and no policy would hit. {here}",)
+        nothing = "No prompt begins with a block of an earlier one: no memory and no policy would hit."
+        return (f"{nothing} {here}", *answers)
     return (
         f"{_more_memory(curve, capacity, policy)}{here}",
         f"{_other_policy(run, curve, capacity)}{others}",
         ideal_hits,
+        *answers,
     )
+
+
+def _with_answers(curve: Curve) -> tuple[str, ...]:
+    """Say whether blocks of answers are kept, as an engine and a replay keep them."""
+    num_blocks = curve.get("num_answer_blocks", 0)
+    if not num_blocks:
+        return ()
+    return (f"Blocks of answers are kept here, too, as an engine keeps them: {COUNT.text(num_blocks)} of all blocks.",)
 
 
 def _more_memory(curve: Curve, capacity: int, policy: str) -> str:

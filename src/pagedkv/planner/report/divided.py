@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pagedkv.planner.report.elements import Cell, Section, Table
-from pagedkv.planner.report.number_text import COUNT, NONE, RATIO, SECONDS
+from pagedkv.planner.report.number_text import COUNT, NONE, RATIO, SECONDS, rate
 
 __all__ = ["divided_section"]
 
@@ -42,7 +42,7 @@ def _told(window: Mapping[str, Any]) -> str:
     seconds = window["ttft_s"]["p99"]
     hits = "" if window["hit_ratio"] is None else f", {window['hit_ratio']:.1%} of the prompt tokens hit"
     began = "" if seconds is None else f", 99% of its answers began within {SECONDS.text(seconds)}"
-    return f"{window['name']} ({window['offered_tokens_per_s']:,.0f} tokens a second asked for{hits}{began})"
+    return f"{window['name']} ({rate(window['offered_tokens_per_s'])} tokens a second asked for{hits}{began})"
 
 
 def _table(kind: str, parts: Sequence[Mapping[str, Any]], *, has_bounds: bool) -> Table:
@@ -54,7 +54,7 @@ def _table(kind: str, parts: Sequence[Mapping[str, Any]], *, has_bounds: bool) -
 
 def _row(part: Mapping[str, Any], *, has_bounds: bool) -> tuple[Cell, ...]:
     is_timed = part["span_s"] is not None
-    asked = f"{part['offered_tokens_per_s']:,.0f} tokens/s" if is_timed else f"{part['num_offered_tokens']:,} tokens"
+    asked = f"{rate(part['offered_tokens_per_s'])} tokens/s" if is_timed else f"{part['num_offered_tokens']:,} tokens"
     ratio = NONE if part["has_content"] else "unknown"
     good = part["num_good"] / part["num_requests"] if part["num_requests"] else None
     return (

@@ -190,7 +190,7 @@ class Seconds(TypedDict):
 
 
 class Replay(TypedDict):
-    """The document of ``pagedkv replay --json``. Older ones have no misses, no warnings and no word of the seconds."""
+    """The document of ``pagedkv replay --json``. Older ones lack what need not be there."""
 
     trace: str
     command: str
@@ -204,6 +204,7 @@ class Replay(TypedDict):
     latency: Latency
     pools: dict[str, Pool]
     timeline: Timeline
+    read_as: NotRequired[str]
     misses: NotRequired[Misses]
     warnings: NotRequired[list[str]]
     seconds: NotRequired[Seconds]
@@ -230,7 +231,7 @@ class Gain(TypedDict):
 
 
 class Curve(TypedDict):
-    """The document of ``pagedkv curve --json``. Older ones have no gains."""
+    """The document of ``pagedkv curve --json``. Older ones have no gains, and do not tell of answers."""
 
     block_size: int
     num_requests: int
@@ -243,6 +244,7 @@ class Curve(TypedDict):
     capacity_for: dict[str, int]
     gaps: Gaps
     gains: NotRequired[list[Gain]]
+    num_answer_blocks: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COUNT", "GIB", "MEAN", "NONE", "RATIO", "SECONDS", "Unit", "compact", "edge", "relative"]
+__all__ = ["COUNT", "GIB", "MEAN", "NONE", "RATIO", "SECONDS", "Unit", "compact", "edge", "rate", "relative"]
 
 NONE: Final = "none"
 """Stands where there is no value, for eyes and screen readers alike."""
@@ -15,6 +15,7 @@ NONE: Final = "none"
 NBYTES_OF_GIB: Final = 2**30
 MANY_SECONDS: Final = 100
 MILLI: Final = 1e-3
+FEW_PER_S: Final = 10
 PREFIXES: Final = (("T", 1e12), ("G", 1e9), ("M", 1e6))
 LARGEST_PREFIXED: Final = 1e15
 
@@ -55,6 +56,15 @@ def relative(difference: float, first: float) -> str:
     ('+25.0%', '')
     """
     return f"{difference / first:+,.1%}" if first else ""
+
+
+def rate(per_s: float) -> str:
+    """Write how many a second: whole ones, unless they are few.
+
+    >>> rate(12345.6), rate(0.152), rate(0)
+    ('12,346', '0.15', '0')
+    """
+    return f"{per_s:,.0f}" if per_s >= FEW_PER_S else f"{per_s:.2g}"
 
 
 def compact(value: float) -> str:

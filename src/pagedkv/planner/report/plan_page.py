@@ -25,7 +25,7 @@ from pagedkv.planner.report.drawing import (
 )
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table, Tile
 from pagedkv.planner.report.explanations import Explanation
-from pagedkv.planner.report.number_text import COUNT, NONE, RATIO, SECONDS
+from pagedkv.planner.report.number_text import COUNT, NONE, RATIO, SECONDS, rate
 from pagedkv.planner.report.page import page_template
 from pagedkv.planner.report.plan_documents import Plan, PlanPointDocument
 from pagedkv.planner.report.shared_text import without_folders
@@ -339,7 +339,7 @@ def _served(point: PlanPointDocument) -> tuple[Cell, ...]:
         Cell(f"{point['kv_gib']:,.1f}"),
         Cell(f"{figures['throughput_per_s']:.3g}"),
         Cell(RATIO.text(figures["num_good"] / max(1, figures["num_requests"]))),
-        Cell(f"{figures['output_tokens_per_s']:,.0f}"),
+        Cell(rate(figures["output_tokens_per_s"])),
         Cell("unknown" if ratio is None else RATIO.text(ratio)),
         Cell(COUNT.text(figures["num_preemptions"])),
     )

@@ -17,7 +17,14 @@ DIFFERS: Final = "differs"
 def settings_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
     """List every setting of every run, marking those that differ, and the command lines."""
     settings = [
-        _flattened({"trace": run.replay["trace"], **run.replay["config"], "whose seconds": whose_seconds(run.replay)})
+        _flattened(
+            {
+                "trace": run.replay["trace"],
+                "read as": run.replay.get("read_as") or None,
+                **run.replay["config"],
+                "whose seconds": whose_seconds(run.replay),
+            }
+        )
         for run in runs
     ]
     keys = dict.fromkeys(key for of_run in settings for key in of_run)

@@ -8,6 +8,7 @@ two requests is a change of units, or damage.
 A clock that began long before the first request began elsewhere: :func:`rebased` lets such a trace begin at 0.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -34,8 +35,12 @@ FEWEST_WHOLE: Final = 20
 """Times from which on it is told that all of them are whole seconds."""
 EQUAL_SHARE: Final = 4
 """A quarter of them equal to the one before makes bursts."""
+COARSE_S: Final = 0.5
+"""A clock that never takes a smaller step gathers requests that came apart."""
 REMEDY: Final = "Say in which unit the times are (`time_unit=s`, ms, us or ns), or repair the row"
 PLACES: Final = 9
+MOST_SEEN: Final = 2**20
+"""Times that are remembered of a file out of order, where equal ones need not stand together."""
 MOST_DIGITS: Final = 30  # of a whole number, which is exact where a float of nanoseconds is not
 
 
@@ -54,15 +59,22 @@ class ArrivalClock:
         self._latest_s: float | None = None
         self._num = self._num_equal = 0
         self._is_whole = True
+        self._seen_s: set[float] = set()
+        self._least_step_s = math.inf
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of the times: whether they are rounded to seconds."""
-        if not self._is_whole or self._num < FEWEST_WHOLE or self._num_equal * EQUAL_SHARE < self._num:
+        """Say what must be known of the times: whether they are rounded to seconds, or come in other coarse steps."""
+        if self._num < FEWEST_WHOLE or self._num_equal * EQUAL_SHARE < self._num:
             return []
         bursts = f"{self._num_equal:,} of {self._num:,} requests come together with the one before"
-        remedy = "bursts that may never have been; `span_s=1` spreads them over their second"
-        return [f"times are whole seconds, so {bursts}: {remedy}"]
+        told = f"so {bursts}: bursts that may never have been"
+        if self._is_whole:
+            return [f"times are whole seconds, {told}; `span_s=1` spreads them over their second"]
+        if COARSE_S <= self._least_step_s < math.inf:
+            step = f"{self._least_step_s:.3g}"
+            return [f"times come in steps of {step} s and more, {told}; `span_s={step}` spreads them over their step"]
+        return []
 
     @property
     def told(self) -> str:
@@ -78,7 +90,11 @@ class ArrivalClock:
         arrival_s = self._in_seconds(line, value)
         latest_s, self._latest_s = self._latest_s, arrival_s
         self._num += 1
-        self._num_equal += arrival_s == latest_s
+        if latest_s is not None and arrival_s != latest_s:
+            self._least_step_s = min(self._least_step_s, abs(arrival_s - latest_s))
+        self._num_equal += arrival_s in self._seen_s if any_order else arrival_s == latest_s
+        if any_order and len(self._seen_s) < MOST_SEEN:
+            self._seen_s.add(arrival_s)
         self._is_whole = self._is_whole and arrival_s.is_integer()
         if latest_s is not None and not any_order and abs(arrival_s - latest_s) > LONGEST_WAIT_S:
             days = abs(arrival_s - latest_s) / 86_400

@@ -40,6 +40,7 @@ class TraceReader:
         arrivals: times in the place of the file's, which may have none.
         skip_bad: lines that may be bad, which are passed over and counted.
         tenant_by: the column or field that says whose request it is.
+        is_spread: whether the caller spreads requests of one stamp.
         any_order: take requests as they come. By default arrivals must not fall, in a trace of sessions within each.
             A line that holds a whole session is put in order of arrival, as all of it is in memory.
 
@@ -61,6 +62,7 @@ class TraceReader:
         arrivals: MadeUpArrivals | None = None,
         skip_bad: int = 0,
         tenant_by: str | None = None,
+        is_spread: bool = False,
     ) -> None:
         require_time_unit(time_unit)
         if block_size is not None and block_size < 1:
@@ -77,6 +79,7 @@ class TraceReader:
             keep_failed,
             has_made_up_arrivals=arrivals is not None,
             tenant_by=tenant_by,
+            is_spread=is_spread,
         )
         self._lines = LineReader(path)
 
@@ -107,7 +110,8 @@ class TraceReader:
         Raises:
             TraceError: as :attr:`session_per_row`.
         """
-        return [*self._format.notes, *self._bad_lines.notes]
+        made_up = [] if self._arrivals is None else [self._arrivals.note]
+        return [*made_up, *self._format.notes, *self._bad_lines.notes]
 
     def __enter__(self) -> Self:
         """Hold the file open."""

@@ -40,6 +40,12 @@ class MadeUpArrivals:
         """Say that these times are made up, for humans."""
         return f"arrivals made up: at random, {self.per_s:g} a second"
 
+    @property
+    def note(self) -> str:
+        """Say what figures rest on, in a sentence."""
+        made_up = f"at random, {self.per_s:g} a second"
+        return f"arrivals are made up, {made_up}: that is the recorded traffic wherever it is named"
+
     def given_to(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Give requests these arrivals, in their order; the first comes at 0."""
         random = np.random.default_rng(0)

@@ -74,6 +74,10 @@ class TokenBlocks:
             ids[position] = self._ids_by_digest.setdefault(digest, len(self._ids_by_digest))
         return ids
 
+    def __len__(self) -> int:
+        """Count the distinct blocks."""
+        return len(self._ids_by_digest)
+
     def knows(self, digest: bytes) -> bool:
         """Tell whether a prompt had the block that a digest of :func:`chain_digests` names, without a salt."""
         return digest in self._ids_by_digest
@@ -105,6 +109,18 @@ class ContentBlocks:
 
     def of(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Give the requests with ids. O(tokens); memory as :class:`TokenBlocks`."""
+        return (request for request, _ in self._named(requests, keeps_answers=False))
+
+    def with_answers(self, requests: Iterable[Request]) -> Iterator[tuple[Request, int]]:
+        """Give the requests with ids of their prompts and answers, and how many of the last ones are an answer's.
+
+        An engine keeps the blocks of an answer behind those of its prompt, and a next turn hits them. Only as far as
+        they are computed: the last token never is. An answer whose first block was there before has no ids here, so
+        that ids of answers are always new; of two that begin alike the first is kept. O(tokens).
+        """
+        return self._named(requests, keeps_answers=True)
+
+    def _named(self, requests: Iterable[Request], *, keeps_answers: bool) -> Iterator[tuple[Request, int]]:
         held: list[Request] | None = []
         for request in requests:
             if held is not None and not request.has_content:
@@ -114,24 +130,40 @@ class ContentBlocks:
             elif request.prompt_token_ids is not None:
                 self._has_tokens = True
             waiting, held = held or (), None
-            yield from map(self._with_ids, waiting)
+            for each in waiting:
+                yield self._with_ids(each, keeps_answers=keeps_answers)
             if not waiting or waiting[-1] is not request:
-                yield self._with_ids(request)
-        yield from held or ()
+                yield self._with_ids(request, keeps_answers=keeps_answers)
+        yield from ((request, 0) for request in held or ())
 
-    def _with_ids(self, request: Request) -> Request:
+    def _with_ids(self, request: Request, *, keeps_answers: bool) -> tuple[Request, int]:
+        num_answer_blocks = 0
         if request.prompt_token_ids is not None:
             ids = self._blocks.block_ids(request.prompt_token_ids, request.salt)
+            if keeps_answers and request.output_token_ids is not None:
+                answer = self._answer_ids(request, request.prompt_token_ids, request.output_token_ids)
+                ids, num_answer_blocks = np.concatenate([ids, answer]), len(answer)
         elif request.block_ids is None and self._has_tokens:
             first, num_blocks = self._next_unshared, request.input_length // self._block_size
             self._next_unshared += num_blocks
             self.num_unshared += 1
             ids = np.arange(first, first + num_blocks, dtype=np.int64)
         else:
-            return self._apart(request)
-        return replace(
+            return self._apart(request), 0
+        named = replace(
             request, block_ids=ids, block_size=self._block_size, prompt_token_ids=None, output_token_ids=None
         )
+        return named, num_answer_blocks
+
+    def _answer_ids(
+        self, request: Request, prompt: npt.NDArray[np.int32], answer: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int64]:
+        """Name the blocks that an answer adds; none where the first of them was there before."""
+        num_known, num_prompt_blocks = len(self._blocks), len(prompt) // self._block_size
+        if (len(prompt) + len(answer) - 1) // self._block_size <= num_prompt_blocks:
+            return np.empty(0, np.int64)
+        ids = self._blocks.block_ids(np.concatenate([prompt, answer[:-1]]), request.salt)[num_prompt_blocks:]
+        return ids if ids[0] >= num_known else ids[:0]
 
     def _apart(self, request: Request) -> Request:
         """Move the ids of a request with a salt away from those of others."""

@@ -64,8 +64,8 @@ def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
     decoding = _decoding_steps(served)
     prompts = _prompt_steps(served)
     columns = [np.concatenate(pair) for pair in zip(decoding, prompts, strict=True)]
-    taken = f"the {len(decoding[0]):,} steps in which all decoded, and the first tokens of {len(prompts[0]):,} alone"
-    notes = [f"of {len(served.start_s):,} requests {taken}"]
+    taken = f"{len(decoding[0]):,} steps in which all decoded, and {len(prompts[0]):,} first tokens of requests alone"
+    notes = [f"of {len(served.start_s):,} requests these are taken: {taken}"]
     if len(prompts[0]):
         notes.append("a first token's step has the network's and the server's time in it")
     if num_lumped:

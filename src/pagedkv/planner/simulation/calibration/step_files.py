@@ -97,6 +97,8 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
             raise TraceError(path, None, "the file is empty", WHAT_IS_READ)
         if first.text.startswith("{") and is_bench_result(keys := decoded(first, dict[str, Any])):
             steps = steps_of_bench(first, keys)
+        elif first.text.startswith("{") and not keys.keys() & set(_RecordRow.__struct_fields__):
+            raise first.fault("the row has nothing of a step", WHAT_IS_READ)
         elif first.text.startswith("{"):
             steps = _of_records(chain([first], lines), block_size)
         elif is_vllm_log(first):
@@ -104,7 +106,7 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
         else:
             steps = _of_csv(first, lines)
     if not len(steps):
-        raise TraceError(path, None, "the file tells of no step", WHAT_IS_READ)
+        raise TraceError(path, None, "; ".join(["the file tells of no step", *steps.notes[:1]]), WHAT_IS_READ)
     return steps
 
 

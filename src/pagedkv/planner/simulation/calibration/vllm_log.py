@@ -71,8 +71,9 @@ def steps_of_log(lines: Iterable[Line]) -> MeasuredSteps:
     has_context = num_tokens is not None and len(known) == len(shares)
     counts = np.array(sequences, np.int64)
     told_of = (
-        f"of {num_intervals:,} intervals the {len(seconds):,} tell a step in which the same sequences decoded all the "
-        "time; it took their number divided by the tokens a second, so one token each (no speculation)"
+        f"steps are told by {len(seconds):,} of {num_intervals:,} intervals between lines of throughput: those in "
+        "which the same sequences decoded all the time; a step took their number divided by the tokens a second, so "
+        "one token each (no speculation)"
     )
     return MeasuredSteps(
         np.array(seconds, np.float64),

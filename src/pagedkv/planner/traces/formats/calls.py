@@ -152,7 +152,7 @@ class Calls:
     @property
     def notes(self) -> list[str]:
         """Say what must be known before figures of these requests are believed."""
-        return [*self.clock.notes, *self._pile.notes()]
+        return [*self._reading.notes_of(self.clock), *self._pile.notes(), *self._assumed()]
 
     def arrival_s(self, line: Line, value: object) -> float:
         """Read a time. Raises TraceError."""
@@ -288,6 +288,14 @@ class Calls:
         if self._failures:
             kept = "kept though failed" if self._reading.keep_failed else "left out"
             yield f"{kept}: {self._failures.total():,} ({self._failed()})"
+
+    def _assumed(self) -> Iterator[str]:
+        if self._num_allowed:
+            how_many = f"{self._num_allowed:,} of {self._num_served:,} requests"
+            yield (
+                f"of {how_many} the answer is not in the log: they count as long as was allowed, which is longer than "
+                "answers are"
+            )
 
     def _failed(self) -> str:
         return ", ".join(f"{name}: {count:,}" for name, count in self._failures.most_common())

@@ -59,6 +59,12 @@ class ConversationRows(RowFormat):
         """Say what the file was taken for."""
         return f"ShareGPT conversations without times (a turn every {TURN_S:g} s is made up), {self._texts.told}"
 
+    @property
+    def notes(self) -> list[str]:
+        """Say that no time is known."""
+        made_up = f"{TURN_S:g} s between two turns are made up"
+        return [f"nothing tells when these turns came: {made_up}, and so is the recorded traffic wherever it is named"]
+
     def requests(self, line: Line) -> Iterator[Request]:
         """Give the answers of one conversation as requests."""
         row = decoded(line, _Row)

@@ -42,12 +42,18 @@ class HashIdRows(RowFormat):
     def __init__(self, reading: Reading) -> None:
         self._block_size = reading.block_size or MOONCAKE_BLOCK_SIZE
         self._any_order = reading.any_order
+        self._reading = reading
         self._clock = ArrivalClock("ms", reading.time_unit)
 
     @property
     def recognised(self) -> str:
         """Say what the file was taken for."""
         return f"Mooncake's hash_ids of {self._block_size} tokens, {self._clock.told}"
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known of the times."""
+        return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the line's one request."""
@@ -85,6 +91,7 @@ class BailianRows(RowFormat):
     def __init__(self, reading: Reading) -> None:
         self._block_size = reading.block_size or BAILIAN_BLOCK_SIZE
         self._any_order = reading.any_order
+        self._reading = reading
         self._clock = ArrivalClock("s", reading.time_unit)
         self._first_chats: dict[int, int] = {}
 
@@ -92,6 +99,11 @@ class BailianRows(RowFormat):
     def recognised(self) -> str:
         """Say what the file was taken for."""
         return f"Qwen-Bailian's hash_ids of {self._block_size} tokens, {self._clock.told}"
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known of the times."""
+        return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the line's one request."""

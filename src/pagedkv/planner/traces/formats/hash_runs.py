@@ -31,12 +31,18 @@ class HashRunRows(RowFormat):
     def __init__(self, reading: Reading) -> None:
         self._block_size = InferredBlockSize(reading.block_size)
         self._any_order = reading.any_order
+        self._reading = reading
         self._clock = ArrivalClock("ms", reading.time_unit)
 
     @property
     def recognised(self) -> str:
         """Say what the file was taken for."""
         return f"hash_runs, {self._clock.told}"
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what must be known of the times."""
+        return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the line's one request; the first with ids settles the block size."""

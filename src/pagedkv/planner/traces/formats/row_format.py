@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pagedkv.planner.traces.clocks import ArrivalClock
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.texts import CharacterTokens, TextTokens
@@ -24,6 +25,7 @@ class Reading:
         keep_failed: take requests that failed, too.
         has_made_up_arrivals: whether the times of the file are not wanted: others are put in their place.
         tenant_by: the column or field that says whose request it is, or None to go by the file.
+        is_spread: whether requests of one stamp are spread afterwards, so that no burst need be told.
     """
 
     block_size: int | None = None
@@ -34,6 +36,11 @@ class Reading:
     keep_failed: bool = False
     has_made_up_arrivals: bool = False
     tenant_by: str | None = None
+    is_spread: bool = False
+
+    def notes_of(self, clock: ArrivalClock) -> list[str]:
+        """Say what must be known of a file's times, unless others are put in their place or made of them."""
+        return [] if self.is_spread or self.has_made_up_arrivals else clock.notes
 
 
 class RowFormat(Protocol):
