@@ -95,7 +95,7 @@ def test_every_parameter_in_backquotes_has_an_option_and_every_entry_is_used() -
             "Make them: `with_block_ids(a b.jsonl)`",
             "Make them: pagedkv convert a b.jsonl --block-size 16 -o with-ids.jsonl.gz",
         ),
-        ("Sort it: `sorted_by_arrival`", "Sort it: pagedkv convert --sort"),
+        ("Sort it: `sorted_by_arrival`", "Sort it: --sort"),
         ("`nobody` knows `f(x)` nor block_size", "`nobody` knows `f(x)` nor block_size"),
     ],
 )
