@@ -20,6 +20,7 @@ from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.sorting import sorted_by_arrival
 from tests.cli.command import run, start
 from tests.traces.random_requests import as_values
+from tests.traces.test_samples import FIELDS
 from tests.traces.trace_files import (
     BROKEN,
     HASH_IDS,
@@ -310,6 +311,7 @@ def test_a_newcomer_with_any_log_has_a_result_in_two_commands(tmp_path: Path, sa
     options: list[object] = (
         ["--columns", "arrival=when_ms,input=tokens in,output=out"] if sample == "columns.csv" else []
     )
+    options += ["--fields", FIELDS] if sample == "fields.jsonl" else []
     options += ["--session-interval", 60] if sample == "sharegpt.json" else []
     options += ["--arrivals", "poisson:1"] if sample == "batch-input.jsonl" else []
     assert run("convert", SAMPLES / sample, "-o", trace, *options, "--anonymize").exit_code == 0

@@ -205,7 +205,7 @@ def test_a_clock_of_coarse_steps_is_told_whatever_its_unit(tmp_path: Path) -> No
 
     *_, notes = read(tmp_path, written(2999))
     told = "times come in steps of 3 s and more, so 32 of 40 requests come together with the one before: bursts that"
-    assert notes == [f"{told} may never have been; --spread 3 spreads them over their step"]
+    assert notes == [f"{told} may never have been; `span_s=3` spreads them over their step"]
     assert read(tmp_path, written(100))[2] == [], "so many may come within a tenth of a second"
 
 

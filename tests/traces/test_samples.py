@@ -152,7 +152,7 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
         ],
     ),
     "fields.jsonl": (
-        "JSON lines by --fields, times in ms, lengths of its fields, content of its texts, left out: 1 (503: 1)",
+        "JSON lines by `fields`, times in ms, lengths of its fields, content of its texts, left out: 1 (503: 1)",
         [(1772355600.5, 1024, 9, 1, "ann"), (1772355605.25, 1041, 4, 1, "ann")],
     ),
     "sharegpt.json": (
@@ -167,7 +167,7 @@ def read(name: str, **options: Any) -> tuple[str, list[Request]]:  # noqa: ANN40
     if name == "columns.csv":
         options["columns"] = parse_columns(COLUMNS)
     if name == "fields.jsonl":
-        options["columns"] = parse_columns(FIELDS, "--fields")
+        options["columns"] = parse_columns(FIELDS, "fields")
     if name == "batch-input.jsonl":
         options["arrivals"] = MadeUpArrivals(1)
     with TraceReader(SAMPLES / name, **options) as trace:
@@ -375,7 +375,7 @@ def test_damage_of_any_kind_is_told_as_a_fault_of_the_file(name: str, data: st.D
             st.sampled_from([b"", b"9" * 25, b'"', b"{", b"[", b",", b"-", b"null", b"\n", b"\xff", b"e"])
         )
         content[place : place + data.draw(st.integers(0, 30))] = piece
-    columns = {"columns.csv": parse_columns(COLUMNS), "fields.jsonl": parse_columns(FIELDS, "--fields")}.get(name)
+    columns = {"columns.csv": parse_columns(COLUMNS), "fields.jsonl": parse_columns(FIELDS, "fields")}.get(name)
     with TemporaryDirectory() as folder:
         (Path(folder) / name).write_bytes(content)
         with suppress(TraceError), TraceReader(Path(folder) / name, columns=columns) as trace:
