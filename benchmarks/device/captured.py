@@ -11,7 +11,8 @@ import torch
 
 from benchmarks.device.attention import fill
 from benchmarks.device.timing import Figure, elapsed_us, figure
-from pagedkv.memory.contract.spec import FullAttention, SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device import KeyValueShape, KVStorage
 from pagedkv.memory.device.drawing import Draws
 from pagedkv.memory.device.kernels.selection import kernels_for
