@@ -13,7 +13,8 @@ from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.pool.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
 from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
 from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.space import aborting, admission, branching, epochs, growing, loading, states, swapping, tenants
+from pagedkv.memory.space import aborting, epochs, growing
+from pagedkv.memory.space.tenants import TenantFeature
 from pagedkv.memory.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
 from tests.plan_packing import Parts, parts_of, repacked
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
@@ -202,13 +203,10 @@ def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer
     require_noticed("full", sabotage)
 
 
-@pytest.mark.parametrize("name", ["charge_prefix", "let_pay", pytest.param("keep_cap", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["reviving", "taking", pytest.param("taken", marks=pytest.mark.long)])
 def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so are operations for which somebody else pays, and caps that hits exceed."""
-    monkeypatch.setattr(tenants, name, lambda *_: None)
-    for module in (admission, branching, loading, states, swapping):
-        if hasattr(module, name):
-            monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(TenantFeature, name, lambda *_: None)
     require_noticed("full, tenants")
 
 
