@@ -17,14 +17,32 @@ from pagedkv.memory.pool.eviction.registry import POLICIES
 from pagedkv.memory.warming import ATTENTION, of_curves, of_model_curves, of_spaces, warm_up
 from pagedkv.memory.warming.recording import recorded
 from pagedkv.memory.warming.rehearsal import rehearse
-from pagedkv.memory.warming.rehearsals import all_of
+from pagedkv.memory.warming.rehearsals import NO_FEATURES, all_of
 from tests.compiling import needs_compiled_loops
+
+OF_FEATURES = {"capping", "charging", "epochs", "ghosts", "lease_victims", "leasing", "partial_hits", "sweeps"}
+"""Modules whose loops spaces without features do not reach."""
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("eviction", POLICIES)
 def test_a_rehearsal_leaves_its_spaces_in_order(eviction: str) -> None:
     rehearse(eviction)  # it checks them itself
+
+
+@pytest.mark.interpreted
+def test_a_rehearsal_without_features_leaves_its_spaces_in_order() -> None:
+    rehearse("lru", NO_FEATURES)
+
+
+def test_what_is_recorded_without_features_is_of_pools_that_have_none() -> None:
+    plain, all_of_them = recorded([of_spaces("lru", has_features=False)]), recorded([of_spaces("lru")])
+    assert any("PoolArrays" in str(each.kinds) for each in plain)
+    assert not any("FeaturedArrays" in str(each.kinds) for each in plain)
+    assert any("FeaturedArrays" in str(each.kinds) for each in all_of_them)
+    missing = {(each.module, each.name) for each in all_of_them} - {(each.module, each.name) for each in plain}
+    assert {module.rpartition(".")[2] for module, _ in missing} <= OF_FEATURES, missing
+    assert of_spaces("fifo", has_features=False) == of_spaces("fifo")
 
 
 def test_what_is_recorded_names_each_loop_once_and_depends_on_the_policy() -> None:
@@ -80,7 +98,8 @@ def test_curves_and_attention_have_loops_of_their_own() -> None:
 
 
 def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package() -> None:
-    lru, attention = [of_spaces("lru"), of_curves("lru"), of_model_curves("lru")], ATTENTION
+    spaces = [of_spaces("lru"), of_spaces("lru", has_features=False)]
+    lru, attention = [*spaces, of_curves("lru"), of_model_curves("lru")], ATTENTION
     assert all_of("lru") == (*lru, attention)
     assert replace(attention, needs="no_such_package").can_be_run is False
 

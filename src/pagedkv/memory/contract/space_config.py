@@ -7,7 +7,13 @@ from typing import Final
 
 from pagedkv.memory.contract.arguments import as_choice, as_count, as_epoch, as_fraction
 from pagedkv.memory.contract.field_checks import check_count, check_flag, require, short_repr
-from pagedkv.memory.contract.spec import GroupSpec, keeps_whole_prefix, num_draft_states, replay_of
+from pagedkv.memory.contract.spec import (
+    GroupSpec,
+    keeps_whole_prefix,
+    most_checkpoints,
+    num_draft_states,
+    replay_of,
+)
 
 __all__ = ["DEFAULT_EVICTION", "EVICTION_POLICIES", "SpaceConfig", "TenantLimits"]
 
@@ -195,6 +201,14 @@ class SpaceConfig:
         """Groups in which plans may begin ranges elsewhere: those outside prefix caching, and those replayed."""
         outside = [index for index, group in enumerate(self.groups) if self.prefix_caching and not group.prefix_caching]
         return tuple(sorted({*outside, *self.replaying}))
+
+    @property
+    def has_features(self) -> bool:
+        """Whether a pool keeps more than names, or evicts otherwise than LRU: if not, none runs code that could."""
+        partial = self.prefix_caching and self.min_partial_hit > 0
+        bounded = self.prefix_caching and any(most_checkpoints(spec) is not None for spec in self.groups)
+        asked = (self.explain, self.counts_epochs, self.leases, partial, bounded, self.tenants, self.events)
+        return self.eviction != DEFAULT_EVICTION or any(asked)
 
     @property
     def counts_epochs(self) -> bool:

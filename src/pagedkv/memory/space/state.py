@@ -321,16 +321,8 @@ class SpaceState:
             bounds=bounds if config.prefix_caching and is_device else (),
             limits=self.limits[name] if self.tenant_names and is_device else (),
             num_in_sets=self._num_in_sets(name),
-            others_have=self._has_features(),
+            others_have=config.has_features,
         )
-
-    def _has_features(self) -> bool:
-        """Tell whether any pool keeps more than names, so that all run the code that serves it."""
-        config = self.config
-        bounded = config.prefix_caching and any(most_checkpoints(spec) is not None for spec in config.groups)
-        partial = config.prefix_caching and config.min_partial_hit > 0
-        asked = (config.explain, config.counts_epochs, config.leases, partial, bounded, config.tenants, config.events)
-        return any(asked)
 
     def _num_in_sets(self, name: str) -> int:
         """Count the groups of a pool whose blocks hit only beside those of other groups."""

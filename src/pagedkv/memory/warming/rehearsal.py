@@ -1,40 +1,54 @@
 """Operations of every kind on small spaces, so that every loop that a space can reach is asked for once.
 
-What is asked for depends on the eviction policy and on nothing else in a configuration: one set of machine code serves
-all others. Nothing here is judged; tests/warming holds it to be complete.
+What is asked for depends on the eviction policy, and on whether a space has features, and on nothing else in a
+configuration: one set of machine code serves all others. Nothing here is judged; tests/warming holds it to be complete.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from pagedkv.memory.contract.answers import Allocation, Load
 from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
-from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
-from pagedkv.memory.contract.spec import ChunkedLocal, FullAttention, RecurrentState, Replay, SlidingWindow, keeps_state
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, SpaceConfig, TenantLimits
+from pagedkv.memory.contract.spec import (
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    Replay,
+    SlidingWindow,
+    keeps_state,
+)
 from pagedkv.memory.space import BlockSpace
+from pagedkv.memory.warming.rehearsals import FEATURES
 
 __all__ = ["rehearse"]
 
 PROMPT = tuple(range(1, 20))
 
 
-def rehearse(eviction: str) -> None:
-    """Do all that a space can do, on spaces that evict by this policy, with token ids of both kinds."""
+def rehearse(eviction: str, features: str = FEATURES) -> None:
+    """Do all that a space can do, on spaces that evict by this policy, with token ids of both kinds.
+
+    ``features``: ``FEATURES``, or ``NO_FEATURES`` for spaces whose pools keep nothing but names.
+    """
+    build = _Build(eviction, features == FEATURES)
     for of in (lambda space: space, _taking_arrays):
-        _serve(of(_attention(eviction)))
-        _serve(of(_attention(eviction, in_order=True)))
-        _swap(of(_attention(eviction)))
-        _look_ahead(of(_attention(eviction)))
-        _share(of(_attention(eviction)))
-        _bring(of(_attention(eviction)))
-        _change_weights(of(_attention(eviction)))
-        _overflow(of(_attention(eviction)))
-        _keep_states(of(_hybrid(eviction)))
-        _replay(of(_replaying(eviction)))
-        _roll_back(of(_plain(eviction)))
+        _serve(of(build.attention()))
+        _serve(of(build.attention(in_order=True)))
+        _swap(of(build.attention()))
+        _look_ahead(of(build.attention()))
+        _share(of(build.attention()))
+        _bring(of(build.attention()))
+        _change_weights(of(build.attention()))
+        _overflow(of(build.attention()))
+        _keep_states(of(build.hybrid()))
+        _replay(of(build.replaying()))
+        _roll_back(of(build.plain()))
 
 
 class _TakingArrays:
@@ -59,63 +73,77 @@ def _taking_arrays(space: BlockSpace) -> BlockSpace:
     return cast("BlockSpace", _TakingArrays(space))
 
 
-def _plain(eviction: str) -> BlockSpace:
-    return BlockSpace(
-        SpaceConfig((FullAttention(2),), 40, max_sequences=4, max_tokens=64, explain=True, eviction=eviction)
-    )
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What builds the spaces."""
 
+    eviction: str
+    has_features: bool
 
-def _attention(eviction: str, *, in_order: bool = False) -> BlockSpace:
-    groups = (
-        FullAttention(block_size=2),
-        SlidingWindow(window=4, block_size=2, num_sink_tokens=2),
-        ChunkedLocal(chunk_size=4, block_size=2),
-    )
-    limits = {"one": TenantLimits(floor=4), "other": TenantLimits(cap=150)}
-    return BlockSpace(
-        SpaceConfig(
+    def plain(self) -> BlockSpace:
+        """Full attention alone."""
+        return self._space((FullAttention(2),), 40, max_sequences=4, explain=self.has_features)
+
+    def attention(self, *, in_order: bool = False) -> BlockSpace:
+        """Attention by three rules, with every feature if any."""
+        groups = (
+            FullAttention(block_size=2),
+            SlidingWindow(window=4, block_size=2, num_sink_tokens=2),
+            ChunkedLocal(chunk_size=4, block_size=2),
+        )
+        if not self.has_features:
+            return self._space(groups, 200, num_host_blocks=100, in_order=in_order, receipts=True)
+        return self._space(
             groups,
-            num_blocks=200,
+            200,
             num_host_blocks=100,
-            max_sequences=8,
-            max_tokens=64,
             min_partial_hit=1,
             in_order=in_order,
             events=True,
             receipts=True,
             explain=True,
             leases=True,
-            tenants=limits,
-            eviction=eviction,
+            tenants={"one": TenantLimits(floor=4), "other": TenantLimits(cap=150)},
             weights_epoch=0,
             max_epoch_lag=1,
         )
-    )
+
+    def hybrid(self) -> BlockSpace:
+        """Full attention beside states, some of which are drafts."""
+        state = RecurrentState(4, num_draft_states=3, max_checkpoints=4 if self.has_features else None)
+        pools = {"device": 60, "state": 16}
+        return self._space((FullAttention(block_size=2), state), pools, num_host_blocks={"device": 30, "state": 8})
+
+    def replaying(self) -> BlockSpace:
+        """Windows that are computed again where they are gone."""
+        groups = (
+            FullAttention(block_size=2),
+            SlidingWindow(window=3, block_size=2, pool="windows", replay=Replay(4, 2)),
+            SlidingWindow(window=3, block_size=2, num_sink_tokens=2, pool="windows", replay=Replay(4, 2)),
+            SlidingWindow(window=4, block_size=2, pool="windows", prefix_caching=False),
+        )
+        return self._space(groups, {"device": 400, "windows": 40}, explain=self.has_features)
+
+    def _space(
+        self,
+        groups: tuple[GroupSpec, ...],
+        pools: int | dict[str, int],
+        *,
+        max_sequences: int = 8,
+        **told: Any,  # noqa: ANN401 - fields of the configuration
+    ) -> BlockSpace:
+        config = SpaceConfig(groups, pools, max_sequences=max_sequences, max_tokens=64, eviction=self.eviction, **told)
+        assert config.has_features == self.has_features or self.eviction != DEFAULT_EVICTION
+        return BlockSpace(config)
 
 
-def _hybrid(eviction: str) -> BlockSpace:
-    groups = (FullAttention(block_size=2), RecurrentState(4, num_draft_states=3, max_checkpoints=4))
-    pools = {"device": 60, "state": 16}
-    config = SpaceConfig(
-        groups, pools, num_host_blocks={"device": 30, "state": 8}, max_sequences=8, max_tokens=64, eviction=eviction
-    )
-    return BlockSpace(config)
+def _who(space: BlockSpace, tenant: str = "one") -> str | None:
+    return tenant if space.config.tenants else None
 
 
-def _replaying(eviction: str) -> BlockSpace:
-    groups = (
-        FullAttention(block_size=2),
-        SlidingWindow(window=3, block_size=2, pool="windows", replay=Replay(4, 2)),
-        SlidingWindow(window=3, block_size=2, num_sink_tokens=2, pool="windows", replay=Replay(4, 2)),
-        SlidingWindow(window=4, block_size=2, pool="windows", prefix_caching=False),
-    )
-    pools = {"device": 400, "windows": 40}
-    return BlockSpace(SpaceConfig(groups, pools, max_sequences=8, max_tokens=64, explain=True, eviction=eviction))
-
-
-def _admitted(space: BlockSpace, prompt: tuple[int, ...] = PROMPT, tenant: str | None = "one") -> int:
+def _admitted(space: BlockSpace, prompt: tuple[int, ...] = PROMPT, tenant: str = "one") -> int:
     """Admit a prompt, and have it computed."""
-    named = tenant if space.config.tenants else None
+    named = _who(space, tenant)
     hit = space.match(prompt)
     space.can_allocate(prompt, match=hit, tenant=named)
     answer = space.allocate(prompt, match=hit, tenant=named)
@@ -153,7 +181,7 @@ def _serve(space: BlockSpace) -> None:
     space.abort(space.plan_step().step_id)
     _abort(space, row)
     again = _admitted(space, (*PROMPT[:9], 77, 78, 79), "other")
-    space.free([row, again], num_generated=[3, 1], keep_until_s=9.0)
+    space.free([row, again], num_generated=[3, 1], keep_until_s=9.0 if space.config.leases else None)
     space.drain_events()
     space.reset_prefix_cache()
 
@@ -172,9 +200,12 @@ def _look(space: BlockSpace, row: int) -> None:
         space.page_lists([row], group)
         space.computed_block_ids(row, group)
         space.block_ids(row, group)
-    space.epochs(row)
-    space.receipt(row)
-    space.explanation(row)
+    if space.config.counts_epochs:
+        space.epochs(row)
+    if space.config.receipts:
+        space.receipt(row)
+    if space.config.explain:
+        space.explanation(row)
     space.statistics()
     space.ref_counts()
     stored = space.stored_blocks()
@@ -214,29 +245,30 @@ def _look_ahead(space: BlockSpace) -> None:
 
 def _share(space: BlockSpace) -> None:
     """Identical prompts of one step, branches, leases, supersession and forgetting."""
-    rows = [space.allocate(PROMPT, tenant="one"), space.allocate(PROMPT, tenant="one", publish="prompt")]
+    rows = [space.allocate(PROMPT, tenant=_who(space)), space.allocate(PROMPT, tenant=_who(space), publish="prompt")]
     _step(space)
     first, second = (answer.row for answer in rows if isinstance(answer, Allocation))
     space.fork(first, 1, at=6)
     space.advance(2.0)
-    space.lease(PROMPT, 5.0)
+    if space.config.leases:
+        space.lease(PROMPT, 5.0)
     space.append([second], [70, 71, 72, 73], [4])
     _step(space)
-    space.free([int(space.fork(first)[0])], priority=1)
+    space.free([int(space.fork(first)[0])], priority=1 if space.config.leases else 0)
     space.free([first], superseded_by=second)
     space.advance(9.0)
     space.free([second])
     space.forget(PROMPT, start=4)
-    space.allocate(PROMPT, keys=RequestKeys(salt=b"a"), num_sequences=2, num_lookahead=2, tenant="one")
+    space.allocate(PROMPT, keys=RequestKeys(salt=b"a"), num_sequences=2, num_lookahead=2, tenant=_who(space))
 
 
 def _bring(space: BlockSpace) -> None:
     """Prefixes from elsewhere, blocks held for them, and content that turned out bad."""
     for num_tokens in (8, 4, None):
-        load = space.load(PROMPT, 12, tenant="one")
+        load = space.load(PROMPT, 12, tenant=_who(space))
         if isinstance(load, Load):
             space.finish_load(load, num_tokens)
-    answer = space.allocate(PROMPT, num_external_tokens=14, tenant="one")
+    answer = space.allocate(PROMPT, num_external_tokens=14, tenant=_who(space))
     assert isinstance(answer, Allocation), "a prompt that comes from elsewhere found no room"
     _step(space)
     blocks = [block for block in space.block_ids(answer.row) if block]
@@ -248,6 +280,9 @@ def _bring(space: BlockSpace) -> None:
 
 
 def _change_weights(space: BlockSpace) -> None:
+    if not space.config.counts_epochs:
+        space.set_weights_epoch("other")
+        return
     row = _admitted(space)
     for epoch in (1, 2):
         space.set_weights_epoch(epoch)
@@ -264,8 +299,9 @@ def _overflow(space: BlockSpace) -> None:
     for start in range(0, 2_000, 100):
         prompt = tuple(range(start, start + 30))
         space.advance(3.0 + start)
-        space.lease(prompt, 5_000.0)
-        rows = [space.allocate(prompt, tenant=tenant) for tenant in ("one", "other")]
+        if space.config.leases:
+            space.lease(prompt, 5_000.0)
+        rows = [space.allocate(prompt, tenant=_who(space, tenant)) for tenant in ("one", "other")]
         _step(space)
         space.free([answer.row for answer in rows if isinstance(answer, Allocation)])
     space.explain(tuple(range(30)))
@@ -295,6 +331,19 @@ def _keep_states(space: BlockSpace) -> None:
     _step(space)
     space.free([row, _admitted(space)])
     space.match(np.array(PROMPT))
+    _go_on_from_a_state(space)
+
+
+def _go_on_from_a_state(space: BlockSpace) -> None:
+    """Compute a prompt up to where its last state is kept, and send it again."""
+    prompt = tuple(range(300, 319))
+    first = space.allocate(prompt[:18], prompt=prompt)
+    assert isinstance(first, Allocation), "a prompt found no room"
+    _step(space)
+    space.append([first.row], prompt[18:])
+    _step(space)
+    space.free([first.row])
+    space.free([_admitted(space, prompt)])
 
 
 def _replay(space: BlockSpace) -> None:

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from pagedkv.memory.compilation.loop_sources import PACKAGE_FOLDER
-from pagedkv.memory.pool.eviction.registry import policy_named
+from pagedkv.memory.pool.eviction.registry import DEFAULT, policy_named
 
-__all__ = ["ATTENTION", "Rehearsal", "all_of", "of_curves", "of_model_curves", "of_spaces"]
+__all__ = ["ATTENTION", "FEATURES", "NO_FEATURES", "Rehearsal", "all_of", "of_curves", "of_model_curves", "of_spaces"]
+
+FEATURES: Final = "features"
+NO_FEATURES: Final = "no features"
+"""What a rehearsal of spaces is told: whether their pools keep more than names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,14 @@ ATTENTION: Final = Rehearsal("pagedkv.memory.attention.rehearsal", needs="torch"
 """Attention on a CPU."""
 
 
-def of_spaces(eviction: str) -> Rehearsal:
-    """Give what spaces with an eviction policy can do. Raises ConfigurationError: the policy is not known."""
-    return Rehearsal("pagedkv.memory.warming.rehearsal", (policy_named(eviction).name,))
+def of_spaces(eviction: str, *, has_features: bool = True) -> Rehearsal:
+    """Give what spaces with an eviction policy can do. Raises ConfigurationError: the policy is not known.
+
+    ``has_features``: as :attr:`SpaceConfig.has_features <pagedkv.SpaceConfig>` says of a configuration.
+    """
+    with_all = has_features or policy_named(eviction) is not DEFAULT
+    told = (policy_named(eviction).name, FEATURES if with_all else NO_FEATURES)
+    return Rehearsal("pagedkv.memory.warming.rehearsal", told)
 
 
 def of_curves(eviction: str) -> Rehearsal:
@@ -65,5 +74,6 @@ def of_model_curves(eviction: str) -> Rehearsal:
 
 def all_of(eviction: str) -> tuple[Rehearsal, ...]:
     """Give all that can be run, with this eviction policy. Raises ConfigurationError: the policy is not known."""
-    each = (of_spaces(eviction), of_curves(eviction), of_model_curves(eviction), ATTENTION)
+    spaces = (of_spaces(eviction), of_spaces(eviction, has_features=False))
+    each = dict.fromkeys((*spaces, of_curves(eviction), of_model_curves(eviction), ATTENTION))
     return tuple(rehearsal for rehearsal in each if rehearsal.can_be_run)

@@ -144,6 +144,7 @@ def _over_blocks(
         watermark=0.0,
         prefix_caching=False,
         in_order=True,
+        explain=True,  # so that it runs the loops that serve requests, which are compiled by now
     )
     space, storage = BlockSpace(config), KVStorage(config, groups.shapes, model.device)
     tables = BlockTables(config, max_batched_tokens=num_tokens, device=model.device)

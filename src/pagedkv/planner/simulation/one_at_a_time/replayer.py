@@ -155,7 +155,8 @@ def compile_loops() -> None:
     They hit, evict, end on a block boundary and repeat what is cached: all that a replay can come upon.
     """
     config = ReplayConfig(num_blocks=5, block_size=2)
-    make_ready(of_spaces(config.space_config().eviction))
+    space_config = config.space_config()
+    make_ready(of_spaces(space_config.eviction, has_features=space_config.has_features))
     replayer = Replayer(config, clock=lambda: 0)
     for first_token in (0, 0, 100, 200, 0):
         token_ids = np.arange(first_token, first_token + 7, dtype=np.int32)

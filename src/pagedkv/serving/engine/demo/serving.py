@@ -128,7 +128,7 @@ def compile_loops(model: compat.Model) -> None:
 
 def _complete_a_block_twice() -> None:
     """Have two sequences compute the same, as forks that answer alike do: few questions do not meet that."""
-    space = BlockSpace(SpaceConfig((FullAttention(block_size=2),), 8, eviction=DEMO_CONFIG.eviction))
+    space = BlockSpace(SpaceConfig((FullAttention(block_size=2),), 8, eviction=DEMO_CONFIG.eviction, explain=True))
     first = space.allocate([1])
     assert isinstance(first, Allocation), f"an empty space has no room for a token: {first}"
     space.acknowledge(space.plan_step().step_id)
