@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 run: $(STAMP) ## a small model answers questions out of too little KV memory; every answer is judged
-	@echo "The first run compiles its loops, which takes about a minute."
+	@echo "The first run compiles its loops, which takes a minute or two."
 	$(BIN)/pagedkv demo
 
 replay: $(STAMP) ## generate the conversation workload and replay it, then a recorded trace if it is there

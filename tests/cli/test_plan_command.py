@@ -171,6 +171,12 @@ def test_a_pipe_cannot_be_read_for_each_point(tmp_path: Path) -> None:
     assert (result.exit_code, "name a file, not a pipe" in result.stderr) == (2, True)
 
 
+def test_a_trace_that_is_not_there_is_named_with_the_reason(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "gone", "No such file or directory"), (tmp_path, "Is a directory")):
+        result = run("plan", path, *SMALL)
+        assert (result.exit_code, result.stderr) == (2, f"pagedkv: {path}: cannot be opened: {reason}\n")
+
+
 def test_a_fault_in_the_trace_is_told_by_whichever_process_finds_it(cost: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = "".join(f"{n},30,5\n" for n in range(1100))

@@ -38,10 +38,14 @@ def digest_of_files(paths: Sequence[str]) -> str:
 
 
 def _digest_of_file(path: str) -> str:
-    if not Path(path).is_file():
+    file = Path(path)
+    if file.exists() and not (file.is_file() or file.is_dir()):
         raise OutputError(f"{path}: a plan reads the trace once for each point: name a file, not a pipe")
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be opened: {error.strerror}") from error
 
 
 class PointStore:
