@@ -6,14 +6,23 @@ import pytest
 from pagedkv import BlockPool, KVCacheBlock
 from pagedkv.memory.contract.errors import BlockError, ConfigurationError
 from pagedkv.memory.contract.events import CacheEventKind
-from pagedkv.memory.pool.blocks import HOLD_STEP, LIFE, NULL_BLOCK, NUM_EVICTED, OPEN_STEP, PENDING_STEP, QUEUE
+from pagedkv.memory.pool.blocks import (
+    HOLD_STEP,
+    LIFE,
+    NULL_BLOCK,
+    NUM_EVICTED,
+    OPEN_STEP,
+    PENDING_STEP,
+    QUEUE,
+    PoolFeatures,
+)
 from pagedkv.memory.pool.life_cycle import drop_name, reuse_all, settle
 from pagedkv.memory.pool.prefix_index import name_block
 from pagedkv.memory.pool.sweeps import drop_all_names, withdraw_since
 
 
-def new_pool(num_blocks: int = 6) -> BlockPool:
-    return BlockPool("device", num_blocks, 4)
+def new_pool(num_blocks: int = 6, events: int = 0) -> BlockPool:
+    return BlockPool("device", num_blocks, 4, features=PoolFeatures(events=events))
 
 
 def take(pool: BlockPool, n: int) -> list[int]:
@@ -210,8 +219,7 @@ def test_a_foreign_block_has_no_view(block: int) -> None:
 
 
 def test_the_event_log_keeps_the_latest_and_tells_what_it_lost() -> None:
-    pool = new_pool(3000)
-    pool.record_events(100)
+    pool = new_pool(3000, events=100)
     take(pool, 2999)
     name(pool, *range(1, 101))
     assert pool.drain_events().block_ids.tolist() == list(range(1, 101))
@@ -225,8 +233,7 @@ def test_the_event_log_keeps_the_latest_and_tells_what_it_lost() -> None:
 
 
 def test_dropping_every_name_is_one_event() -> None:
-    pool = new_pool(300)
-    pool.record_events(10)
+    pool = new_pool(300, events=10)
     take(pool, 299)
     name(pool, *range(1, 4))
     pool.clear_names()

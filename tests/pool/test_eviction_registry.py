@@ -4,16 +4,18 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from pagedkv import BlockPool, BlockSpace, FullAttention, SpaceConfig
+from pagedkv import BlockPool, BlockSpace, FullAttention, RecurrentState, SpaceConfig, TenantLimits
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.pool import eviction
 from pagedkv.memory.pool.blocks import PLAIN, PoolArrays, PoolFeatures
 from pagedkv.memory.pool.eviction.fifo import FIFO
 from pagedkv.memory.pool.eviction.policy import EvictionPolicy
 from pagedkv.memory.pool.eviction.registry import DEFAULT, POLICIES, policy_named
+from pagedkv.memory.space.state import SpaceState
 from pagedkv.planner.capacity import curve
 from pagedkv.planner.simulation import ServingConfig
 from tests.cli.command import run
@@ -23,7 +25,7 @@ NOT_POLICIES = {"__init__", "moments", "policy", "registry"}
 FOLDER = Path(eviction.__path__[0])
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide.md"
-FEATURES = PoolFeatures(9, True, True, True, ((1, 2),), ((9, 0), (9, 0)), 2, True)  # noqa: FBT003 - one of each
+FEATURES = PoolFeatures(9, True, True, True, ((1, 2),), ((9, 0), (9, 0)), 5, 2, True)  # noqa: FBT003 - one of each
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -68,6 +70,29 @@ def test_a_pool_without_features_that_evicts_by_lru_runs_code_without_any() -> N
     for name, value in FEATURES._asdict().items():
         pool = BlockPool("device", 9, features=PLAIN._replace(**{name: value}))
         assert type(pool.arrays) is (PoolArrays if name == "num_in_sets" else DEFAULT.arrays), name
+
+
+KEPT: dict[str, dict[str, object]] = {
+    "ghosts": {"explain": True},
+    "epochs": {"weights_epoch": 0},
+    "leases": {"leases": True},
+    "links of siblings": {"min_partial_hit": 1},
+    "events": {"events": True},
+    "tenants": {"tenants": {"a": TenantLimits(cap=4)}},
+    "bounds": {"groups": (FullAttention(block_size=4), RecurrentState(4, pool="device", max_checkpoints=2))},
+    "another policy": {"eviction": "fifo"},
+}
+
+
+@pytest.mark.parametrize("options", KEPT.values(), ids=KEPT)
+def test_what_a_configuration_keeps_is_what_all_pools_of_its_space_run(options: dict[str, object]) -> None:
+    plain = replace(space_config("lru"), num_host_blocks=5)
+    kinds = {}
+    for config in (plain, replace(plain, **cast("Any", options))):
+        state = SpaceState(config)
+        kinds[config.has_features] = {type(pool.arrays) for pool in state.all_pools}
+        assert len(state.all_pools) == 2
+    assert kinds == {False: {PoolArrays}, True: {POLICIES[str(options.get("eviction", "lru"))].arrays}}
 
 
 def test_every_file_of_the_package_is_in_the_list() -> None:

@@ -41,13 +41,16 @@ def sources_of_bound(kind: type) -> Iterator[Path]:
     """Find the files of all loops that are bound to a class."""
     for table in TABLES:
         if (bound := getattr(kind, table, None)) is not None:
-            for each in fields(bound):
-                loop = getattr(bound, each.name)
-                yield Path(inspect.getfile(getattr(loop, "py_func", loop)))
+            for loop in (getattr(bound, each.name) for each in fields(bound)):
+                if not isinstance(loop, _Choice):  # that is of the other table
+                    yield Path(inspect.getfile(getattr(loop, "py_func", loop)))
 
 
 class _Choice(Generic[P, R]):
-    """What stands for several loops. Numba asks it as it asks the dispatcher of one function."""
+    """What stands for several loops. Numba asks it as it asks the dispatcher of one function.
+
+    One table may bind what another one is to decide.
+    """
 
     is_compiling = False  # not by itself
 

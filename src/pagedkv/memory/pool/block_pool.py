@@ -38,7 +38,7 @@ from pagedkv.memory.pool.eviction.policy import EvictionPolicy
 from pagedkv.memory.pool.eviction.registry import DEFAULT, require_listed
 from pagedkv.memory.pool.life_cycle import acquire, release
 from pagedkv.memory.pool.prefix_index import PrefixIndex
-from pagedkv.memory.pool.sets import class_of, new_arrays
+from pagedkv.memory.pool.sets import new_arrays
 from pagedkv.memory.pool.sweeps import drop_all_names
 
 __all__ = ["BlockPool", "KVCacheBlock"]
@@ -196,12 +196,6 @@ class BlockPool:
     def advance(self, now_s: float) -> None:
         """Set the clock that eviction policies look at, in seconds; the caller has checked that it never goes back."""
         advance_clock(self.arrays.counts, now_s)
-
-    def record_events(self, most: int) -> None:
-        """Record events from now on, the latest ``most`` of them, in a pool that has features."""
-        if len(self.arrays.event_log) == 0:
-            arrays = class_of(self.policy, has_features=True)._make(self.arrays)
-            self.arrays = arrays._replace(event_log=event_log.new_log(most))
 
     def clear_names(self, cause: int = RESET) -> None:
         """Make everything unfindable, and record that as one event; ``cause``: why. O(blocks)."""

@@ -170,6 +170,8 @@ class PoolFeatures(NamedTuple):
             (:mod:`pagedkv.memory.pool.bounding`).
         limits: cap and floor of each tenant, in blocks, the first one for whoever names none; 16 bytes a block and 64 a
             tenant (:mod:`pagedkv.memory.pool.charging`). Empty: blocks are charged to nobody.
+        events: so many events of names that come and go, the latest, wait to be drained
+            (:mod:`pagedkv.memory.pool.event_log`). 0: none are recorded.
         num_in_sets: groups of the pool with prefix caching, if there is another such group in this pool or elsewhere: a
             hit takes blocks of all. 0 if blocks hit by themselves.
         others_have: another pool of the space has some of that, so that the code that serves it serves this pool too.
@@ -181,6 +183,7 @@ class PoolFeatures(NamedTuple):
     siblings: bool = False
     bounds: tuple[tuple[int, int], ...] = ()
     limits: tuple[tuple[int, int], ...] = ()
+    events: int = 0
     num_in_sets: int = 0
     others_have: bool = False
 

@@ -15,7 +15,6 @@ features. A pool without any has none of this (:mod:`pagedkv.memory.pool.sets`).
 from typing import ClassVar, Final
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
-from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.events import REMOVED, STORED
 from pagedkv.memory.pool import bounding, charging, free_queue, siblings
 from pagedkv.memory.pool.blocks import FREE, NUM_FREE, NUM_LEASED, QUEUE, PoolArrays
@@ -53,11 +52,6 @@ def _counts_takes(pool: PoolArrays) -> bool:
 
 
 @inlined
-def _choose_victim(pool: PoolArrays, first: int) -> int:
-    return policy.choose_victim(pool, first)
-
-
-@inlined
 def _note_eviction(pool: PoolArrays, block: int) -> None:
     policy.note_eviction(pool, block)
     policy.note_drop(pool, block)
@@ -69,17 +63,7 @@ def _note_take(pool: PoolArrays, block: int) -> None:
         charging.take(pool, block)
 
 
-@inlined
-def _note_begin(pool: PoolArrays, block: int) -> None:
-    undate(pool, block)
-
-
 # Names
-
-
-@inlined
-def _note_name(pool: PoolArrays, block: int) -> None:
-    policy.note_name(pool, block)
 
 
 @inlined
@@ -104,27 +88,7 @@ def _note_unnamed(pool: PoolArrays, block: int, cause: int) -> None:
     end_lease(pool, block)
 
 
-@inlined
-def _expect(pool: PoolArrays, word: int) -> None:
-    policy.expect(pool, word)
-
-
-@inlined
-def _note_reuse(pool: PoolArrays, block: int) -> None:
-    policy.note_reuse(pool, block)
-
-
-@inlined
-def _note_recomputed(pool: PoolArrays, block: int) -> None:
-    policy.note_recomputed(pool, block)
-
-
 # A block is given back
-
-
-@inlined
-def _note_request(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> None:
-    policy.note_request(pool, blocks, num_outputs)
 
 
 @inlined
@@ -141,11 +105,6 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
         enqueue_leased(pool, block)
     else:
         policy.enqueue(pool, block)
-
-
-@inlined
-def _put(pool: PoolArrays, block: int) -> None:
-    policy.enqueue(pool, block)
 
 
 @inlined
@@ -209,27 +168,27 @@ ALL_FEATURES: Final = Moments(
     make_room=_make_room,
     counts_takes=_counts_takes,
     note_payer=charging.let_pay,
-    choose_victim=_choose_victim,
+    choose_victim=policy.choose_victim,
     note_eviction=_note_eviction,
     note_take=_note_take,
-    note_begin=_note_begin,
-    note_name=_note_name,
+    note_begin=undate,
+    note_name=policy.note_name,
     note_drop=_note_drop,
     note_named=_note_named,
     note_unnamed=_note_unnamed,
     note_child=siblings.link_child,
     next_child=siblings.next_child,
-    expect=_expect,
-    note_reuse=_note_reuse,
-    note_recomputed=_note_recomputed,
+    expect=policy.expect,
+    note_reuse=policy.note_reuse,
+    note_recomputed=policy.note_recomputed,
     note_copy=copy_epochs,
     are_alike=same_epochs,
     is_fresher=is_fresher,
-    note_request=_note_request,
+    note_request=policy.note_request,
     note_rest=_note_rest,
     enqueue=_enqueue,
     note_cached=_note_cached,
-    put=_put,
+    put=policy.enqueue,
     note_rank=_note_rank,
     unlink=_unlink,
     note_claim=_note_claim,

@@ -15,7 +15,7 @@ from pagedkv.memory.tables.retaining import (
 from pagedkv.memory.tables.rows import HIT_ALIGNMENT
 from pagedkv.memory.tables.sliding import slide
 
-__all__ = ["RetentionFeature", "note_ends", "slide_group"]
+__all__ = ["RetentionFeature", "slide_group"]
 
 
 class RetentionFeature(SpaceFeature):
@@ -36,7 +36,7 @@ class RetentionFeature(SpaceFeature):
 
     def leaving(self, batch: Int32Array) -> None:
         """What is to be kept of rows is noted while they have it."""
-        note_ends(self._state, batch)
+        _note_ends(self._state, batch)
 
     def cleared(self, batch: Int32Array) -> None:
         """New rows keep nothing."""
@@ -60,7 +60,7 @@ def _note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) -
             move_end_on(pool, group.arrays, hits, chain.pool.arrays, chain_hits)
 
 
-def note_ends(state: SpaceState, batch: Int32Array) -> None:
+def _note_ends(state: SpaceState, batch: Int32Array) -> None:
     """Note what is to be kept of rows whose blocks on the device are about to be given up."""
     for group in state.shedding_groups:
         chain = _chain_beside(state, group)

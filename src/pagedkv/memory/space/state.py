@@ -299,8 +299,6 @@ class SpaceState:
                 in_order=config.in_order,
                 features=self._features(name, 0 if is_host else count),
             )
-            if config.events and not is_host:
-                pools[name].record_events(config.max_events)
             set_epoch_in_force(pools[name].arrays, 0 if isinstance(config.weights_epoch, str) else config.weights_epoch)
         return pools
 
@@ -320,6 +318,7 @@ class SpaceState:
             siblings=config.prefix_caching and config.min_partial_hit > 0 and is_device,
             bounds=bounds if config.prefix_caching and is_device else (),
             limits=self.limits[name] if self.tenant_names and is_device else (),
+            events=config.max_events if config.events and is_device else 0,
             num_in_sets=self._num_in_sets(name),
             others_have=config.has_features,
         )
