@@ -96,6 +96,8 @@ def test_every_parameter_in_backquotes_has_an_option_and_every_entry_is_used() -
             "Make them: pagedkv convert a b.jsonl --block-size 16 -o with-ids.jsonl.gz",
         ),
         ("Sort it: `sorted_by_arrival`", "Sort it: --sort"),
+        ("block_size must be at least 1, got 0", "--block-size must be at least 1, got 0"),
+        ("nothing must be at least 1, got 0", "nothing must be at least 1, got 0"),
         ("`nobody` knows `f(x)` nor block_size", "`nobody` knows `f(x)` nor block_size"),
     ],
 )

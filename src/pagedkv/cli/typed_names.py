@@ -1,7 +1,8 @@
 """What users type for what the library names: its messages have parameters in backquotes, the command line has options.
 
-The library knows no options: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. Whatever a
-command shows of its messages, errors and notes, goes through :func:`as_typed`.
+The library knows no options: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. What
+refuses an argument begins with its parameter, without backquotes: ``block_size must be at least 1, got 0``. Whatever a command
+shows of its messages, errors and notes, goes through :func:`as_typed`.
 """
 
 import re
@@ -70,13 +71,20 @@ CALLS: Final[Mapping[str, str]] = MappingProxyType(
 
 NAMED: Final = re.compile(r"`([A-Za-z_][\w.]*)(?:=([^`]*)|\(([^`]*)\))?`")
 
+REFUSED: Final = re.compile(r"\w+(?= must be )")
+
 
 def as_typed(message: str) -> str:
     """Name options in place of the library's parameters; other words in backquotes stay as they are.
 
     >>> as_typed("give `num_host_blocks`, as in `num_blocks=100`")
     'give --host-blocks, as in --num-blocks 100'
+    >>> as_typed("block_size must be at least 1, got 0")
+    '--block-size must be at least 1, got 0'
     """
+    refused = REFUSED.match(message)
+    if refused is not None and refused[0] in OPTIONS:
+        message = OPTIONS[refused[0]] + message[refused.end() :]
     return NAMED.sub(_typed, message)
 
 

@@ -1,7 +1,7 @@
 """What acts at the moments of a pool's blocks where the pool has features, and where the features meet.
 
-A feature knows the core and no other feature; who comes before whom at a moment is said here, once, and what two of
-them mean for each other::
+A feature imports the core and no other feature. In which order features act at a moment stands here, once, and what two
+of them mean for each other::
 
     a free block is of one kind:   leased | spare | cached as the policy says     (a lease goes before spareness)
     leased and spare blocks        are none of the policy's

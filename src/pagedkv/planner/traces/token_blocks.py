@@ -48,7 +48,7 @@ class TokenBlocks:
 
     def __init__(self, block_size: int) -> None:
         if block_size < 1:
-            raise ConfigurationError(f"blocks must have at least 1 token, got {block_size}")
+            raise ConfigurationError(f"block_size must be at least 1 token, got {block_size}")
         self._block_size = block_size
         self._ids_by_digest: dict[bytes, int] = {}
 
