@@ -1,8 +1,8 @@
 """What users type for what the library names: its messages have parameters in backquotes, the command line has options.
 
-The library knows no options: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. What
-refuses an argument begins with its parameter, without backquotes: ``block_size must be at least 1, got 0``. Whatever a command
-shows of its messages, errors and notes, goes through :func:`as_typed`.
+The library knows no options: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. A message
+that refuses an argument begins with its parameter, without backquotes: ``block_size must be at least 1, got 0``.
+Whatever a command shows of the library's messages, errors and notes, goes through :func:`as_typed`.
 """
 
 import re
