@@ -74,18 +74,21 @@ class StepMetadata:
     Args:
         groups: what it is for each group, in their order.
         num_places: sequences; num_tokens: tokens of all of them.
+        is_padded: tokens may follow that belong to no sequence; what is answered for them is zero.
     """
 
     groups: Sequence[GroupMetadata]
     num_places: int
     num_tokens: int
+    is_padded: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def of(cls, inputs: StepInputs, plan: StepPlan | None = None) -> "StepMetadata":
+    def of(cls, inputs: StepInputs, plan: StepPlan | None = None, *, is_padded: bool = False) -> "StepMetadata":
         """View what the device holds for a step.
 
         Args:
             inputs: the step's; plan: where the host is to say which lengths it knows.
+            is_padded: the inputs may have more tokens than the step.
         """
         starts, seq_lens, offsets = inputs.starts, inputs.seq_lens, inputs.query_start_loc
         slots = inputs.slot_mappings
@@ -100,7 +103,12 @@ class StepMetadata:
             )
             for group, table in enumerate(inputs.block_tables)
         )
-        return cls(groups, inputs.num_rows, inputs.num_tokens)
+        return cls(groups, inputs.num_rows, inputs.num_tokens, is_padded=is_padded)
+
+    def new_answers(self, query: torch.Tensor, value_dim: int) -> torch.Tensor:
+        """Allocate answers: ``[tokens, heads, value_dim]``, undefined but for the zeros of padding."""
+        shape = (*query.shape[:2], value_dim)
+        return query.new_zeros(shape) if self.is_padded else query.new_empty(shape)
 
     def select(self, places: torch.Tensor, tokens: torch.Tensor) -> "StepMetadata":
         """Leave out all but some places and their tokens: int64 each, ascending."""

@@ -121,7 +121,7 @@ class TritonBackend:
     def attend(
         self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute attention of a step's queries to the keys in the blocks. Answers of padding tokens are undefined.
+        """Compute attention of a step's queries to the keys in the blocks. Answers of padding are undefined, or zero.
 
         The host waits for nothing. Cost: O(seen positions x heads x dimensions) on the device, each key read once.
         """
@@ -130,7 +130,7 @@ class TritonBackend:
         if layer == listed.first_layer or listed.made_for is not group:
             listed.rows = PagedRows(group.block_tables, group.starts, group.seq_lens, group.query_start_loc)
             self._make_list(listed, group, memory)
-        return self._answer(listed, memory, query, sinks)
+        return self._answer(listed, memory, query, step, sinks)
 
     def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
         """Compute attention of absorbed queries to latents; as :meth:`attend`."""
@@ -152,7 +152,7 @@ class TritonBackend:
             table = _unfolded_table(spec, group, self._positions)
             listed.rows = PagedRows(table, group.starts, group.seq_lens, group.query_start_loc)
             self._make_list(listed, group, memory)
-        return self._answer(listed, memory, query, None)
+        return self._answer(listed, memory, query, step, None)
 
     def _list_of(self, number: int, memory: PagedLayer, *, is_unfolded: bool = False) -> _Work:
         """Find the list of a layer, which those that read alike share, or allocate it."""
@@ -180,10 +180,10 @@ class TritonBackend:
         listed.made_for = group
 
     def _answer(
-        self, listed: _Work, memory: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None
+        self, listed: _Work, memory: PagedLayer, query: torch.Tensor, step: StepMetadata, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         query = query if query.stride(2) == 1 else query.contiguous()
-        out = query.new_empty(*query.shape[:2], memory.values.shape[3])
+        out = step.new_answers(query, memory.values.shape[3])
         self._kernels.attend_rows(listed.work, memory, listed.rows, query, out, sinks)
         return out
 

@@ -173,6 +173,17 @@ class BlockTables:
         """Say that the launch, or the graph that holds it, stands in a stream; None: the current. Raises StepError."""
         self._ring.fence(stream)
 
+    def inputs_of_all(self, num_rows: int, num_tokens: int) -> StepInputs:
+        """View what was launched last, whatever it is, at so many places and tokens: for a graph that serves any step.
+
+        Places that a step leaves empty have empty ranges, and tokens behind its last one have slot -1.
+
+        Raises TensorError: more places or tokens than there are.
+        """
+        most = self.max_batched_tokens
+        num_tokens = as_count(num_tokens, "num_tokens", most=most, error=TensorError)
+        return self._inputs(StepId(0), self._num_places(num_rows), num_tokens)
+
     def record_refused(self, step_id: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
         """Tell how many tokens a step has refused in some rows, so that later ranges move down by as many.
 

@@ -51,6 +51,8 @@ class EngineConfig:
             layers are recurrent, since it also finds out how their states go on.
         warm_up: compile all loops that requests can reach before the first one is served, if they are not on disk, on
             all cores; False: each when it is first called, so that a first look begins sooner, and requests wait.
+        capture_steps: on a GPU, launch steps of up to 512 tokens as CUDA graphs, where the model allows it; False: call
+            by call, for a model that is to be changed or watched from step to step.
         speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
             answers stay the same. None: no guesses.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
@@ -76,6 +78,7 @@ class EngineConfig:
     max_epoch_lag: int = 0
     self_test: bool = True
     warm_up: bool = True
+    capture_steps: bool = True
     speculation: PromptLookup | None = None
     seed: int = 0
 
@@ -90,7 +93,7 @@ class EngineConfig:
             as_count(self.max_tokens, "max_tokens", least=1)
         for name in ("num_blocks", "num_host_blocks"):
             _check_blocks(getattr(self, name), name)
-        for name in ("prefix_caching", "self_test", "warm_up"):
+        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps"):
             as_flag(getattr(self, name), name)
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")

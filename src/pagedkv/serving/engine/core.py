@@ -30,6 +30,7 @@ from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Schedu
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.answering import Answering, Sampler, Taken
+from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState, what_prevents_graphs
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.driving import Driver
 from pagedkv.serving.engine.engine_request import EngineRequest, Wish
@@ -103,9 +104,20 @@ class EngineCore:
             query_dtype=model.dtype,
             num_draft=config.most_drafts,
         )
-        self._runner = ModelRunner(
-            model, groups, self.executor, backend, replays_steps=replays_steps, continues=continues
+        self._uncaptured = (
+            what_prevents_graphs(groups, model.device) if config.capture_steps else "capture_steps is off"
         )
+        self._captured = None if self._uncaptured else self._new_graphs(model, tables)
+        self._runner = ModelRunner(
+            model,
+            groups,
+            self.executor,
+            backend,
+            replays_steps=replays_steps,
+            continues=continues,
+            captured=self._captured,
+        )
+        self._runner.capture()
         self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
         self._decode = decode
         self._clock = clock
@@ -114,6 +126,20 @@ class EngineCore:
         self._decoding: Decoding | None = None
         self._decoding_rows: tuple[SampledRow, ...] = ()
         self._failure: str | None = None
+
+    def _new_graphs(self, model: compat.Model, tables: BlockTables) -> CapturedPasses:
+        return CapturedPasses(
+            model,
+            tables,
+            max_places=self.config.max_sequences,
+            max_tokens=self.config.max_batched_tokens,
+            num_vocabulary=self._num_vocabulary,
+        )
+
+    @property
+    def capture_state(self) -> CaptureState:
+        """Which steps are replayed as graphs, and why others are not."""
+        return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
 
     # Requests
 

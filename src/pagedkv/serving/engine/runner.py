@@ -26,6 +26,7 @@ from pagedkv.memory.device import PlanExecutor, StepInputs
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.ambient import IMPLEMENTATION, listening
 from pagedkv.serving.engine.borrowing import BorrowedModel
+from pagedkv.serving.engine.captured_passes import CapturedPasses
 from pagedkv.serving.engine.flat_batch import FlatBatch
 from pagedkv.serving.engine.forward_pass import ForwardPass
 from pagedkv.serving.engine.grouping import EngineGroups
@@ -79,6 +80,7 @@ class ModelRunner:
             answer otherwise within a prompt.
         continues: recurrent layers continue a state over more than one token; else what follows a state goes token by
             token (Mamba).
+        captured: graphs of passes, for models of attention alone; None: every pass is run call by call.
 
     Attributes:
         borrowed: the model, as it is shared with other engines.
@@ -93,8 +95,10 @@ class ModelRunner:
         *,
         replays_steps: bool = False,
         continues: bool = True,
+        captured: CapturedPasses | None = None,
     ) -> None:
         self._continues = continues
+        self._captured = captured
         self._replays_steps = replays_steps
         self._model = model
         self._groups = groups
@@ -106,6 +110,12 @@ class ModelRunner:
         self._decodes_together = not groups.latents
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
         self._interval = min(sizes, default=0)
+
+    def capture(self) -> None:
+        """Capture graphs of passes of every size, where there are to be any; before the first step."""
+        if self._captured is not None:
+            with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
+                self._captured.capture_all(self._flat_pass)
 
     def compute(
         self, plan: StepPlan, inputs: StepInputs, batch: FlatBatch, scorings: Sequence[PromptScoring] = ()
@@ -127,6 +137,10 @@ class ModelRunner:
         step = StepMetadata.of(inputs)
         token_ids, wanted = batch.token_ids, batch.wanted
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
+            if self._captured is not None and not scorings:
+                logits = self._captured.compute(self._flat_pass, token_ids, positions, wanted)
+                if logits is not None:
+                    return logits
             if not self._groups.states:
                 piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
                 return self._run(piece, step, {}, token_ids, positions, wanted, scorings)
@@ -158,19 +172,30 @@ class ModelRunner:
         states = self._read_states(piece, blocks)
         self._cache.begin(forward_pass, states, list(self._groups.states), is_prompt=piece.is_prompt)
         watched = watched_head(self._model) if scorings else nullcontext()
-        with listening(forward_pass), watched as head:
-            logits = compat.forward(
-                self._model,
-                torch.from_numpy(wanted).to(self._device),
-                input_ids=ids,
-                position_ids=where,
-                past_key_values=self._cache,
-            )
-        forward_pass.require_complete()
+        with watched as head:
+            logits = self._answer(forward_pass, ids, where, torch.from_numpy(wanted).to(self._device))
         self._write_states(blocks)
         if head is not None:
             for scoring in scorings:
                 scoring.take(piece.tokens, head)
+        return logits
+
+    def _flat_pass(
+        self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Run a model of attention alone over tokens in one row, all of them on the device."""
+        forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, positions)
+        self._cache.begin(forward_pass, {}, [], is_prompt=False)
+        return self._answer(forward_pass, token_ids, positions, wanted)
+
+    def _answer(
+        self, forward_pass: ForwardPass, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        with listening(forward_pass):
+            logits = compat.forward(
+                self._model, wanted, input_ids=token_ids, position_ids=positions, past_key_values=self._cache
+            )
+        forward_pass.require_complete()
         return logits
 
     # Recurrent layers

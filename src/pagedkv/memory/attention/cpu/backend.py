@@ -81,7 +81,7 @@ class CPUBackend:
         """Compute attention of a step's queries; gathered keys are freed sequence by sequence."""
         spec, keys, values = self._layers[layer], self._keys[layer].blocks, self._values[layer].blocks
         group = step.groups[spec.group]
-        out = query.new_empty(len(query), spec.num_heads, values.shape[3])
+        out = step.new_answers(query, values.shape[3])
         reads_in_place = keys.dtype is torch.float32 and query.dtype is torch.float32
         if reads_in_place and self._decode(layer, query, group, sinks, out) == step.num_tokens:
             return out
@@ -101,7 +101,7 @@ class CPUBackend:
         """Compute attention of absorbed queries to gathered latents, sequence by sequence."""
         spec = self._layers[layer]
         group = step.groups[spec.group]
-        out = query.new_empty(len(query), spec.num_heads, self._latent_dim)
+        out = step.new_answers(query, self._latent_dim)
         for span in spans(spec, group):
             key = gather(self._latents(layer), group, span).to(query.dtype)[:, None]
             out[span.tokens] = attend_to(spec, span, query[span.tokens], key, key[..., : self._latent_dim])
@@ -112,7 +112,7 @@ class CPUBackend:
     ) -> torch.Tensor:
         """Compute attention to keys and values that the model has unfolded from latents, sequence by sequence."""
         spec = self._layers[layer]
-        out = query.new_empty(len(query), spec.num_heads, value.shape[2])
+        out = step.new_answers(query, value.shape[2])
         first = 0
         for span in spans(spec, step.groups[spec.group]):
             keys = slice(first, first + span.stop - span.first_key)

@@ -1,0 +1,161 @@
+"""Decode steps of the engine on a GPU, with graphs and without, at the shape of an 8B Llama with random weights.
+
+    python -m benchmarks.engine.on_gpu [--rows 64 256] [--layers 32] [--json out/engine_gpu.json]
+
+Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these steps are timed.
+The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last step.
+"""
+
+import argparse
+import gc
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.machine import describe
+from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
+
+PROMPT: Final = 1024
+NUM_NEW: Final = 128
+VOCABULARY: Final = 128_256
+PARTS: Final = ("schedule", "forward", "sample", "finish")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one engine did.
+
+    Args:
+        num_rows: sequences; is_captured: by graphs.
+        tokens_per_s: of decode steps, the median step; step_ms: its time.
+        parts_ms: of it, each part.
+        graph_ms: the graph alone; None: there is none.
+        built_s: seconds until the engine could serve; refusal: why steps were not replayed.
+    """
+
+    num_rows: int
+    is_captured: bool
+    tokens_per_s: float
+    step_ms: float
+    parts_ms: dict[str, float]
+    graph_ms: float | None
+    built_s: float
+    refusal: str | None
+
+
+def make_model(num_layers: int) -> compat.Model:
+    """Build the shape of Llama 3 8B, in bfloat16."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=num_layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            model: compat.Model = LlamaForCausalLM(config).eval()
+            return model
+    finally:
+        torch.set_default_dtype(before)
+
+
+def serve(model: compat.Model, num_rows: int, *, is_captured: bool) -> Served:
+    """Let as many sequences decode together."""
+    begun = perf_counter()
+    config = EngineConfig(
+        num_blocks=num_rows * (PROMPT + NUM_NEW + 32) // 16 + 64,
+        max_sequences=num_rows,
+        max_batched_tokens=8192,
+        max_tokens=2048,
+        self_test=False,
+        capture_steps=is_captured,
+    )
+    llm = LLM(model, config)
+    torch.cuda.synchronize()
+    built_s = perf_counter() - begun
+    generator = torch.Generator().manual_seed(2)
+    prompts = torch.randint(5, VOCABULARY, (num_rows, PROMPT), generator=generator).tolist()
+    llm.submit(prompts, SamplingParams(max_tokens=NUM_NEW, ignore_eos=True))
+    records: list[tuple[float, StepRecord]] = []
+    graph_ms = None
+    while llm.core.has_work:
+        if len(records) == 100:
+            graph_ms = _graph_ms(llm, num_rows) if llm.core.capture_state.num_graphs else None
+        start = perf_counter()
+        record = llm.step()
+        records.append((perf_counter() - start, record))
+    timed = [each for each in records if each[1].num_decoded == num_rows and not each[1].num_prefilled][4:]
+    step_s = median(seconds for seconds, _ in timed)
+    parts = {part: median(getattr(record, f"{part}_seconds") for _, record in timed) * 1e3 for part in PARTS}
+    state = llm.core.capture_state
+    return Served(num_rows, is_captured, num_rows / step_s, step_s * 1e3, parts, graph_ms, built_s, state.refusal)
+
+
+def _graph_ms(llm: LLM, num_tokens: int) -> float:
+    """Time a graph by itself."""
+    captured = llm.core._captured  # noqa: SLF001 - there is no other way to it
+    assert captured is not None
+    graph = captured._graphs[num_tokens].recording  # noqa: SLF001 - as above
+    times: list[float] = []
+    for _ in range(20):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return median(times)
+
+
+def figures(model: compat.Model, rows: Sequence[int]) -> Iterator[Served]:
+    """Serve by both ways, at each number of rows."""
+    for num_rows in rows:
+        for is_captured in (True, False):
+            yield serve(model, num_rows, is_captured=is_captured)
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Measure, and print a line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    model = make_model(given.layers)
+    told = []
+    for served in figures(model, given.rows):
+        told.append(asdict(served))
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in served.parts_ms.items())
+        graph = "" if served.graph_ms is None else f", its graph alone {served.graph_ms:.2f}"
+        how = "by graphs" if served.is_captured else "call by call"
+        print(
+            f"{served.num_rows} rows {how}: {served.tokens_per_s:,.0f} tokens/s, a step {served.step_ms:.2f} ms "
+            f"({parts}){graph}; built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
+            flush=True,
+        )
+    if given.json is not None:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        card = torch.cuda.get_device_name()
+        given.json.write_text(json.dumps({"machine": describe() | {"device": card}, "served": told}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""CapturedPasses: forward passes as CUDA graphs, one for each padded number of tokens.
+
+Launching a model's kernels one by one takes the host longer than a GPU needs for a step of few tokens. A graph launches
+all of them at once, with the addresses and sizes of its capture. So everything that changes from step to step lies in
+buffers that stay: tables, ranges and slots in those of the block tables, token ids and positions in those here::
+
+    tokens of the step    | t t t t t t t t t t t |        11: the graph of 16 is replayed
+    buffers               | t t t t t t t t t t t 0 0 0 0 0 |
+    slots                 | s s s s s s s s s s s - - - - - |    padding is written nowhere, and no row sees it
+
+Decoded tokens, drafts and chunks of prompts are alike here, since a row's range is read on the device.
+
+A graph serves once it is proven: it was captured with one step, and answers another one as the same calls do one by
+one, bit for bit. Where it does not, or cannot be captured, steps run call by call, and :attr:`CapturedPasses.state`
+says why. Graphs are dropped when the model is not what it was (:mod:`~pagedkv.serving.engine.model_watch`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagedkv.memory.attention import StepMetadata
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.device import BlockTables
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.grouping import EngineGroups
+from pagedkv.serving.engine.model_watch import ModelWatch, has_hooks
+
+__all__ = ["CaptureState", "CapturedPasses", "Pass", "what_prevents_graphs"]
+
+MOST_TOKENS: Final = 512
+"""Above this a step keeps the GPU busy for longer than the host needs to launch it."""
+SIZES: Final = tuple(chain((1, 2, 4), range(8, 64, 8), range(64, 128, 16), range(128, 256, 32), range(256, 513, 64)))
+
+Pass = Callable[[StepMetadata, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""What runs the model: the rows, token ids and positions (int64 ``[1, tokens]``), wanted tokens (int64 ``[wanted]``) ->
+logits ``[wanted, vocabulary]``."""
+
+
+class CaptureState(NamedTuple):
+    """What of an engine's steps is replayed.
+
+    Args:
+        num_graphs: graphs that serve, each of another number of tokens.
+        refusal: why steps run call by call; None: nothing prevents graphs.
+    """
+
+    num_graphs: int
+    refusal: str | None
+
+
+class Recording(Protocol):
+    """Calls that were recorded."""
+
+    def replay(self) -> None:
+        """Carry them out again."""
+
+
+Recorder = Callable[[Callable[[], None]], Recording]
+
+
+@dataclass(slots=True, eq=False)
+class _Graph:
+    """A graph, and whether it may serve."""
+
+    recording: Recording
+    is_proven: bool = False
+
+
+@final
+class CapturedPasses:
+    """The graphs of one model over one set of block tables.
+
+    Args:
+        model: a model of attention alone, to be watched.
+        tables: whose ranges and slots a step is computed from.
+        max_places: rows of a step at most.
+        max_tokens: tokens of the largest graph; above :data:`MOST_TOKENS` there is none.
+        num_vocabulary: logits of a token.
+        record: records calls; None: as CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        tables: BlockTables,
+        *,
+        max_places: int,
+        max_tokens: int,
+        num_vocabulary: int,
+        record: Recorder | None = None,
+    ) -> None:
+        self._model = model
+        self._tables = tables
+        self._max_places = max_places
+        self._sizes = _sizes_up_to(max_tokens)
+        self._given_recorder = record
+        most, device = self._sizes[-1], tables.device
+        self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._sent: torch.cuda.Event | None = None
+        self._given = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self._logits = torch.zeros(most, num_vocabulary, device=device)
+        self._steps: dict[int, StepMetadata] = {}
+        self._graphs: dict[int, _Graph] = {}
+        self._record = self._new_recorder()
+        self._watch: ModelWatch | None = None
+        self._refusal: str | None = None
+
+    @property
+    def state(self) -> CaptureState:
+        """What is replayed."""
+        return CaptureState(sum(graph.is_proven for graph in self._graphs.values()), self._refusal)
+
+    def capture_all(self, run: Pass) -> None:
+        """Capture every size, the largest first, so that the others find room in its memory.
+
+        Belongs before the first step: tables that have carried out none name no slot, so nothing is written.
+        """
+        for size in reversed(self._sizes):
+            if self._begin():
+                self._run(run, size)
+                self._capture(run, size)
+
+    def compute(
+        self, run: Pass, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
+    ) -> torch.Tensor | None:
+        """Answer the step that the tables hold.
+
+        Args:
+            run: runs the model; token_ids, positions: of the step, in the flat order.
+            wanted: which tokens are to say what comes next.
+
+        Returns:
+            float32 ``[wanted, vocabulary]``, a tensor of its own; None: run this one call by call.
+        """
+        if len(token_ids) > self._sizes[-1]:
+            return None
+        size = self._sizes[bisect_left(self._sizes, len(token_ids))]
+        graph = self._graphs.get(size)
+        if (graph is None or not graph.is_proven) and not self._begin():
+            return None
+        self._fill(token_ids, positions, wanted)
+        graph = self._graphs.get(size)
+        if graph is None:
+            self._run(run, size)
+            answer = self._logits[: len(wanted)].clone()
+            self._capture(run, size)
+            return answer
+        if not graph.is_proven:
+            return self._prove(graph, run, size, len(wanted))
+        graph.recording.replay()
+        if self._has_changed():  # looked at while the GPU computes; what was written is written again
+            return None
+        return self._logits[: len(wanted)].clone()
+
+    def _begin(self) -> bool:
+        """Begin to watch the model, if it is not watched as it is; tell whether graphs may serve."""
+        if self._watch is None or self._has_changed():
+            self._watch = ModelWatch(self._model)
+            if has_hooks(self._model):
+                self._refusal = "a module of the model has a hook, which a graph would leave out"
+        return self._refusal is None
+
+    def _new_recorder(self) -> Recorder:
+        """Begin a pool of memory for graphs: one whose graphs are gone takes no others."""
+        return _GraphRecorder(self._tables.device) if self._given_recorder is None else self._given_recorder
+
+    def _drop(self) -> None:
+        self._graphs.clear()
+        self._record = self._new_recorder()
+
+    def _has_changed(self) -> bool:
+        """Tell whether the model is not what it was; its graphs, and what spoke against them, are dropped then."""
+        assert self._watch is not None, "nothing is captured before the model is watched"
+        if not self._watch.has_changed():
+            return False
+        self._drop()
+        self._watch, self._refusal = None, None
+        return True
+
+    def _fill(self, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()  # the copy before has read what is overwritten now
+        host = self._host.numpy()
+        host[:] = 0
+        given: tuple[npt.NDArray[np.integer], ...] = (token_ids, positions, wanted)
+        for line, values in zip(host, given, strict=True):
+            line[: len(values)] = values
+        self._given.copy_(self._host, non_blocking=True)
+        if self._given.device.type == "cuda":
+            self._sent = torch.cuda.Event()
+            self._sent.record()
+
+    def _run(self, run: Pass, size: int) -> None:
+        """Run the model on what the buffers hold, call by call: to the logits' buffer."""
+        token_ids, positions, wanted = self._given[:, :size]
+        if size not in self._steps:
+            self._steps[size] = StepMetadata.of(self._tables.inputs_of_all(self._max_places, size), is_padded=True)
+        self._logits[:size].copy_(run(self._steps[size], token_ids[None], positions[None], wanted))
+
+    def _capture(self, run: Pass, size: int) -> None:
+        try:
+            recording = self._record(lambda: self._run(run, size))
+        except Exception as problem:  # noqa: BLE001 - whatever a model does that a graph cannot hold
+            self._refuse(f"a step of {size} tokens cannot be captured: {problem}".splitlines()[0])
+            return
+        self._graphs[size] = _Graph(recording)
+
+    def _prove(self, graph: _Graph, run: Pass, size: int, num_wanted: int) -> torch.Tensor:
+        """Answer a step both ways, and let the graph serve from now on if it answers as the calls do."""
+        self._run(run, size)
+        answer = self._logits[:num_wanted].clone()
+        if not num_wanted:
+            return answer  # which proves nothing
+        self._logits.fill_(torch.nan)
+        graph.recording.replay()
+        graph.is_proven = torch.equal(self._logits[:num_wanted], answer)
+        if not graph.is_proven:
+            difference = (self._logits[:num_wanted] - answer).abs().max().item()
+            self._refuse(f"the graph of {size} tokens answers otherwise than its calls, by {difference:.2g}")
+        return answer
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = why
+        self._drop()
+
+
+def what_prevents_graphs(groups: EngineGroups, device: torch.device) -> str | None:
+    """Say why the passes of a model are not captured; None: nothing is known against it."""
+    if device.type != "cuda":
+        return f"there are no CUDA graphs on {device.type}"
+    if groups.states:
+        return "recurrent layers take sequences in rows of equal length, whose shapes differ from step to step"
+    if groups.latents:
+        return "the model unfolds latents of all positions that a step sees, whose number differs from step to step"
+    return None
+
+
+def _sizes_up_to(max_tokens: int) -> tuple[int, ...]:
+    """List the padded numbers of tokens: the last is ``max_tokens`` itself, or the largest that there is."""
+    last = min(max_tokens, MOST_TOKENS)
+    return (*(size for size in SIZES if size < last), last)
+
+
+@final
+class _GraphRecorder:
+    """Captures calls as CUDA graphs, which share one pool of memory: they are replayed one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, calls: Callable[[], None]) -> Recording:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                calls()
+            except Exception:
+                with suppress(Exception):  # it failed already, and says so once more
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph

@@ -1,0 +1,214 @@
+"""Steps that are replayed answer as steps that are run call by call, for a model that may change meanwhile.
+
+On a GPU a recording is a CUDA graph; elsewhere it is the calls themselves, run again on what the buffers hold then, so
+that padding, proof and refusal are those of a GPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams
+from pagedkv.serving.engine.captured_passes import CapturedPasses, Recorder, Recording
+from tests.engine.families import make_model, moved
+from tests.engine.guesses import guess
+from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
+from tests.engine.test_families import NUM_BLOCKS
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FAMILIES = ("llama", "mistral", "gemma2", "gpt_oss", "llama4_text", "qwen2_moe")
+HOST_EXPERTS = {"gpt_oss", "qwen2_moe"}
+"""Whose experts are looked up on the host, with which nothing can be captured."""
+ROOMY = replace(CONFIG, num_blocks=80)
+
+
+@dataclass
+class Again:
+    """Calls that are run again."""
+
+    calls: Callable[[], None]
+    num_replays: int = 0
+
+    def replay(self) -> None:
+        """Run them."""
+        self.calls()
+        self.num_replays += 1
+
+
+@dataclass
+class Otherwise(Again):
+    """Calls whose answer is another one when it is replayed."""
+
+    logits: torch.Tensor | None = None
+
+    def replay(self) -> None:
+        """Run them, and change what they answered."""
+        super().replay()
+        assert self.logits is not None
+        self.logits += 0.25
+
+
+def captured_llm(name: str = "llama", config: EngineConfig = ROOMY, record: Recorder | None = Again) -> LLM:
+    """Build an engine whose steps are captured, on whatever device there is."""
+    llm = LLM(moved(make_model(name), DEVICE), config)
+    if DEVICE == "cpu":
+        replay_on_cpu(llm, record)
+    return llm
+
+
+def replay_on_cpu(llm: LLM, record: Recorder | None) -> CapturedPasses:
+    core = llm.core
+    captured = CapturedPasses(
+        core._runner._model,
+        core.executor.tables,
+        max_places=core.config.max_sequences,
+        max_tokens=core.config.max_batched_tokens,
+        num_vocabulary=core._num_vocabulary,
+        record=record,
+    )
+    core._captured = core._runner._captured = captured
+    core._runner.capture()
+    return captured
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_answers_as_it_does_dense(name: str) -> None:
+    llm = captured_llm(name, replace(CONFIG, num_blocks=NUM_BLOCKS.get(name, 28)))
+    poison(llm)
+    requests, records = serve(llm)
+    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    assert sum(record.num_recomputed for record in records) > 0
+    if DEVICE == "cpu" or name not in HOST_EXPERTS:
+        assert llm.core.capture_state.refusal is None
+        assert llm.core.capture_state.num_graphs >= 3
+    else:
+        assert "cannot be captured" in str(llm.core.capture_state.refusal)
+
+
+def test_drafts_are_replayed_as_well() -> None:
+    llm = captured_llm(config=replace(ROOMY, speculation=PromptLookup()))
+    references = reference(llm.core._runner._model, PROMPTS)
+    poison(llm)
+    requests, records = serve(
+        llm, greet=lambda request: guess(request, references[request.number].token_ids, wrong_every=3)
+    )
+    compare(requests, references)
+    assert 0 < sum(record.num_accepted for record in records) < sum(record.num_drafted for record in records)
+    assert llm.core.capture_state.num_graphs >= 3
+
+
+def test_answers_with_log_probabilities_of_their_prompts_are_run_call_by_call() -> None:
+    params = SamplingParams(max_tokens=6, prompt_logprobs=0, logprobs=2)
+    told = []
+    for llm in (captured_llm(), LLM(moved(make_model("llama"), DEVICE), replace(ROOMY, capture_steps=False))):
+        answers = [llm.generate([prompt] * 3, params) for prompt in PROMPTS for _ in range(2)]
+        told.append([[each.token_ids for each in outputs] for outputs in answers])
+        assert all(output.prompt_logprobs for outputs in answers for output in outputs)
+    assert told[0] == told[1]
+
+
+def test_an_engine_says_what_is_replayed() -> None:
+    off = LLM(moved(make_model("llama"), DEVICE), replace(ROOMY, capture_steps=False))
+    assert off.core.capture_state == (0, "capture_steps is off")
+    states = LLM(moved(make_model("falcon_h1"), DEVICE), ROOMY)
+    latents = LLM(moved(make_model("deepseek_v3"), DEVICE), ROOMY)
+    told = [llm.core.capture_state.refusal for llm in (states, latents)]
+    if DEVICE == "cuda":
+        assert "recurrent layers" in str(told[0])
+        assert "latents" in str(told[1])
+    else:
+        assert told == ["there are no CUDA graphs on cpu"] * 2
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a graph answers as its calls")
+def test_a_recording_that_answers_otherwise_never_serves() -> None:
+    llm = LLM(make_model("llama"), ROOMY)
+    made: list[Otherwise] = []
+
+    def record(calls: Callable[[], None]) -> Recording:
+        made.append(Otherwise(calls))
+        return made[-1]
+
+    logits = replay_on_cpu(llm, record)._logits
+    for each in made:
+        each.logits = logits
+    requests, _ = serve(llm)
+    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    assert "answers otherwise than its calls, by 0.25" in str(llm.core.capture_state.refusal)
+    assert llm.core.capture_state.num_graphs == 0
+    assert sum(each.num_replays for each in made) == 1
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there a model decides that")
+def test_what_cannot_be_captured_is_run_call_by_call_and_told() -> None:
+    def record(calls: Callable[[], None]) -> Recording:
+        del calls
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    llm = captured_llm(record=record)
+    requests, _ = serve(llm)
+    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    refusal = str(llm.core.capture_state.refusal)
+    assert refusal.startswith("a step of 16 tokens cannot be captured: operation not permitted")
+    assert "more" not in refusal
+
+
+def test_a_hook_is_called_in_every_step() -> None:
+    llm = captured_llm()
+    serve(llm)
+    assert llm.core.capture_state.num_graphs
+    calls: list[int] = []
+    hook = llm.core._runner._model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    _, records = serve(llm)
+    assert "hook" in str(llm.core.capture_state.refusal)
+    assert len(calls) >= sum(record.num_tokens > 0 for record in records) - 1  # the first is noticed when it is over
+    hook.remove()
+
+
+def other_head(llm: LLM) -> None:
+    model = llm.core._runner._model
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.flip(0).clone())
+
+
+def other_memory(llm: LLM) -> None:
+    head = llm.core._runner._model.lm_head
+    head.weight.data = head.weight.data.flip(0).clone()
+
+
+def other_module(llm: LLM) -> None:
+    model = llm.core._runner._model
+    head = nn.Linear(model.lm_head.in_features, model.lm_head.out_features, bias=False, device=model.device)
+    head.weight.data = model.lm_head.weight.data.flip(0).clone()
+    model.lm_head = head
+
+
+def in_place(llm: LLM) -> None:
+    head = llm.core._runner._model.lm_head
+    head.weight.data.copy_(head.weight.data.flip(0).clone())
+
+
+@pytest.mark.parametrize("change", [other_head, other_memory, other_module, in_place])
+def test_weights_may_change_between_steps(change: Callable[[LLM], None]) -> None:
+    llm = captured_llm()
+    serve(llm)
+    llm.set_weights_epoch("2", change=partial(change, llm))
+    requests, _ = serve(llm)
+    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    assert llm.core.capture_state.refusal is None
+    assert llm.core.capture_state.num_graphs
+
+
+def test_engines_that_share_a_model_have_graphs_of_their_own() -> None:
+    model = moved(make_model("llama"), DEVICE)
+    engines = [LLM(model, ROOMY) for _ in range(2)]
+    if DEVICE == "cpu":
+        for llm in engines:
+            replay_on_cpu(llm, Again)
+    expected = reference(model, PROMPTS)
+    for llm in engines:
+        compare(serve(llm)[0], expected)
+        compare(serve(llm)[0], expected)
