@@ -101,9 +101,9 @@ def test_a_replay_evicts_as_an_engine_does_unless_told_and_without_a_clock_there
     every_field = (*fields(EngineConfig), *fields(SpaceConfig))
     assert [field.default for field in every_field if field.name == "eviction"] == 2 * ["lru"]
     assert document["config"]["policy"] == "lru"
-    assert shown_by("replay", trace)["eviction policy (--policy)"] == "lru"
-    assert shown_by("replay", trace, "--policy", "hazard")["eviction policy (--policy)"] == "hazard"
-    assert run("replay", trace, "--one-at-a-time", "--policy", "lru").exit_code == 0
+    assert shown_by("replay", trace)["eviction policy (--eviction)"] == "lru"
+    assert shown_by("replay", trace, "--eviction", "hazard")["eviction policy (--eviction)"] == "hazard"
+    assert run("replay", trace, "--one-at-a-time", "--eviction", "lru").exit_code == 0
 
 
 @pytest.mark.parametrize("mode", [["--beams", "3"], ["--one-at-a-time"]])
@@ -322,7 +322,7 @@ def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
         ("--host-blocks", -3),
         ("--max-length", 0),
         ("--session-interval", -1),
-        ("--policy", "oldest"),
+        ("--eviction", "oldest"),
         ("--preemption", "drop"),
         ("--model", "lama-3.1-8b"),
         ("--cost-model", "lama-3.1-8b/h100"),
@@ -349,7 +349,7 @@ def test_a_size_out_of_range_gets_one_line(tmp_path: Path, trace: Path, option: 
         ["--host-blocks", 100],
         ["--one-at-a-time", "--model", "nosuch"],
         ["--one-at-a-time", "--samples", 4],
-        ["--one-at-a-time", "--policy", "adaptive"],
+        ["--one-at-a-time", "--eviction", "adaptive"],
         ["--one-at-a-time", "--num-blocks", "full=100"],
         ["--preemption", "swap"],
         ["--memory", 3],

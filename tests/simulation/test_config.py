@@ -24,7 +24,7 @@ GIB = 2**30
         (lambda: ServingConfig(100, max_batched_tokens=255), "max_batched_tokens (255)"),
         (lambda: ServingConfig(100, watermark=1.0), "watermark"),
         (
-            lambda: ServingConfig(100, policy="oldest"),
+            lambda: ServingConfig(100, eviction="oldest"),
             f"eviction policy must be one of {tuple(POLICIES)}, got 'oldest'",
         ),
         (lambda: ServingConfig(100, preemption="swap"), "needs a host pool"),

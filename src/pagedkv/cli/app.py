@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from pagedkv import __version__
+from pagedkv.cli.renamed_options import refuse_old_names
 from pagedkv.cli.user_errors import reported
 from pagedkv.memory.contract.extras import needing
 
@@ -50,7 +51,13 @@ class LateCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's, which newer versions of typer hide
         """Find the command that was typed, and import it. Exits as :func:`~pagedkv.cli.user_errors.reported` does."""
         name, stand_in, rest = super().resolve_command(ctx, args)
-        return name, stand_in and _imported(stand_in.name), rest
+        if stand_in is None:
+            return name, None, rest
+        found = _imported(stand_in.name)
+        if not ctx.resilient_parsing:
+            with reported():
+                refuse_old_names(rest, {option for each in found.params for option in each.opts})
+        return name, found, rest
 
 
 def _imported(name: str | None) -> Any:  # noqa: ANN401 - a command of click, as above

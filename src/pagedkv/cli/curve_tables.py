@@ -45,7 +45,7 @@ def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     """Say which policies were not measured because they take long."""
     left_out = [name for name in POLICIES if name not in curve.hits]
     if left_out and curve.num_requests > MOST_FOR_ALL:
-        yield "policies left out", f"{', '.join(left_out)}, as requests are many: --policy names others"
+        yield "policies left out", f"{', '.join(left_out)}, as requests are many: --eviction names others"
 
 
 def _print_parts(curve: CapacityCurve) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "Beams",
     "BlockSize",
     "CostModelName",
+    "EvictionName",
     "GpuName",
     "HostBlocks",
     "Isolates",
@@ -35,7 +36,6 @@ __all__ = [
     "MemoryGib",
     "ModelName",
     "NumBlocks",
-    "PolicyName",
     "PreemptionName",
     "Samples",
     "Seed",
@@ -149,11 +149,11 @@ MaxBatchedTokens: TypeAlias = Annotated[
 Watermark: TypeAlias = Annotated[
     float, typer.Option(metavar="F", help="Share of a pool that admissions leave free.", rich_help_panel=SCHEDULING)
 ]
-PolicyName: TypeAlias = Annotated[
+EvictionName: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help=f"Eviction: {', '.join(EVICTION_POLICIES)}.",
+        help=f"Eviction policy: {', '.join(EVICTION_POLICIES)}.",
         rich_help_panel=SCHEDULING,
         autocompletion=completed_by(lambda: EVICTION_POLICIES),
     ),

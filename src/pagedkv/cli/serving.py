@@ -67,7 +67,7 @@ class ServingOptions:
     max_sequences: opt.MaxSequences = 256
     max_batched_tokens: opt.MaxBatchedTokens = 8192
     watermark: opt.Watermark = 0.01
-    policy: opt.PolicyName = DEFAULT_EVICTION
+    eviction: opt.EvictionName = DEFAULT_EVICTION
     preemption: opt.PreemptionName = "recompute"
     samples: opt.Samples = None
     beams: opt.Beams = None
@@ -102,7 +102,7 @@ class ServingOptions:
             max_sequences=self.max_sequences,
             max_batched_tokens=self.max_batched_tokens,
             watermark=self.watermark,
-            policy=self.policy,
+            eviction=self.eviction,
             preemption=cast("PreemptionKind", self.preemption),
             num_samples=self.samples,
             beam_width=self.beams,
@@ -210,7 +210,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
         first = next(requests)  # which is there already
         requests = chain([first], requests)
         is_divided = options.trace.windows is not None or first.tenant is not None or options.trace.names_tenants
-        prepare(lambda: compile_loops(config.policy))
+        prepare(lambda: compile_loops(config.eviction))
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
             if len(config.group_specs) > 1:
@@ -239,7 +239,7 @@ def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: Ser
         InterruptedRunError: Ctrl-C.
     """
     config, cost_model = options.configuration()
-    prepare(lambda: compile_loops(config.policy))
+    prepare(lambda: compile_loops(config.eviction))
     with progress_bars() as progress:
         task = progress.add_task(name, total=None, come_to="")
         server = VirtualServer(config, cost_model)

@@ -37,7 +37,7 @@ class ServingConfig:
         max_sequences: sequences that run at once, samples and beams counted one by one.
         max_batched_tokens: tokens that a step computes, decoded ones included.
         watermark: fraction of a pool that admissions leave free.
-        policy: eviction policy, by name.
+        eviction: eviction policy, by name.
         preemption: what becomes of a request that must give its blocks up.
         num_samples: samples of every request, whatever the trace says; None to go by the trace.
         beam_width: beams of every request; None for no beam search.
@@ -59,7 +59,7 @@ class ServingConfig:
     max_sequences: int = 256
     max_batched_tokens: int = 8192
     watermark: float = 0.01
-    policy: str = DEFAULT_EVICTION
+    eviction: str = DEFAULT_EVICTION
     preemption: PreemptionKind = "recompute"
     num_samples: int | None = None
     beam_width: int | None = None
@@ -71,7 +71,7 @@ class ServingConfig:
         """Check what the block space does not check."""
         self.scheduling_config()
         self._check_memory()
-        policy_named(self.policy)
+        policy_named(self.eviction)
         speed = as_number(self.speed, "speed")
         _require(speed > 0, f"speed must be positive and finite, got {self.speed}")
         as_count(self.seed, "seed", most=LARGEST_SEED)
@@ -153,7 +153,7 @@ class ServingConfig:
             prefix_caching=True,
             events=is_watched,
             max_events=max(LEAST_EVENTS, min(LARGEST_SIZE, EVENTS_A_BLOCK * max(num_blocks.values(), default=0))),
-            eviction=self.policy,
+            eviction=self.eviction,
             explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,
         )
@@ -169,7 +169,7 @@ class ServingConfig:
             "max_sequences": self.max_sequences,
             "max_batched_tokens": self.max_batched_tokens,
             "watermark": self.watermark,
-            "policy": self.policy,
+            "policy": self.eviction,
             "preemption": self.preemption,
             "num_samples": self.num_samples,
             "beam_width": self.beam_width,

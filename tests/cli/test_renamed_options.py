@@ -1,0 +1,25 @@
+"""An option by its old name is refused with its new one, by the commands that have it."""
+
+import pytest
+
+from tests.cli.command import run
+
+EVICTING = ("replay", "curve", "plan", "report", "generate")
+
+
+@pytest.mark.parametrize("name", EVICTING)
+@pytest.mark.parametrize("typed", [["--policy", "lru"], ["--policy=lru"]])
+def test_an_old_name_is_refused_with_the_new_one(name: str, typed: list[str]) -> None:
+    ended = run(name, "trace.jsonl", *typed)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == "pagedkv: --policy is called --eviction now\n"
+
+
+def test_a_command_without_the_option_knows_neither_name() -> None:
+    ended = run("convert", "trace.jsonl", "--policy", "lru")
+    assert ended.exit_code == 2
+    assert "--eviction" not in ended.stderr
+
+
+def test_behind_two_dashes_nothing_is_an_option() -> None:
+    assert "called" not in run("replay", "--", "--policy").stderr
