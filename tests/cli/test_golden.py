@@ -15,7 +15,7 @@ from tests.cli.command import run
 FOLDER: Final = Path(__file__).with_name("golden")
 TRACE: Final = FOLDER / "trace.jsonl"
 POOL: Final = (
-    "--speed",
+    "--load",
     "100",
     "--block-size",
     "4",

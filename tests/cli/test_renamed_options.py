@@ -15,6 +15,10 @@ def test_an_old_name_is_refused_with_the_new_one(name: str, typed: list[str]) ->
     assert ended.stderr == "pagedkv: --policy is called --eviction now\n"
 
 
+def test_the_speed_of_a_trace_is_a_load() -> None:
+    assert run("replay", "trace.jsonl", "--speed", "2").stderr == "pagedkv: --speed is called --load now\n"
+
+
 def test_a_command_without_the_option_knows_neither_name() -> None:
     ended = run("convert", "trace.jsonl", "--policy", "lru")
     assert ended.exit_code == 2

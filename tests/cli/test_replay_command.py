@@ -261,10 +261,10 @@ def test_a_cost_model_may_be_a_file(tmp_path: Path, trace: Path) -> None:
     assert steps["busy_s"] == 0.5 * steps["num_steps"]
 
 
-def test_speed_divides_the_arrivals(trace: Path) -> None:
+def test_a_load_divides_the_arrivals(trace: Path) -> None:
     slow, fast = (
-        json.loads(run("replay", trace, "--cost-model", "instant", "--speed", speed, "--json", "-").stdout)["steps"]
-        for speed in (1, 10)
+        json.loads(run("replay", trace, "--cost-model", "instant", "--load", load, "--json", "-").stdout)["steps"]
+        for load in (1, 10)
     )
     assert slow["virtual_s"] == 10 * fast["virtual_s"] > 0
 
@@ -312,9 +312,9 @@ def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
         ("--max-batched-tokens", 255),
         ("--watermark", 1.0),
         ("--watermark", -0.5),
-        ("--speed", 0),
-        ("--speed", -2),
-        ("--speed", "nan"),
+        ("--load", 0),
+        ("--load", -2),
+        ("--load", "nan"),
         ("--seed", -1),
         ("--samples", 0),
         ("--samples", 257),

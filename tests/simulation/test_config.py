@@ -30,7 +30,7 @@ GIB = 2**30
         (lambda: ServingConfig(100, preemption="swap"), "needs a host pool"),
         (lambda: ServingConfig(100, num_samples=0), "`num_samples` must be from 1"),
         (lambda: ServingConfig(100, num_samples=2, beam_width=2), "give one of the two"),
-        (lambda: ServingConfig(100, speed=float("nan")), "speed"),
+        (lambda: ServingConfig(100, load=float("nan")), "load"),
         (lambda: ServingConfig(100, seed=-1), "seed"),
         (lambda: ServingConfig(100, max_length=0), "max_length"),
         (lambda: ServingConfig({"elsewhere": 100}), "must name the pools"),

@@ -29,6 +29,7 @@ __all__ = [
     "JsonFile",
     "KvDtype",
     "Limit",
+    "Load",
     "MaxBatchedTokens",
     "MaxGap",
     "MaxLength",
@@ -42,7 +43,6 @@ __all__ = [
     "SessionInterval",
     "SessionIntervalOrNone",
     "Sort",
-    "Speed",
     "TraceBlockSize",
     "UtcOffset",
     "Watermark",
@@ -172,8 +172,11 @@ Beams: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", help="Beams of every request, instead of samples.", rich_help_panel=SCHEDULING),
 ]
-Speed: TypeAlias = Annotated[
-    float, typer.Option(metavar="X", help="Play the trace's clock X times as fast.", rich_help_panel=TRACE)
+Load: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        metavar="X", help="Times the recorded traffic: requests arrive X times as fast.", rich_help_panel=TRACE
+    ),
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of everything random.", rich_help_panel=SCHEDULING)]
 SessionInterval: TypeAlias = Annotated[

@@ -8,7 +8,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 
 __all__ = ["NEW_NAMES", "refuse_old_names"]
 
-NEW_NAMES: Final[Mapping[str, str]] = MappingProxyType({"--policy": "--eviction"})
+NEW_NAMES: Final[Mapping[str, str]] = MappingProxyType({"--policy": "--eviction", "--speed": "--load"})
 """The new names of options, by the old ones."""
 
 

@@ -72,7 +72,7 @@ class ServingOptions:
     samples: opt.Samples = None
     beams: opt.Beams = None
     max_length: opt.MaxLength = None
-    speed: opt.Speed = 1.0
+    load: opt.Load = 1.0
     seed: opt.Seed = 0
     trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
 
@@ -106,7 +106,7 @@ class ServingOptions:
             preemption=cast("PreemptionKind", self.preemption),
             num_samples=self.samples,
             beam_width=self.beams,
-            speed=self.speed,
+            load=self.load,
             seed=self.seed,
             max_length=self.max_length if self.max_length or model is None else model.max_context,
         )

@@ -45,7 +45,7 @@ def test_all_combinations_come_in_the_order_of_the_axes() -> None:
         "policy": "lru",
         "sequences": "64 sequences",
     }
-    assert points[1].point.config.speed == 3
+    assert points[1].point.config.load == 3
 
 
 def test_a_split_moves_memory_between_pools_and_keeps_the_sum() -> None:

@@ -246,7 +246,7 @@ class PlanAxes:
             eviction=str(setting["policy"]),
             max_sequences=int(_number(setting["sequences"])),
             max_batched_tokens=int(_number(setting["tokens a step"])),
-            speed=load,
+            load=load,
             trace=self.trace,
         )
         config, costs = options.configuration(mean, longest)

@@ -41,7 +41,7 @@ class ServingConfig:
         preemption: what becomes of a request that must give its blocks up.
         num_samples: samples of every request, whatever the trace says; None to go by the trace.
         beam_width: beams of every request; None for no beam search.
-        speed: how many seconds of the trace pass in one of the replay.
+        load: times the recorded traffic: so many seconds of the trace pass in one of the replay.
         seed: everything random (the parents of beams) follows from it.
         max_length: tokens that a reservation of the maximum length takes; None for the longest of the trace.
 
@@ -63,7 +63,7 @@ class ServingConfig:
     preemption: PreemptionKind = "recompute"
     num_samples: int | None = None
     beam_width: int | None = None
-    speed: float = 1.0
+    load: float = 1.0
     seed: int = 0
     max_length: int | None = None
 
@@ -72,8 +72,8 @@ class ServingConfig:
         self.scheduling_config()
         self._check_memory()
         policy_named(self.eviction)
-        speed = as_number(self.speed, "speed")
-        _require(speed > 0, f"speed must be positive and finite, got {self.speed}")
+        load = as_number(self.load, "load")
+        _require(load > 0, f"load must be positive and finite, got {self.load}")
         as_count(self.seed, "seed", most=LARGEST_SEED)
         if self.max_length is not None:
             as_count(self.max_length, "max_length", least=1)
@@ -173,7 +173,7 @@ class ServingConfig:
             "preemption": self.preemption,
             "num_samples": self.num_samples,
             "beam_width": self.beam_width,
-            "speed": self.speed,
+            "speed": self.load,
             "seed": self.seed,
             "model": self.model,
             "cost_model_name": self.cost_model_name,

@@ -74,7 +74,7 @@ class VirtualServer(VirtualClock):
         Raises:
             ConfigurationError: the trace has no such windows.
         """
-        return () if self._log is None else parts_of(self._log, Bounds(), division, self._config.speed)
+        return () if self._log is None else parts_of(self._log, Bounds(), division, self._config.load)
 
     def check(self) -> None:
         """Prove every invariant of the block space, or raise AssertionError. O(blocks + table entries)."""

@@ -124,7 +124,7 @@ class VirtualClock:
                 "Sort it: `sorted_by_arrival`",
             )
         self._last_arrival_s = request.arrival_s
-        arrival_s = request.arrival_s / self._config.speed
+        arrival_s = request.arrival_s / self._config.load
         self._run_until(arrival_s)
         if self._now_s < arrival_s:
             self._hold(arrival_s - self._now_s)
@@ -155,7 +155,7 @@ class VirtualClock:
 
     def _add(self, request: Request | TokenizedRequest) -> None:
         scheduled = self._scheduled_request(request)
-        arrival_s = request.arrival_s / self._config.speed
+        arrival_s = request.arrival_s / self._config.load
         self._meters.arrived(scheduled, arrival_s, has_content=request.has_content, tenant=request.tenant)
         if not self._scheduler.add(scheduled):
             self._meters.rejected(scheduled)
