@@ -34,7 +34,7 @@ from pagedkv.memory.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.memory.pool.causes import OVERWRITTEN
-from pagedkv.memory.pool.keeping import forget_reasons
+from pagedkv.memory.pool.keep_reasons import forget_reasons
 from pagedkv.memory.pool.moments import next_child, note_child, note_drop, note_name, note_named, note_unnamed
 
 __all__ = [
