@@ -87,7 +87,7 @@ def _print_model_parts(curve: ModelCurve) -> None:
                 part.name,
                 f"{part.num_requests:,}",
                 f"{part.num_prompt_tokens:,}",
-                f"{part.ideal_ratio:.2%}",
+                f"{part.ideal_hit_tokens / max(1, part.num_prompt_tokens):.2%}",
                 *(f"{part.hit_ratio(policy, place):.2%}" for place in range(len(curve.points))),
             )
             for part in shown
@@ -120,11 +120,12 @@ def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, C
 
 def print_model_curve(title: str, curve: ModelCurve, read_as: str) -> None:
     """Print what the prompts of a trace hit in the memory of a model, and what the trace was taken for."""
+    ideal, num_tokens = curve.ideal_hit_tokens, curve.num_prompt_tokens
     facts = (
         ("read as", read_as),
         ("requests", f"{curve.num_requests:,}"),
-        ("prompt tokens", f"{curve.num_prompt_tokens:,}"),
-        ("ideal hit ratio", share(curve.ideal_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)),
+        ("prompt tokens", f"{num_tokens:,}"),
+        ("ideal hit ratio", share(ideal / num_tokens, ideal, num_tokens)),
     )
     print_table(title, facts)
     rows = [
