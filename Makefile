@@ -209,4 +209,4 @@ mutants: $(STAMP) ## put small faults into copies of the code and see that the t
 
 clean: ## remove everything that the other targets make
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist out
-	find src tests benchmarks mutants examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks mutants examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
