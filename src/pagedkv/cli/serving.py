@@ -7,7 +7,6 @@ bytes, and how far the virtual clock is.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import PurePath
 from typing import Final, cast
@@ -41,7 +40,6 @@ __all__ = [
     "mean_tokens",
     "require_some_served",
     "sample_of",
-    "serve_requests",
     "serve_trace",
 ]
 
@@ -229,22 +227,6 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
             parts = server.parts(Division(options.trace.windows, lambda: trace.origin_s))
             warnings = [*trace.notes, *served.warnings]
             return replace(served, read_as=trace.recognised, warnings=warnings, parts=parts)
-
-
-def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: ServingOptions) -> ServedTrace:
-    """Serve generated requests.
-
-    Raises:
-        ConfigurationError: an option is out of range.
-        InterruptedRunError: Ctrl-C.
-    """
-    config, cost_model = options.configuration()
-    prepare(lambda: compile_loops(config.eviction))
-    with progress_bars() as progress:
-        task = progress.add_task(name, total=None, come_to="")
-        server = VirtualServer(config, cost_model)
-        show = partial(progress.update, task)
-        return _serve(requests, server, lambda come_to: show(come_to=come_to), seconds=options.seconds_of(config))
 
 
 def sample_of(requests: Iterator[Request]) -> list[Request]:

@@ -1,4 +1,4 @@
-"""An option by its old name is refused with its new one, by the commands that have it."""
+"""Commands and options by their old names are refused with the new ones, options by the commands that have them."""
 
 import pytest
 
@@ -27,3 +27,11 @@ def test_a_command_without_the_option_knows_neither_name() -> None:
 
 def test_behind_two_dashes_nothing_is_an_option() -> None:
     assert "called" not in run("replay", "--", "--policy").stderr
+
+
+def test_a_command_that_is_gone_is_refused_with_what_does_the_same() -> None:
+    ended = run("demo-replay", "--sessions", 5)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert (
+        ended.stderr == "pagedkv: demo-replay is gone: pagedkv replay examples/conversations.jsonl.gz does the same\n"
+    )
