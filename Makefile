@@ -26,9 +26,13 @@ run: $(STAMP) ## a small model answers questions out of too little KV memory; ev
 	@echo "The first run compiles its loops, which takes a minute or two."
 	$(BIN)/pagedkv demo
 
-replay: $(STAMP) ## generate the conversation workload and replay it, then a recorded trace if it is there
+RECORDED := $(TRACES)/mooncake_conversation.jsonl.gz
+
+replay: $(STAMP) ## replay generated conversations, then a recorded trace if it is there
 	@echo "The first run compiles its loops, which takes about 20 seconds."
-	$(BIN)/pagedkv demo-replay --traces $(TRACES)
+	$(BIN)/pagedkv replay examples/conversations.jsonl.gz
+	@if [ -f $(RECORDED) ]; then $(BIN)/pagedkv replay $(RECORDED); else \
+		echo "There is no $(RECORDED) (make replay TRACES=FOLDER). README.md tells where public traces are."; fi
 
 # More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 30).
 OPERATIONS ?= 20000
@@ -209,4 +213,4 @@ mutants: $(STAMP) ## put small faults into copies of the code and see that the t
 
 clean: ## remove everything that the other targets make
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist out
-	find src tests benchmarks mutants examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks mutants examples tools -name __pycache__ -type d -prune -exec rm -rf {} +

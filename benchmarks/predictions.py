@@ -174,7 +174,7 @@ def predicted(costs: CostModel, requests: Sequence[TokenizedRequest], load: floa
         block_size=BLOCK_SIZE,
         max_sequences=MAX_SEQUENCES,
         max_batched_tokens=MAX_BATCHED_TOKENS,
-        speed=load,
+        load=load,
     )
     return run_point(PlanPoint(config, costs), map(as_told, requests))
 
@@ -187,7 +187,7 @@ def exact_hits(trace: Path, costs: Path, load: float) -> float:
         cost_model=str(costs),
         max_sequences=MAX_SEQUENCES,
         max_batched_tokens=MAX_BATCHED_TOKENS,
-        speed=load,
+        load=load,
     )
     with options.trace.open(str(trace)) as opened:
         requests = list(options.trace.requests(opened))

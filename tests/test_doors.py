@@ -71,7 +71,7 @@ def faults_of(door: str, source: str) -> list[str]:
     faults, rooms = [], []
     for node in ast.parse(source).body:
         match node:
-            case ast.Expr(ast.Constant(str())) | ast.Assign([ast.Name("__all__")]) | ast.If(ast.Compare()):
+            case ast.Expr(ast.Constant(str())) | ast.Assign([ast.Name("__all__")]):
                 pass
             case ast.ImportFrom(module=str(room)) if room.startswith(tuple(f"pagedkv.{wing}." for wing in WINGS)):
                 rooms.append(room)
@@ -123,7 +123,6 @@ def test_a_door_names_again_what_its_room_offers_and_does_nothing_else(door: str
 def test_paths_are_collected() -> None:
     assert len(SHOWN) > 50
     assert {"pagedkv.device.KVStorage", "pagedkv.engine.unfoldings.read_unfoldings", "pagedkv.BlockSpace"} <= set(SHOWN)
-    assert "pagedkv.engine.demo.training" in SHOWN
     text = (
         "from pagedkv.a import (\n    One,\n    Two as Deux,\n)\nfrom pagedkv import b, C  # two\nsee `pagedkv.d.E()`"
     )

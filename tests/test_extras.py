@@ -134,7 +134,7 @@ def test_a_command_says_what_to_install(
 
 
 def test_every_command_that_reads_a_trace_or_a_log_says_that_msgspec_is_missing() -> None:
-    names = ("replay", "curve", "plan", "report", "convert", "record", "calibrate", "demo-replay")
+    names = ("replay", "curve", "plan", "report", "convert", "record", "calibrate")
     ended = without("msgspec", COMMANDS, *names)
     assert ended.stderr == ""
     told = {f"2 pagedkv: {what} needs msgspec{CLI}" for what in ("reading traces", "the command line")}

@@ -10,7 +10,7 @@ from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.pool import blocks
 from pagedkv.memory.pool.eviction.hazard import layout
-from pagedkv.memory.space.explanations import ExplanationBook
+from pagedkv.memory.space.miss_records import ExplanationBook
 from pagedkv.memory.space.receipts import ReceiptBook
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.steps import StepLedger

@@ -13,7 +13,7 @@ from pagedkv.memory.pool.eviction.registry import policy_named
 from pagedkv.memory.pool.lease_victims import end_overdue
 from pagedkv.memory.pool.leasing import lease
 from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.pool.sparing import is_spare, make_cached, make_spare
+from pagedkv.memory.pool.spare_blocks import is_spare, make_cached, make_spare
 from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.pool_hits import NAME, new_scratch, serve_prompt, write_digest
 from pagedkv.planner.capacity.references import BlockReferences

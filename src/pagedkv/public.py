@@ -19,8 +19,8 @@ from pagedkv.memory.contract.answers import (
 )
 from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.memory.contract.events import CacheEventKind, CacheEvents
-from pagedkv.memory.contract.explanation import Explanation, Miss, MissCause
 from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
+from pagedkv.memory.contract.miss_causes import Explanation, Miss, MissCause
 from pagedkv.memory.contract.plan import (
     BlockMoves,
     DraftStates,

@@ -19,7 +19,7 @@ def test_the_example_is_what_the_generator_writes() -> None:
 
 
 def test_commands_take_the_example() -> None:
-    curve = run("curve", EXAMPLE, "--capacities", "1000", "--policy", "lru")
+    curve = run("curve", EXAMPLE, "--capacities", "1000", "--eviction", "lru")
     replay = run("replay", EXAMPLE, "--limit", "100", "--model", "llama-3.1-8b", "--gpu", "h100")
     assert (curve.exit_code, replay.exit_code) == (0, 0), curve.stderr + replay.stderr
     assert "2,382" in curve.stdout

@@ -181,7 +181,7 @@ def test_a_log_written_as_answers_ended_needs_no_conversion(tmp_path: Path) -> N
     assert found["latency"] == expected["latency"]
     curves = [json.loads(run("curve", path, "--sort", "--json", "-").stdout) for path in (log, late)]
     assert curves[0]["ideal_hits"] == curves[1]["ideal_hits"]
-    setting = ("--model", "llama-3.1-8b", "--gpu", "h100", "--policy", "lru", "--load", 1, "-j", 1)
+    setting = ("--model", "llama-3.1-8b", "--gpu", "h100", "--eviction", "lru", "--load", 1, "-j", 1)
     plans = [
         json.loads(run("plan", path, "--sort", *setting, "--results", tmp_path / "kept", "--json", "-").stdout)
         for path in (log, late)

@@ -400,7 +400,7 @@ def test_the_help_has_examples() -> None:
 
 def test_policies_are_chosen_by_name(trace: Path) -> None:
     document = json.loads(
-        run("curve", trace, "--capacities", "3", "--policy", "adaptive, hazard", "--json", "-").stdout
+        run("curve", trace, "--capacities", "3", "--eviction", "adaptive, hazard", "--json", "-").stdout
     )
     assert list(document["policies"]) == ["adaptive", "hazard", "optimal"]
     for names, message in (
@@ -408,7 +408,7 @@ def test_policies_are_chosen_by_name(trace: Path) -> None:
         ("oldest", "must be one of"),
         ("", "must be one of"),
     ):
-        refused = run("curve", trace, "--policy", names)
+        refused = run("curve", trace, "--eviction", names)
         assert (refused.exit_code, message in refused.stderr, refused.stderr.count("\n")) == (2, True, 1)
 
 
@@ -419,8 +419,8 @@ def test_of_very_many_requests_policies_are_left_out_and_that_is_said(
     monkeypatch.setattr(tables, "MOST_FOR_ALL", 4)
     result = run("curve", trace, "--capacities", "3")
     others = ", ".join(name for name in POLICIES if name not in measuring.FOR_MANY_REQUESTS)
-    assert f"{others}, as requests are many: --policy names others" in " ".join(result.stdout.split())
-    assert "hazard" in json.loads(run("curve", trace, "--policy", "hazard", "--json", "-").stdout)["policies"]
+    assert f"{others}, as requests are many: --eviction names others" in " ".join(result.stdout.split())
+    assert "hazard" in json.loads(run("curve", trace, "--eviction", "hazard", "--json", "-").stdout)["policies"]
     assert list(json.loads(run("curve", trace, "--json", "-").stdout)["policies"]) == ["lru", "adaptive", "optimal"]
 
 

@@ -15,7 +15,7 @@ from tests.engine.families import make_model
 from tests.traces.trace_files import LENGTHS, SESSIONS
 
 GOLDEN = Path(__file__).with_name("golden") / "trace.jsonl"
-TIGHT = ("--speed", 100, "--block-size", 4, "--num-blocks", 12, "--max-sequences", 6, "--max-batched-tokens", 16)
+TIGHT = ("--load", 100, "--block-size", 4, "--num-blocks", 12, "--max-sequences", 6, "--max-batched-tokens", 16)
 
 
 def replayed(*arguments: object) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tests.cli.command import run
 FOLDER: Final = Path(__file__).with_name("golden")
 TRACE: Final = FOLDER / "trace.jsonl"
 POOL: Final = (
-    "--speed",
+    "--load",
     "100",
     "--block-size",
     "4",
@@ -29,9 +29,9 @@ POOL: Final = (
     "per-token",
 )
 COMMANDS: Final = {
-    "replay-recompute": ("replay", TRACE, *POOL, "--policy", "lru"),
-    "replay-swap": ("replay", TRACE, *POOL, "--policy", "lru", "--preemption", "swap", "--host-blocks", "20"),
-    "replay-beams": ("replay", TRACE, *POOL, "--policy", "adaptive", "--beams", "2"),
+    "replay-recompute": ("replay", TRACE, *POOL, "--eviction", "lru"),
+    "replay-swap": ("replay", TRACE, *POOL, "--eviction", "lru", "--preemption", "swap", "--host-blocks", "20"),
+    "replay-beams": ("replay", TRACE, *POOL, "--eviction", "adaptive", "--beams", "2"),
     "replay-one-at-a-time": ("replay", TRACE, "--one-at-a-time", "--block-size", "4", "--num-blocks", "14"),
     "curve": ("curve", TRACE, "--capacities", "2,5,9,200"),
 }

@@ -77,7 +77,7 @@ def test_a_plan_ends_in_a_decision_and_keeps_its_points(trace: Path, cost: Path,
 
 
 def test_a_page_is_written_with_the_headline(trace: Path, cost: Path, tmp_path: Path) -> None:
-    options = ("--model", "llama-3.1-8b", "--memory", "0.25,0.5", "--policy", "lru", "--block-size", "16")
+    options = ("--model", "llama-3.1-8b", "--memory", "0.25,0.5", "--eviction", "lru", "--block-size", "16")
     more = ("--cost-model", cost, "--results", tmp_path / "r", "-j", 1, "--load", "1")
     page = tmp_path / "plan.html"
     result = run("plan", trace, *options, *more, "--report", page)
@@ -90,7 +90,7 @@ def test_a_page_is_written_with_the_headline(trace: Path, cost: Path, tmp_path: 
 def test_a_longer_list_runs_what_is_new_and_a_damaged_point_again(trace: Path, cost: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     small = ("plan", trace, "--model", "llama-3.1-8b", "--memory", "0.25,0.5", "--load", "1", "--cost-model", cost)
-    command = (*small, "--results", results, "--policy", "lru", "-j", 1)
+    command = (*small, "--results", results, "--eviction", "lru", "-j", 1)
     assert run(*command, "--block-size", 16).exit_code == 0
     before = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
     damaged = min(before)
@@ -114,7 +114,7 @@ def test_lengths_alone_claim_no_hits_and_try_one_policy(tmp_path: Path, cost: Pa
 
 
 def test_sessions_in_a_closed_loop_are_said_to_be(trace: Path, cost: Path, tmp_path: Path) -> None:
-    options = ("--model", "llama-3.1-8b", "--memory", "1,2", "--policy", "lru", "--block-size", "16", "--load", "1")
+    options = ("--model", "llama-3.1-8b", "--memory", "1,2", "--eviction", "lru", "--block-size", "16", "--load", "1")
     result = run(
         *("plan", trace, *options, "--cost-model", cost, "--results", tmp_path / "r", "--closed-loop", "-j", 1),
         *("--json", "-"),
@@ -131,7 +131,7 @@ def test_sessions_in_a_closed_loop_are_said_to_be(trace: Path, cost: Path, tmp_p
         ((), "say what to plan for: --gpu 8xh100, or --memory 40"),
         (("--gpu", "h100,h200", "--memory", "3"), "--memory goes with one --gpu"),
         (("--gpu", "h101"), "unknown GPU 'h101'"),
-        (("--memory", "1", "--policy", "none"), "none"),
+        (("--memory", "1", "--eviction", "none"), "none"),
         (("--memory", "1", "--load", "0"), "--load: at 0 times the recorded traffic no request ever comes"),
         (
             ("--memory", "1", "--load", "1,1e9"),
@@ -195,7 +195,7 @@ def test_a_signal_keeps_what_is_done_and_leaves_no_process(
     trace.write_text("arrived_s,input_length,output_length\n" + "".join(f"{n},3,20\n" for n in range(300)))
     results = tmp_path / "results"
     memory = ",".join(str(n / 4) for n in range(2, 40))
-    options = ("--model", "llama-3.1-8b", "--memory", memory, "--load", "1", "--block-size", "16", "--policy", "lru")
+    options = ("--model", "llama-3.1-8b", "--memory", memory, "--load", "1", "--block-size", "16", "--eviction", "lru")
     process = start("plan", trace, *options, "--cost-model", cost, "--results", results, "-j", 1)
     deadline = time.monotonic() + PATIENCE_S
     while not (results.is_dir() and list(results.glob("*.json"))) and time.monotonic() < deadline:

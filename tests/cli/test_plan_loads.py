@@ -12,7 +12,7 @@ from tests.cli.test_plan_command import COST
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import as_text
 
-SETTING = ("--model", "llama-3.1-8b", "--block-size", "16", "--policy", "lru", "--max-sequences", "1", "-j", 1)
+SETTING = ("--model", "llama-3.1-8b", "--block-size", "16", "--eviction", "lru", "--max-sequences", "1", "-j", 1)
 CALIBRATION = {"read_as": "CSV", "num_steps": 439, "median": 0.127, "p90": 0.344, "bias": -0.005}
 
 
@@ -85,7 +85,7 @@ def test_a_trace_too_short_is_said_to_be(cost: Path, tmp_path: Path) -> None:
     trace = tmp_path / "burst.jsonl"
     rows = [{"timestamp": 2.8 * n, "input_length": 60, "output_length": 2, "hash_ids": [n]} for n in range(200)]
     trace.write_text(as_text(*rows))
-    options = ("--model", "llama-3.1-8b", "--memory", "1,2", "--block-size", "16", "--policy", "lru", "-j", 1)
+    options = ("--model", "llama-3.1-8b", "--memory", "1,2", "--block-size", "16", "--eviction", "lru", "-j", 1)
     for loads in ((), ("--load", "1,80")):
         command = ("plan", trace, *options, "--cost-model", cost, "--ttft", 60, "--results", tmp_path / "r", *loads)
         result = run(*command, "--json", tmp_path / "plan.json", "--report", tmp_path / "plan.html")
@@ -105,7 +105,7 @@ def test_a_trace_too_short_is_said_to_be(cost: Path, tmp_path: Path) -> None:
 
 
 def test_whose_seconds_are_shown_is_told_everywhere(trace: Path, cost: Path, tmp_path: Path) -> None:
-    common = (trace, "--model", "llama-3.1-8b", "--limit", 60, "--block-size", "16", "--policy", "lru", "-j", 1)
+    common = (trace, "--model", "llama-3.1-8b", "--limit", 60, "--block-size", "16", "--eviction", "lru", "-j", 1)
     for options, name, told, warning in (
         (
             ("--memory", "1,2", "--cost-model", cost),

@@ -101,9 +101,9 @@ def test_a_replay_evicts_as_an_engine_does_unless_told_and_without_a_clock_there
     every_field = (*fields(EngineConfig), *fields(SpaceConfig))
     assert [field.default for field in every_field if field.name == "eviction"] == 2 * ["lru"]
     assert document["config"]["policy"] == "lru"
-    assert shown_by("replay", trace)["eviction policy (--policy)"] == "lru"
-    assert shown_by("replay", trace, "--policy", "hazard")["eviction policy (--policy)"] == "hazard"
-    assert run("replay", trace, "--one-at-a-time", "--policy", "lru").exit_code == 0
+    assert shown_by("replay", trace)["eviction policy (--eviction)"] == "lru"
+    assert shown_by("replay", trace, "--eviction", "hazard")["eviction policy (--eviction)"] == "hazard"
+    assert run("replay", trace, "--one-at-a-time", "--eviction", "lru").exit_code == 0
 
 
 @pytest.mark.parametrize("mode", [["--beams", "3"], ["--one-at-a-time"]])
@@ -261,10 +261,10 @@ def test_a_cost_model_may_be_a_file(tmp_path: Path, trace: Path) -> None:
     assert steps["busy_s"] == 0.5 * steps["num_steps"]
 
 
-def test_speed_divides_the_arrivals(trace: Path) -> None:
+def test_a_load_divides_the_arrivals(trace: Path) -> None:
     slow, fast = (
-        json.loads(run("replay", trace, "--cost-model", "instant", "--speed", speed, "--json", "-").stdout)["steps"]
-        for speed in (1, 10)
+        json.loads(run("replay", trace, "--cost-model", "instant", "--load", load, "--json", "-").stdout)["steps"]
+        for load in (1, 10)
     )
     assert slow["virtual_s"] == 10 * fast["virtual_s"] > 0
 
@@ -312,9 +312,9 @@ def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
         ("--max-batched-tokens", 255),
         ("--watermark", 1.0),
         ("--watermark", -0.5),
-        ("--speed", 0),
-        ("--speed", -2),
-        ("--speed", "nan"),
+        ("--load", 0),
+        ("--load", -2),
+        ("--load", "nan"),
         ("--seed", -1),
         ("--samples", 0),
         ("--samples", 257),
@@ -322,7 +322,7 @@ def test_a_missing_trace_gets_one_line(tmp_path: Path) -> None:
         ("--host-blocks", -3),
         ("--max-length", 0),
         ("--session-interval", -1),
-        ("--policy", "oldest"),
+        ("--eviction", "oldest"),
         ("--preemption", "drop"),
         ("--model", "lama-3.1-8b"),
         ("--cost-model", "lama-3.1-8b/h100"),
@@ -349,7 +349,7 @@ def test_a_size_out_of_range_gets_one_line(tmp_path: Path, trace: Path, option: 
         ["--host-blocks", 100],
         ["--one-at-a-time", "--model", "nosuch"],
         ["--one-at-a-time", "--samples", 4],
-        ["--one-at-a-time", "--policy", "adaptive"],
+        ["--one-at-a-time", "--eviction", "adaptive"],
         ["--one-at-a-time", "--num-blocks", "full=100"],
         ["--preemption", "swap"],
         ["--memory", 3],

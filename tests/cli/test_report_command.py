@@ -136,7 +136,7 @@ def test_the_command_runs_traces_with_and_without_block_ids(tmp_path: Path, outp
     (tmp_path / "ids.jsonl").write_text(HASH_IDS)
     (tmp_path / "lengths.csv").write_text(LENGTHS)
     for name, has_curve in (("ids.jsonl", True), ("lengths.csv", False)):
-        result = run("report", tmp_path / name, "-o", output, "--num-blocks", 300, "--policy", "adaptive")
+        result = run("report", tmp_path / name, "-o", output, "--num-blocks", 300, "--eviction", "adaptive")
         assert (result.exit_code, result.stdout) == (0, "")
         assert " ".join(result.stderr.split()).startswith(f"{output} written; {name} read as ")
         page = read_page(output.read_text(encoding="utf-8"))
@@ -144,7 +144,7 @@ def test_the_command_runs_traces_with_and_without_block_ids(tmp_path: Path, outp
         assert any("no capacity curve" in text for text in page.texts("p")) != has_curve
 
 
-@pytest.mark.parametrize("options", [["--policy", "oldest"], ["--num-blocks", "1"], ["--capacities", "0"]])
+@pytest.mark.parametrize("options", [["--eviction", "oldest"], ["--num-blocks", "1"], ["--capacities", "0"]])
 def test_a_bad_option_gets_one_line_and_no_page(tmp_path: Path, output: Path, options: list[str]) -> None:
     (tmp_path / "ids.jsonl").write_text(HASH_IDS)
     result = run("report", tmp_path / "ids.jsonl", "-o", output, *options)

@@ -80,7 +80,7 @@ def document(*arguments: object) -> dict[str, Any]:
 def test_a_curve_of_two_logs_tells_hits_in_all_by_tenant_and_by_hour(
     tmp_path: Path, logs: dict[str, list[tuple[float, str, str]]], *, isolated: bool
 ) -> None:
-    options = ("--policy", "lru", "--capacities", "30,80", "--window", "1h", *(["--isolate"] if isolated else []))
+    options = ("--eviction", "lru", "--capacities", "30,80", "--window", "1h", *(["--isolate"] if isolated else []))
     curve = document("curve", *(tmp_path / name for name in logs), *options)
     requests = merged(logs)
     hours = Counter(int((at_s - NOON_S) // 3600) for at_s, *_ in requests)
@@ -138,7 +138,7 @@ def test_a_report_and_a_plan_show_tenants_and_windows(
         "h100,2xh100",
         "--block-size",
         16,
-        "--policy",
+        "--eviction",
         "lru",
         "--load",
         "1,4",

@@ -78,7 +78,7 @@ def reported(sample: Path, folder: Path, *options: object) -> dict[str, Any]:
 
 def planned(sample: Path, folder: Path, *options: object) -> dict[str, Any]:
     """Run a plan of one load."""
-    given = ("--block-size", BLOCK_SIZE, "--policy", "lru", "--load", 1, "-j", 1, "--results", folder / "kept")
+    given = ("--block-size", BLOCK_SIZE, "--eviction", "lru", "--load", 1, "-j", 1, "--results", folder / "kept")
     result = run("plan", sample, *SETTING, *given, *options, "--json", "-")
     assert result.exit_code == 0, result.stderr
     plan: dict[str, Any] = json.loads(result.stdout)

@@ -22,8 +22,6 @@ from tests.cli.command import run
 PACKAGE: Final = Path(pagedkv.__file__).parent
 TRACE: Final = Path(__file__).parents[2] / "examples" / "conversations.jsonl.gz"
 OPTION: Final = re.compile(r"(?<![\w(-])--[a-z][\w-]*|\(--[a-z][\w-]*(?= |\)$|\))")
-SCRIPTS: Final = {"serving/engine/demo/training.py"}
-"""Programs of their own, whose options are theirs."""
 FOREIGN: Final = {
     "--enable-log-requests",
     "--kv-events-config",
@@ -55,9 +53,7 @@ def options_in(text: str) -> set[str]:
 def library() -> dict[str, str]:
     """Give the sources of all floors below the command line."""
     files = {file.relative_to(PACKAGE).as_posix(): file for file in sorted(PACKAGE.rglob("*.py"))}
-    return {
-        name: file.read_text() for name, file in files.items() if not name.startswith("cli/") and name not in SCRIPTS
-    }
+    return {name: file.read_text() for name, file in files.items() if not name.startswith("cli/")}
 
 
 def test_no_text_of_the_library_names_an_option() -> None:

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.explanation import MissCause
+from pagedkv.memory.contract.miss_causes import MissCause
 from pagedkv.memory.space import Receipt
 from pagedkv.serving.engine import LLM, SamplingParams, TokensPrompt
 from tests.engine.families import make_model

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import LLM, AsyncLLM, SamplingParams
-from pagedkv.serving.engine.ambient import IMPLEMENTATION
 from pagedkv.serving.engine.borrowing import BorrowedModel
+from pagedkv.serving.engine.current_pass import IMPLEMENTATION
 from pagedkv.serving.engine.dense import ask_dense
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, reference

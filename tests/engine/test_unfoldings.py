@@ -11,8 +11,8 @@ from pagedkv.memory.attention import AttentionBackend, GroupMetadata, StepMetada
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.device import KVStorage, Transfers
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.ambient import IMPLEMENTATION, listening
 from pagedkv.serving.engine.borrowing import BorrowedModel
+from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.serving.engine.forward_pass import ForwardPass
 from pagedkv.serving.engine.grouping import EngineGroups, group_layers
 from pagedkv.serving.engine.probe import probe

@@ -8,7 +8,9 @@ import pytest
 from pagedkv import BlockPool
 from pagedkv.memory.pool.auditing import check_pool
 from pagedkv.memory.pool.blocks import CHARGED, NULL_BLOCK, PoolFeatures
-from pagedkv.memory.pool.charging import (
+from pagedkv.memory.pool.life_cycle import acquire, release
+from pagedkv.memory.pool.prefix_index import name_block
+from pagedkv.memory.pool.tenant_charges import (
     AFTER,
     CAP,
     CLOCK,
@@ -25,8 +27,6 @@ from pagedkv.memory.pool.charging import (
     leave,
     list_of,
 )
-from pagedkv.memory.pool.life_cycle import acquire, release
-from pagedkv.memory.pool.prefix_index import name_block
 
 pytestmark = pytest.mark.interpreted
 

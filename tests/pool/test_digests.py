@@ -119,7 +119,7 @@ def compiled_digests(
     extras = [keys.media_key(index * block_size, (index + 1) * block_size) for index in range(num_blocks)]
     if extras:
         extras[0] = keys.first_block_key(epoch) + extras[0]
-    extra_ids = np.array([table.intern(extra) for extra in extras], np.int32)
+    extra_ids = np.array(table.intern_all(extras), np.int32)
     out = np.zeros((num_blocks, 8), np.uint32)
     digest_prompt(tokens, block_size, num_blocks, extra_ids, table.arrays, out)
     return [words.astype(">u4").tobytes() for words in out]

@@ -39,11 +39,11 @@ def test_every_policy_serves_by_its_name(name: str) -> None:
     for start in (0, 100, 0, 200, 300, 0):
         space.free(prefill(space, list(range(start, start + 17))))
         space.check()
-    assert policy_named(name).name == ServingConfig(100, policy=name).policy == name
+    assert policy_named(name).name == ServingConfig(100, eviction=name).eviction == name
 
 
 @pytest.mark.parametrize(
-    "build", [lambda: BlockSpace(space_config("oldest")), lambda: ServingConfig(100, policy="oldest")]
+    "build", [lambda: BlockSpace(space_config("oldest")), lambda: ServingConfig(100, eviction="oldest")]
 )
 def test_a_name_that_is_not_in_the_list_is_refused_with_the_list(build: Callable[[], object]) -> None:
     told = f"eviction policy must be one of {tuple(POLICIES)}, got 'oldest'"
@@ -102,18 +102,18 @@ def test_every_file_of_the_package_is_in_the_list() -> None:
 
 def test_the_first_is_the_default_everywhere() -> None:
     assert next(iter(POLICIES)) == DEFAULT.name
-    assert SpaceConfig((FullAttention(),), num_blocks=9).eviction == ServingConfig(100).policy == DEFAULT.name
+    assert SpaceConfig((FullAttention(),), num_blocks=9).eviction == ServingConfig(100).eviction == DEFAULT.name
 
 
 def test_the_curve_and_the_help_have_all_of_them() -> None:
     assert list(curve.POLICIES) == [*POLICIES, curve.OPTIMAL]
     words = " ".join(run("replay", "--help").stdout.replace("│", " ").split())
-    assert f"Eviction: {', '.join(POLICIES)}." in words
+    assert f"Eviction policy: {', '.join(POLICIES)}." in words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_name_no_policy_that_is_not_there(page: Path) -> None:
-    named = re.findall(r'(?:eviction="|--policy )(\w+)', page.read_text(encoding="utf-8"))
+    named = re.findall(r'(?:eviction="|--eviction )(\w+)', page.read_text(encoding="utf-8"))
     assert set(named) <= set(POLICIES)
     assert named or page.name != "guide.md"
 

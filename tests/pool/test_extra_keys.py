@@ -27,7 +27,7 @@ def test_equal_ids_mean_equal_bytes_whatever_was_forgotten(steps: list[bytes | s
             table.retain(step)
             model = {key: key_id for key, key_id in model.items() if key_id in {NO_EXTRA, *step}}
         else:
-            key_id = table.intern(step)
+            key_id = table.intern_all([step])[0]
             assert model.setdefault(step, key_id) == key_id
         assert {key: table.id_of(key) for key in model} == model
         assert len(set(model.values())) == len(table) == len(model)
@@ -36,7 +36,7 @@ def test_equal_ids_mean_equal_bytes_whatever_was_forgotten(steps: list[bytes | s
 
 def test_the_empty_encoding_is_no_key() -> None:
     table = ExtraKeyTable(4)
-    assert table.intern(b"") == table.id_of(b"") == NO_EXTRA
+    assert table.intern_all([b""])[0] == table.id_of(b"") == NO_EXTRA
 
 
 def test_asking_gives_no_id() -> None:
@@ -47,10 +47,10 @@ def test_asking_gives_no_id() -> None:
 
 def test_forgotten_ids_are_given_again_and_survivors_keep_theirs() -> None:
     table = ExtraKeyTable(4)
-    ids = [table.intern(b"salt %d" % number) for number in range(100)]
+    ids = table.intern_all([b"salt %d" % number for number in range(100)])
     table.retain([ids[7], ids[50]])
     assert len(table) == 3
-    again = {table.intern(b"other %d" % number) for number in range(98)}
+    again = set(table.intern_all([b"other %d" % number for number in range(98)]))
     assert again == set(ids) - {ids[7], ids[50]}
     assert [bytes_of(table, ids[7]), bytes_of(table, ids[50])] == [b"salt 7", b"salt 50"]
     assert table.id_of(b"salt 8") is None
@@ -60,4 +60,4 @@ def test_forgotten_ids_are_given_again_and_survivors_keep_theirs() -> None:
 def test_encodings_of_any_length_are_kept(length: int) -> None:
     table = ExtraKeyTable(4)
     encoding = np.random.default_rng(length).bytes(length)
-    assert bytes_of(table, table.intern(encoding)) == encoding
+    assert bytes_of(table, table.intern_all([encoding])[0]) == encoding

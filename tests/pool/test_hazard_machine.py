@@ -59,7 +59,7 @@ from pagedkv.memory.pool.eviction.hazard.policy import HAZARD
 from pagedkv.memory.pool.eviction.hazard.victims import OF_LRU, value_of
 from pagedkv.memory.pool.moments import note_request
 from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.pool.sparing import make_spare
+from pagedkv.memory.pool.spare_blocks import make_spare
 from tests.pool.eviction_model import GROUP_NAME, NamedPool, digest_words
 
 FIRST = 2  # the first content

@@ -1,12 +1,14 @@
 """PrefixIndex: driven against a dictionary, with digests that crowd into few buckets."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pagedkv.memory.contract.arrays import Uint32Array
-from pagedkv.memory.pool.blocks import LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays
+from pagedkv.memory.pool.blocks import BUCKET_NEXT, LIFE, NULL_BLOCK, SUCCESSOR, PoolArrays
 from pagedkv.memory.pool.empty_pool import new_pool_arrays
 from pagedkv.memory.pool.prefix_index import KEYS, PrefixIndex, bucket_of, find, forget, is_child_of, name_block
 
@@ -36,6 +38,15 @@ def name(arrays: PoolArrays, group: int, block: int, block_digest: bytes, parent
     """Name a block as the child of what ``parent`` holds now."""
     arrays.digests[block] = words(block_digest)
     name_block(arrays, group + 1, block, parent, int(arrays.records[parent, LIFE]))
+
+
+def indexed_blocks(arrays: PoolArrays) -> Iterator[int]:
+    """All blocks that the buckets reach."""
+    for first in arrays.buckets.tolist():
+        block = first
+        while block != NULL_BLOCK:
+            yield block
+            block = int(arrays.records[block, BUCKET_NEXT])
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -70,7 +81,7 @@ class IndexMachine(RuleBasedStateMachine):
     def equals_the_dictionary(self) -> None:
         """Every name is found, and the index reaches exactly the named blocks."""
         assert {key: self.index.find(*key) for key in self.model} == self.model
-        indexed = sorted(block for _, block in self.index.indexed_blocks())
+        indexed = sorted(indexed_blocks(self.arrays))
         assert indexed == sorted(self.model.values()) == self.index.named_blocks().tolist()
         assert len(self.index) == len(self.model)
 

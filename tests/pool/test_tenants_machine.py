@@ -10,17 +10,17 @@ from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from pagedkv import BlockPool
-from pagedkv.memory.pool import capping, lease_victims, leasing
+from pagedkv.memory.pool import lease_victims, leasing, tenant_victims
 from pagedkv.memory.pool.auditing import check_pool
 from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
-from pagedkv.memory.pool.charging import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
 from pagedkv.memory.pool.eviction.registry import POLICIES
 from pagedkv.memory.pool.free_queue import free_leased
 from pagedkv.memory.pool.lease_order import LAST_RELEASE
 from pagedkv.memory.pool.leasing import HIGH
 from pagedkv.memory.pool.life_cycle import acquire, drop_name, release, reuse_all
 from pagedkv.memory.pool.prefix_index import name_block
-from pagedkv.memory.pool.sparing import make_spare
+from pagedkv.memory.pool.spare_blocks import make_spare
+from pagedkv.memory.pool.tenant_charges import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
 from tests.pool.lease_model import Leased, end_largest
 
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
@@ -227,7 +227,7 @@ class TenantsMachine(RuleBasedStateMachine):
                 self.resting.remove(block)
                 known.owner = tenant
         if self.has_tenants:
-            capping.keep_cap(self.arrays, tenant, 0)
+            tenant_victims.keep_cap(self.arrays, tenant, 0)
             self._evict_own(tenant, 0)
 
     @rule(place=st.integers(0, 30))
@@ -367,7 +367,7 @@ def test_leases_are_given_up_in_their_order(policy: str) -> None:
 @pytest.mark.interpreted
 @pytest.mark.skipif(not NUMBA_IS_OFF, reason="compiled loops cannot be replaced in part")
 def test_a_rule_that_is_broken_is_noticed(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401 - any loop
-    monkeypatch.setattr(capping, name, broken)
+    monkeypatch.setattr(tenant_victims, name, broken)
     bounded = settings(max_examples=300, stateful_step_count=40, database=None, phases=[Phase.generate])
     with pytest.raises((AssertionError, ValueError, IndexError)):
         run_state_machine_as_test(TenantsMachine, settings=bounded)

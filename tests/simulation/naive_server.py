@@ -44,7 +44,7 @@ class NaiveConfig:
     preemption: str = "recompute"
     num_samples: int | None = None
     beam_width: int | None = None
-    speed: float = 1.0
+    load: float = 1.0
     seed: int = 0
     max_length: int | None = None
 
@@ -159,7 +159,7 @@ class NaiveServer:
         config = self.config
         n = config.beam_width or config.num_samples or request.num_samples
         is_beam = config.beam_width is not None
-        return NaiveJob(number, request, request.arrival_s / config.speed, n, is_beam, config.seed)
+        return NaiveJob(number, request, request.arrival_s / config.load, n, is_beam, config.seed)
 
     def _arrive(self, job: NaiveJob) -> None:
         b = self.config.block_size

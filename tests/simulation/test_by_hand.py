@@ -118,7 +118,7 @@ def test_the_clock_jumps_over_idle_time(replay: Replay) -> None:
 @both
 def test_speed_compresses_the_trace_only(replay: Replay) -> None:
     requests = [request_of([1], [], 10.0), request_of([2], [], 30.0)]
-    assert replay(requests, NaiveConfig(6, 4, speed=4.0), ONE_SECOND)["steps"]["virtual_s"] == 8.5
+    assert replay(requests, NaiveConfig(6, 4, load=4.0), ONE_SECOND)["steps"]["virtual_s"] == 8.5
 
 
 @both

@@ -38,7 +38,7 @@ def test_blocks_of_16_waste_less_than_a_hundredth_on_conversation_lengths() -> N
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_blocks_are_hit_evicted_and_accounted_for(policy: str) -> None:
-    result = served("mooncake_conversation.jsonl.gz", 300, num_blocks=65_536, policy=policy)
+    result = served("mooncake_conversation.jsonl.gz", 300, num_blocks=65_536, eviction=policy)
     (pool,) = result["pools"].values()
     assert result["requests"]["num_finished"] + result["requests"]["num_rejected"] == 300
     assert sum(pool["hits_by_age"]["num_blocks"]) >= result["hits"]["num_hit_blocks"] > 0

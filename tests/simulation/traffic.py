@@ -101,7 +101,7 @@ def scenes(
         preemption=preemption,
         num_samples=draw(st.sampled_from([None, None, None, 1, 2])) if most_samples > 1 and not beam_width else None,
         beam_width=beam_width,
-        speed=draw(st.sampled_from([1.0, 0.5, 4.0])),
+        load=draw(st.sampled_from([1.0, 0.5, 4.0])),
         seed=draw(st.integers(0, 3)),
         max_length=draw(st.none() | st.just(100)),
     )

@@ -25,7 +25,7 @@ from pagedkv.memory.contract.errors import (
     UnknownSequenceError,
 )
 from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.space import explanations
+from pagedkv.memory.space import miss_records
 from tests.space.explaining import HYBRID, OURS, PROMPT, changed, explained, new
 from tests.space.spaces import (
     acknowledge,
@@ -142,7 +142,7 @@ def test_a_fork_has_asked_for_nothing() -> None:
 
 
 def test_a_request_that_is_forgotten_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanations, "LEAST_PAST", 5)
+    monkeypatch.setattr(miss_records, "LEAST_PAST", 5)
     space = new_space(explain=True, max_sequences=2, max_tokens=8, num_blocks=10)
     row = allocate(space, tokens(3))
     first = space.generation(row)

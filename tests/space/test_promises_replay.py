@@ -21,7 +21,7 @@ from pagedkv import (
     StepPlan,
 )
 from pagedkv.memory.contract.errors import ConfigurationError, SequenceError, TruncationError
-from pagedkv.memory.contract.explanation import MissCause
+from pagedkv.memory.contract.miss_causes import MissCause
 from tests.space.replay_model import evict_windows
 from tests.space.spaces import acknowledge, allocate, hit, new_space, run_step, tokens, unchanged
 

@@ -20,7 +20,16 @@ from pagedkv.memory.warming.rehearsal import rehearse
 from pagedkv.memory.warming.rehearsals import NO_FEATURES, all_of
 from tests.compiling import needs_compiled_loops
 
-OF_FEATURES = {"capping", "charging", "epochs", "ghosts", "lease_victims", "leasing", "partial_hits", "sweeps"}
+OF_FEATURES = {
+    "tenant_victims",
+    "tenant_charges",
+    "epochs",
+    "ghosts",
+    "lease_victims",
+    "leasing",
+    "partial_hits",
+    "sweeps",
+}
 """Modules whose loops spaces without features do not reach."""
 
 

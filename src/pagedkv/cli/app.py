@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from pagedkv import __version__
+from pagedkv.cli.old_names import refuse_old_command, refuse_old_options
 from pagedkv.cli.user_errors import reported
 from pagedkv.memory.contract.extras import needing
 
@@ -38,7 +39,6 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "presets": "List the names that --model, --gpu and --cost-model know, with GiB, bandwidth and bytes per token.",
         "warm-up": "Compile all loops ahead of the first request, on all cores, and keep them on disk.",
         "demo": "Let a small model answer questions about documents from too little KV memory, and judge every answer.",
-        "demo-replay": "Replay generated conversations and, where there is one, a real trace, on a virtual clock.",
     }
 )
 """The commands and what each does in a line: the first of its docstring, said again so that help need not import it."""
@@ -49,8 +49,18 @@ class LateCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's, which newer versions of typer hide
         """Find the command that was typed, and import it. Exits as :func:`~pagedkv.cli.user_errors.reported` does."""
+        is_run = not ctx.resilient_parsing  # and not completed
+        if is_run:
+            with reported():
+                refuse_old_command(args)
         name, stand_in, rest = super().resolve_command(ctx, args)
-        return name, stand_in and _imported(stand_in.name), rest
+        if stand_in is None:
+            return name, None, rest
+        found = _imported(stand_in.name)
+        if is_run:
+            with reported():
+                refuse_old_options(rest, {option for each in found.params for option in each.opts})
+        return name, found, rest
 
 
 def _imported(name: str | None) -> Any:  # noqa: ANN401 - a command of click, as above

@@ -45,7 +45,7 @@ def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     """Say which policies were not measured because they take long."""
     left_out = [name for name in POLICIES if name not in curve.hits]
     if left_out and curve.num_requests > MOST_FOR_ALL:
-        yield "policies left out", f"{', '.join(left_out)}, as requests are many: --policy names others"
+        yield "policies left out", f"{', '.join(left_out)}, as requests are many: --eviction names others"
 
 
 def _print_parts(curve: CapacityCurve) -> None:
@@ -87,7 +87,7 @@ def _print_model_parts(curve: ModelCurve) -> None:
                 part.name,
                 f"{part.num_requests:,}",
                 f"{part.num_prompt_tokens:,}",
-                f"{part.ideal_ratio:.2%}",
+                f"{part.ideal_hit_tokens / max(1, part.num_prompt_tokens):.2%}",
                 *(f"{part.hit_ratio(policy, place):.2%}" for place in range(len(curve.points))),
             )
             for part in shown
@@ -120,11 +120,12 @@ def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, C
 
 def print_model_curve(title: str, curve: ModelCurve, read_as: str) -> None:
     """Print what the prompts of a trace hit in the memory of a model, and what the trace was taken for."""
+    ideal, num_tokens = curve.ideal_hit_tokens, curve.num_prompt_tokens
     facts = (
         ("read as", read_as),
         ("requests", f"{curve.num_requests:,}"),
-        ("prompt tokens", f"{curve.num_prompt_tokens:,}"),
-        ("ideal hit ratio", share(curve.ideal_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)),
+        ("prompt tokens", f"{num_tokens:,}"),
+        ("ideal hit ratio", share(ideal / num_tokens, ideal, num_tokens)),
     )
     print_table(title, facts)
     rows = [

@@ -44,7 +44,7 @@ class EngineOptions:
     ] = None
     max_sequences: opt.MaxSequences = 64
     max_batched_tokens: opt.MaxBatchedTokens = 2048
-    policy: opt.PolicyName = DEFAULT_EVICTION
+    eviction: opt.EvictionName = DEFAULT_EVICTION
     lookup: Annotated[
         int,
         typer.Option(
@@ -72,6 +72,6 @@ class EngineOptions:
             max_sequences=self.max_sequences,
             max_batched_tokens=self.max_batched_tokens,
             max_tokens=self.max_length,
-            eviction=self.policy,
+            eviction=self.eviction,
             speculation=PromptLookup(self.lookup) if self.lookup else None,
         )

@@ -134,7 +134,7 @@ def replay_with_engine(
     with working("Loading the model"), leaving_at_once():
         model = load_trained(max_positions=LONGEST) if model_path is None else load(model_path)[0]
     requests = _for_model(told, model, options.samples)
-    prepare(lambda: compile_loops(config.policy))
+    prepare(lambda: compile_loops(config.eviction))
     script = Script(compat.vocabulary_size(model))
     with working("Measuring steps of the model"), leaving_at_once():
         llm = LLM(model, _engine_config(config), sampler=script)
@@ -183,7 +183,7 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         max_tokens=config.space_config().max_tokens,
         preemption=config.preemption,
         watermark=config.watermark,
-        eviction=config.policy,
+        eviction=config.eviction,
     )
 
 

@@ -179,7 +179,8 @@ def verify(model: Model, llm: LLM, outputs: Sequence[tuple[int, RequestOutput]],
                 found.num_answers += 1
                 found.num_tokens += len(each.token_ids)
                 found.num_certain_tokens += min(dense.num_certain, len(each.token_ids))
-                where = dense.first_difference(each.token_ids)
+                pairs = zip(each.token_ids[: dense.num_certain], dense.token_ids, strict=False)
+                where = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
                 if where is not None:
                     tokens = each.token_ids[where], dense.token_ids[where]
                     found.differences.append(Difference(index, each.index, where, *tokens))

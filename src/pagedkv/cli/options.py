@@ -21,6 +21,7 @@ __all__ = [
     "Beams",
     "BlockSize",
     "CostModelName",
+    "EvictionName",
     "GpuName",
     "HostBlocks",
     "Isolates",
@@ -28,6 +29,7 @@ __all__ = [
     "JsonFile",
     "KvDtype",
     "Limit",
+    "Load",
     "MaxBatchedTokens",
     "MaxGap",
     "MaxLength",
@@ -35,14 +37,12 @@ __all__ = [
     "MemoryGib",
     "ModelName",
     "NumBlocks",
-    "PolicyName",
     "PreemptionName",
     "Samples",
     "Seed",
     "SessionInterval",
     "SessionIntervalOrNone",
     "Sort",
-    "Speed",
     "TraceBlockSize",
     "UtcOffset",
     "Watermark",
@@ -149,11 +149,11 @@ MaxBatchedTokens: TypeAlias = Annotated[
 Watermark: TypeAlias = Annotated[
     float, typer.Option(metavar="F", help="Share of a pool that admissions leave free.", rich_help_panel=SCHEDULING)
 ]
-PolicyName: TypeAlias = Annotated[
+EvictionName: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help=f"Eviction: {', '.join(EVICTION_POLICIES)}.",
+        help=f"Eviction policy: {', '.join(EVICTION_POLICIES)}.",
         rich_help_panel=SCHEDULING,
         autocompletion=completed_by(lambda: EVICTION_POLICIES),
     ),
@@ -172,8 +172,11 @@ Beams: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", help="Beams of every request, instead of samples.", rich_help_panel=SCHEDULING),
 ]
-Speed: TypeAlias = Annotated[
-    float, typer.Option(metavar="X", help="Play the trace's clock X times as fast.", rich_help_panel=TRACE)
+Load: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        metavar="X", help="Times the recorded traffic: requests arrive X times as fast.", rich_help_panel=TRACE
+    ),
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of everything random.", rich_help_panel=SCHEDULING)]
 SessionInterval: TypeAlias = Annotated[

@@ -7,7 +7,6 @@ bytes, and how far the virtual clock is.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import PurePath
 from typing import Final, cast
@@ -41,7 +40,6 @@ __all__ = [
     "mean_tokens",
     "require_some_served",
     "sample_of",
-    "serve_requests",
     "serve_trace",
 ]
 
@@ -67,12 +65,12 @@ class ServingOptions:
     max_sequences: opt.MaxSequences = 256
     max_batched_tokens: opt.MaxBatchedTokens = 8192
     watermark: opt.Watermark = 0.01
-    policy: opt.PolicyName = DEFAULT_EVICTION
+    eviction: opt.EvictionName = DEFAULT_EVICTION
     preemption: opt.PreemptionName = "recompute"
     samples: opt.Samples = None
     beams: opt.Beams = None
     max_length: opt.MaxLength = None
-    speed: opt.Speed = 1.0
+    load: opt.Load = 1.0
     seed: opt.Seed = 0
     trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
 
@@ -102,11 +100,11 @@ class ServingOptions:
             max_sequences=self.max_sequences,
             max_batched_tokens=self.max_batched_tokens,
             watermark=self.watermark,
-            policy=self.policy,
+            eviction=self.eviction,
             preemption=cast("PreemptionKind", self.preemption),
             num_samples=self.samples,
             beam_width=self.beams,
-            speed=self.speed,
+            load=self.load,
             seed=self.seed,
             max_length=self.max_length if self.max_length or model is None else model.max_context,
         )
@@ -210,7 +208,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
         first = next(requests)  # which is there already
         requests = chain([first], requests)
         is_divided = options.trace.windows is not None or first.tenant is not None or options.trace.names_tenants
-        prepare(lambda: compile_loops(config.policy))
+        prepare(lambda: compile_loops(config.eviction))
         with progress_bars() as progress:
             task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
             if len(config.group_specs) > 1:
@@ -229,22 +227,6 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
             parts = server.parts(Division(options.trace.windows, lambda: trace.origin_s))
             warnings = [*trace.notes, *served.warnings]
             return replace(served, read_as=trace.recognised, warnings=warnings, parts=parts)
-
-
-def serve_requests(name: str, requests: Iterable[TokenizedRequest], options: ServingOptions) -> ServedTrace:
-    """Serve generated requests.
-
-    Raises:
-        ConfigurationError: an option is out of range.
-        InterruptedRunError: Ctrl-C.
-    """
-    config, cost_model = options.configuration()
-    prepare(lambda: compile_loops(config.policy))
-    with progress_bars() as progress:
-        task = progress.add_task(name, total=None, come_to="")
-        server = VirtualServer(config, cost_model)
-        show = partial(progress.update, task)
-        return _serve(requests, server, lambda come_to: show(come_to=come_to), seconds=options.seconds_of(config))
 
 
 def sample_of(requests: Iterator[Request]) -> list[Request]:

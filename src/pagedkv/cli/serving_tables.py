@@ -29,7 +29,7 @@ def print_served(title: str, served: ServedTrace) -> None:
             *([("read as", served.read_as)] if served.read_as else []),
             *_requests(result),
             *_hits(result),
-            ("eviction policy (--policy)", str(result.config["policy"])),
+            ("eviction policy (--eviction)", str(result.config["policy"])),
             ("cost model, whose seconds these are", served.seconds.in_short),
             *_steps(result),
             *_preemptions(result),

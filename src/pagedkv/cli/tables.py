@@ -6,7 +6,6 @@ shown in parts, each with the first column.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from typing import Final, TypeVar
 
 from rich import box
@@ -15,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from pagedkv.planner.simulation.one_at_a_time.summary import ReplaySummary
-from pagedkv.planner.traces.workload import ConversationWorkload
 
 __all__ = [
     "UNKNOWN_CONTENT",
@@ -23,7 +21,6 @@ __all__ = [
     "print_summary",
     "print_table",
     "print_warnings",
-    "print_workload",
     "share",
     "shown_parts",
 ]
@@ -62,12 +59,6 @@ def print_summary(title: str, summary: ReplaySummary) -> None:
             ),
         ),
     )
-
-
-def print_workload(workload: ConversationWorkload) -> None:
-    """Print the parameters of a generated workload."""
-    parameters = ((field.name, str(getattr(workload, field.name))) for field in fields(workload))
-    print_table("Generated conversations", parameters)
 
 
 def share(ratio: float | None, part: int, whole: int) -> str:

@@ -41,7 +41,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "num_host_blocks": "--host-blocks",
         "num_samples": "--samples",
         "patience_s": "--patience",
-        "policies": "--policy",
+        "policies": "--eviction",
         "replay": "--replay",
         "salt": "--salt",
         "session_interval_s": "--session-interval",

@@ -45,12 +45,12 @@ def test_all_combinations_come_in_the_order_of_the_axes() -> None:
         "policy": "lru",
         "sequences": "64 sequences",
     }
-    assert points[1].point.config.speed == 3
+    assert points[1].point.config.load == 3
 
 
 def test_a_split_moves_memory_between_pools_and_keeps_the_sum() -> None:
     by_need, less, most = configs(
-        PlanAxes("gemma-3-27b", memory="40,50", block_sizes="16", policies="lru", splits="need,0.5,100", loads="1")
+        PlanAxes("gemma-3-27b", memory="40,50", block_sizes="16", evictions="lru", splits="need,0.5,100", loads="1")
     )[:3]
     assert nbytes_of(less)["full"] == pytest.approx(nbytes_of(by_need)["full"] / 2, rel=0.01)
     for config in (less, most):
@@ -60,7 +60,7 @@ def test_a_split_moves_memory_between_pools_and_keeps_the_sum() -> None:
 
 def test_without_content_policies_are_the_same() -> None:
     points = PlanAxes("llama-3.1-8b", memory="8,4").points(MEAN, LONGEST, has_content=False)
-    assert {each.point.config.policy for each in points} == {"lru"}
+    assert {each.point.config.eviction for each in points} == {"lru"}
 
 
 def test_bounds_are_held_against_the_fastest_hardware() -> None:

@@ -12,7 +12,7 @@ from pagedkv.planner.simulation import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.planning import PlanPoint
 
-CONFIG = ServingConfig(num_blocks=20, block_size=2, max_sequences=2, max_batched_tokens=8, policy="lru")
+CONFIG = ServingConfig(num_blocks=20, block_size=2, max_sequences=2, max_batched_tokens=8, eviction="lru")
 
 
 def test_loops_of_all_policies_are_compiled_once_before_any_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_loops_of_all_policies_are_compiled_once_before_any_worker_starts(monkey
     monkeypatch.setattr(runs, "compile_loops", done.append)
     monkeypatch.setattr(runs, "_workers", no_workers)
     points = [
-        PlanPoint(replace(CONFIG, policy=policy), CostModel(fixed_s=0.01, token_compute_s=0.001))
+        PlanPoint(replace(CONFIG, eviction=policy), CostModel(fixed_s=0.01, token_compute_s=0.001))
         for policy in ("lru", "fifo", "lru")
     ]
     runs.PointRunner("nowhere", SeveralTimedTracesOptions(), 2).run(points, lambda *_: (), lambda: 0)

@@ -18,9 +18,9 @@ from pagedkv.serving.engine.demo.judging import Judged, answer_densely, judge
 from pagedkv.serving.engine.demo.questions import LONGEST, SHORTEST, Question, draw_questions
 from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, Served, serve
 from pagedkv.serving.engine.demo.trained import FOLDER, load_trained
-from pagedkv.serving.engine.demo.training import CONFIG, NOT_JUDGED, Batch, copies, documents, recall, train
 from pagedkv.serving.engine.demo.words import BOS, QUESTION, VOCABULARY, decode, encode
 from tests.cli.command import run
+from tools.train_demo_model import CONFIG, NOT_JUDGED, Batch, copies, documents, recall, train
 
 SMALL = replace(DEMO_CONFIG, num_blocks=90, num_host_blocks=40, max_batched_tokens=256, self_test=False)
 """Memory for three documents."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.explanation import Miss, MissCause
+from pagedkv.memory.contract.miss_causes import Miss, MissCause
 from pagedkv.planner.simulation import ServingConfig, VirtualServer
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.meters.misses import MISS_KINDS, MissMeter

@@ -42,10 +42,10 @@ def checked(requests: list[Request]) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("speed", [1.0, 4.0])
-def test_a_point_is_a_replay_without_its_meters(speed: float) -> None:
+@pytest.mark.parametrize("load", [1.0, 4.0])
+def test_a_point_is_a_replay_without_its_meters(load: float) -> None:
     requests = checked(traffic())
-    config = ServingConfig(num_blocks=26, block_size=4, max_sequences=4, max_batched_tokens=16, speed=speed)
+    config = ServingConfig(num_blocks=26, block_size=4, max_sequences=4, max_batched_tokens=16, load=load)
     figures = run_point(PlanPoint(config, COSTS), requests)
     server = VirtualServer(config, COSTS)
     replay = server.run(requests)
@@ -111,7 +111,7 @@ def test_who_does_not_think_asks_at_once_and_sessions_do_not_wait_for_one_anothe
 
 def test_a_load_brings_sessions_together_and_leaves_think_times() -> None:
     turns = [*chat("a", (0.0, 1), (7.0, 1)), *chat("b", (8.0, 1))]
-    fast = ServingConfig(num_blocks=60, block_size=4, max_sequences=4, max_batched_tokens=16, speed=4.0)
+    fast = ServingConfig(num_blocks=60, block_size=4, max_sequences=4, max_batched_tokens=16, load=4.0)
     figures = run_point(PlanPoint(fast, CostModel(fixed_s=1.0), loop=ClosedLoop(10.0)), turns)
     assert figures.span_s == pytest.approx(1 + 6.9 + 1)
 

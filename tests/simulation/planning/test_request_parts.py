@@ -19,10 +19,10 @@ def tenants_traffic() -> list[Request]:
     return [replace(each, tenant="ab"[n % 3 == 0] if n % 5 else None) for n, each in enumerate(checked(traffic(40)))]
 
 
-@pytest.mark.parametrize("speed", [1.0, 3.0])
-def test_parts_are_sums_over_their_own_requests(speed: float) -> None:
+@pytest.mark.parametrize("load", [1.0, 3.0])
+def test_parts_are_sums_over_their_own_requests(load: float) -> None:
     requests, bounds = tenants_traffic(), Bounds(ttft_s=0.5, tpot_s=0.05)
-    config = replace(CONFIG, speed=speed)
+    config = replace(CONFIG, load=load)
     figures = run_point(PlanPoint(config, COSTS, bounds), requests, division=Division(parse_window("0.5s")))
     server = VirtualServer(config, COSTS, is_divided=True)
     server.run(requests)

@@ -58,7 +58,7 @@ def test_a_search_on_a_trace_finds_what_all_loads_of_the_grid_tell(ttft_s: float
     point = PlanPoint(config, CostModel(fixed_s=1.0), Bounds(ttft_s=ttft_s))
 
     def verdict(load: float) -> str:
-        return run_point(replace(point, config=replace(config, speed=load)), requests).steadiness.verdict
+        return run_point(replace(point, config=replace(config, load=load)), requests).steadiness.verdict
 
     all_verdicts = {load: verdict(load) for load in (grid_load(step) for step in range(-4, 17))}
     found, num_runs = searched(all_verdicts)

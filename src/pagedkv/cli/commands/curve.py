@@ -63,9 +63,9 @@ class CurveOptions:
     policies: Annotated[
         str | None,
         typer.Option(
-            "--policy",
+            "--eviction",
             metavar="NAME,...",
-            help=f"Of eviction. Default: all; beyond {MOST_FOR_ALL:,} requests {', '.join(FOR_MANY_REQUESTS)}.",
+            help=f"Eviction policies. Default: all; beyond {MOST_FOR_ALL:,} requests {', '.join(FOR_MANY_REQUESTS)}.",
         ),
     ] = None
     jobs: opt.Jobs = None
@@ -110,7 +110,7 @@ def curve(
 
     pagedkv curve mooncake_conversation.jsonl.gz --capacities 1000,10000,100000 --full-blocks-only
 
-    zcat trace.jsonl.gz | pagedkv curve /dev/stdin --limit 1000 --policy lru,hazard --json -
+    zcat trace.jsonl.gz | pagedkv curve /dev/stdin --limit 1000 --eviction lru,hazard --json -
 
     pagedkv curve mooncake_conversation.jsonl.gz --model gemma-3-27b --memory 16,32,64
 

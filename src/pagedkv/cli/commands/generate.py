@@ -22,7 +22,7 @@ from pagedkv.cli.prompts import PromptFile, Wish, typed_wishes
 from pagedkv.cli.tables import print_numbers, print_table
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.explanation import MissCause
+from pagedkv.memory.contract.miss_causes import MissCause
 from pagedkv.planner.models.memory import GIB
 from pagedkv.serving.model_folder import require_folder
 

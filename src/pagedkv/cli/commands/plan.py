@@ -66,7 +66,7 @@ def plan(
 
     pagedkv plan mooncake_conversation.jsonl.gz --model qwen3-32b --gpu 8xh100 --ttft 5 --tpot 0.1
 
-    pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100,2xh100 --policy lru,adaptive,hazard --load 1,2,4
+    pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100,2xh100 --eviction lru,adaptive,hazard --load 1,2,4
 
     pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100 --ttft 1 --tpot 0.05 --price h100=2.5
 

@@ -82,7 +82,7 @@ def replay(  # noqa: PLR0913 - a parameter an option, as typer has it
 
     pagedkv replay mooncake_conversation.jsonl.gz --model llama-3.1-70b --gpu 8xh100
 
-    pagedkv replay trace.jsonl.gz --model llama-3.1-8b --gpu h100 --policy lru
+    pagedkv replay trace.jsonl.gz --model llama-3.1-8b --gpu h100 --eviction lru
 
     pagedkv replay requests.csv.gz --num-blocks 20000 --preemption swap --host-blocks 50000 --json result.json
 
@@ -144,9 +144,9 @@ def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path |
     reading = replace(DEFAULTS.trace, trace_block_size=options.trace.trace_block_size, limit=options.trace.limit)
     reading = replace(reading, source=options.trace.source)
     known = replace(DEFAULTS, num_blocks=options.num_blocks, block_size=options.block_size, trace=reading)
-    if options not in {known, replace(known, policy="lru")}:
+    if options not in {known, replace(known, eviction="lru")}:
         raise ConfigurationError(
-            "--one-at-a-time has no clock, no model and no policy but LRU: it takes --num-blocks, --block-size, "
+            "--one-at-a-time has no clock, no model and no eviction but LRU: it takes --num-blocks, --block-size, "
             "--trace-block-size, --limit and --json alone"
         )
     num_blocks = options.num_blocks

@@ -77,8 +77,8 @@ class PlanAxes:
     block_sizes: Annotated[
         str, typer.Option("--block-size", metavar="B,...", help="Tokens a block.", rich_help_panel=AXES)
     ] = "16,64"
-    policies: Annotated[
-        str, typer.Option("--policy", metavar="NAME,...", help="Of eviction.", rich_help_panel=AXES)
+    evictions: Annotated[
+        str, typer.Option("--eviction", metavar="NAME,...", help="Eviction policies.", rich_help_panel=AXES)
     ] = "lru,hazard"
     splits: Annotated[
         str,
@@ -215,7 +215,7 @@ class PlanAxes:
         else:
             raise ConfigurationError("say what to plan for: --gpu 8xh100, or --memory 40 (GiB for the KV cache)")
         axes["block size"] = list(_listed("--block-size", self.block_sizes, int))
-        axes["policy"] = list(_listed("--policy", self.policies, str))
+        axes["policy"] = list(_listed("--eviction", self.evictions, str))
         axes["split"] = list(_listed("--split", self.splits, _split))
         axes["sequences"] = list(_listed("--max-sequences", self.max_sequences, int))
         axes["tokens a step"] = list(_listed("--max-batched-tokens", self.max_batched_tokens, int))
@@ -243,10 +243,10 @@ class PlanAxes:
             kv_dtype=self.kv_dtype,
             cost_model=self.cost_model,
             block_size=int(_number(setting["block size"])),
-            policy=str(setting["policy"]),
+            eviction=str(setting["policy"]),
             max_sequences=int(_number(setting["sequences"])),
             max_batched_tokens=int(_number(setting["tokens a step"])),
-            speed=load,
+            load=load,
             trace=self.trace,
         )
         config, costs = options.configuration(mean, longest)

@@ -14,7 +14,7 @@ from pagedkv.planner.report.plan_documents import Plan, PlanPointDocument, PlanS
 from pagedkv.planner.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
 from pagedkv.planner.simulation.planning.decision import GPU_AXIS
 from pagedkv.planner.simulation.planning.effects import limits_of, settings_of
-from pagedkv.planner.simulation.planning.explaining import change_of, reason_of
+from pagedkv.planner.simulation.planning.load_reasons import change_of, reason_of
 from pagedkv.planner.simulation.planning.request_parts import busiest_and_quietest
 from pagedkv.planner.simulation.planning.steadiness import FAILS, TOO_SHORT
 

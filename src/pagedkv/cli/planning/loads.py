@@ -72,7 +72,7 @@ class LoadRuns:
     def _next(self, setting: _Setting) -> list[PlanPoint]:
         """Go on with a search until something has to be run."""
         while setting.search is not None and (load := setting.search.next_load()) is not None:
-            config = replace(setting.planned.point.config, speed=load)
+            config = replace(setting.planned.point.config, load=load)
             planned = replace(setting.planned, load=load, point=replace(setting.planned.point, config=config))
             points = self._unknown(setting, planned)
             if points:

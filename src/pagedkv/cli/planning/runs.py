@@ -101,8 +101,8 @@ class PointRunner:
 
 
 def _compile_for(points: Sequence[PlanPoint]) -> None:
-    for policy in sorted({point.config.policy for point in points}):
-        compile_loops(policy)
+    for eviction in sorted({point.config.eviction for point in points}):
+        compile_loops(eviction)
 
 
 def _give(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:

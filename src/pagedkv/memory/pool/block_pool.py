@@ -32,7 +32,6 @@ from pagedkv.memory.pool.blocks import (
     PoolFeatures,
 )
 from pagedkv.memory.pool.causes import RESET
-from pagedkv.memory.pool.charging import NOBODY, accounts_of, num_permitted, set_payer
 from pagedkv.memory.pool.clock import advance_clock
 from pagedkv.memory.pool.eviction.policy import EvictionPolicy
 from pagedkv.memory.pool.eviction.registry import DEFAULT, require_listed
@@ -40,6 +39,7 @@ from pagedkv.memory.pool.life_cycle import acquire, release
 from pagedkv.memory.pool.prefix_index import PrefixIndex
 from pagedkv.memory.pool.sets import new_arrays
 from pagedkv.memory.pool.sweeps import drop_all_names
+from pagedkv.memory.pool.tenant_charges import NOBODY, accounts_of, num_permitted, set_payer
 
 __all__ = ["BlockPool", "KVCacheBlock"]
 
@@ -111,7 +111,7 @@ class BlockPool:
 
     @property
     def accounts(self) -> Int32Array:
-        """View what each tenant has (:mod:`pagedkv.memory.pool.charging`): int32 ``[tenants, 4]``. O(1)."""
+        """View what each tenant has (:mod:`pagedkv.memory.pool.tenant_charges`): int32 ``[tenants, 4]``. O(1)."""
         return accounts_of(self.arrays.tenants, self.num_blocks)
 
     def num_permitted(self, tenant: int) -> int:

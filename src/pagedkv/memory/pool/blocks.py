@@ -59,7 +59,7 @@ IN_USE: Final = 0
 FREE: Final = 1
 DEFERRED: Final = 2
 
-SPARE: Final = -1  # value of KEPT: for no reason; it is cached only while there is room (sparing.py)
+SPARE: Final = -1  # value of KEPT: for no reason; it is cached only while there is room (spare_blocks.py)
 
 # Places in ``counts``.
 NUM_FREE: Final = 0
@@ -89,7 +89,7 @@ OLDEST: Final = 0
 NEWEST: Final = 1
 UNDATED: Final = 2**31 - 1  # in both: no plan has computed anything into it yet
 
-TENANT_FIELDS: Final = 4  # of ``tenants`` (pool/charging.py)
+TENANT_FIELDS: Final = 4  # of ``tenants`` (pool/tenant_charges.py)
 CHARGED: Final = 0  # the first of them: which tenant a block is charged to
 DIGEST_WORDS: Final = 8
 EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
@@ -124,9 +124,9 @@ class PoolArrays(NamedTuple):
             (:mod:`pagedkv.memory.pool.lease_order`); ``[0, 2]`` without leases.
         siblings: int32 ``[num_blocks, 2]``, links between the children of each block; ``[0, 2]`` if they are not kept.
         bounds: int32 ``[num_blocks + names, 4]``, the cached blocks of groups that are to keep only so many
-            (:mod:`pagedkv.memory.pool.bounding`); ``[0, 4]`` if there are none.
+            (:mod:`pagedkv.memory.pool.cached_bounds`); ``[0, 4]`` if there are none.
         tenants: int32 ``[num_blocks + 4 * tenants, 4]``, whom each block is charged to, and what each tenant has
-            (:mod:`pagedkv.memory.pool.charging`); ``[0, 4]`` without tenants.
+            (:mod:`pagedkv.memory.pool.tenant_charges`); ``[0, 4]`` without tenants.
     """
 
     records: Int32Array
@@ -167,9 +167,9 @@ class PoolFeatures(NamedTuple):
         leases: until when content is to stay, 16 bytes a block (:mod:`pagedkv.memory.pool.leasing`).
         siblings: links between the blocks that continue the same block, 8 bytes (:mod:`pagedkv.memory.pool.siblings`).
         bounds: by name, how many cached blocks are kept at most, 16 bytes a block
-            (:mod:`pagedkv.memory.pool.bounding`).
+            (:mod:`pagedkv.memory.pool.cached_bounds`).
         limits: cap and floor of each tenant, in blocks, the first one for whoever names none; 16 bytes a block and 64 a
-            tenant (:mod:`pagedkv.memory.pool.charging`). Empty: blocks are charged to nobody.
+            tenant (:mod:`pagedkv.memory.pool.tenant_charges`). Empty: blocks are charged to nobody.
         events: so many events of names that come and go, the latest, wait to be drained
             (:mod:`pagedkv.memory.pool.event_log`). 0: none are recorded.
         num_in_sets: groups of the pool with prefix caching, if there is another such group in this pool or elsewhere: a

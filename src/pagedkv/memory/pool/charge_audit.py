@@ -16,7 +16,9 @@ from pagedkv.memory.pool.blocks import (
     SPARE,
     PoolArrays,
 )
-from pagedkv.memory.pool.charging import (
+from pagedkv.memory.pool.eviction.lru import LRU
+from pagedkv.memory.pool.free_queue import blocks_of_list
+from pagedkv.memory.pool.tenant_charges import (
     AFTER,
     BEFORE,
     CAP,
@@ -33,8 +35,6 @@ from pagedkv.memory.pool.charging import (
     STAMP,
     list_of,
 )
-from pagedkv.memory.pool.eviction.lru import LRU
-from pagedkv.memory.pool.free_queue import blocks_of_list
 
 __all__ = ["check_charges"]
 

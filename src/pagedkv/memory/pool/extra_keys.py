@@ -65,10 +65,6 @@ class ExtraKeyTable:
         """All ids lie below it, those that were given back included."""
         return len(self._ids) + len(self._vacant)
 
-    def intern(self, encoding: bytes) -> int:
-        """Give an encoding its id. O(length), amortised."""
-        return self.intern_all([encoding])[0]
-
     def intern_all(self, encodings: Sequence[bytes]) -> list[int]:
         """Give many encodings their ids. O(length of all), amortised."""
         known = self._ids

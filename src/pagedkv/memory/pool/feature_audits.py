@@ -7,7 +7,7 @@ import numpy as np
 
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import NULL_BLOCK
-from pagedkv.memory.pool.bounding import first_unbounded
+from pagedkv.memory.pool.cached_bounds import first_unbounded
 from pagedkv.memory.pool.charge_audit import check_charges
 from pagedkv.memory.pool.ghost_audit import check_ghosts
 from pagedkv.memory.pool.lease_audit import check_leases

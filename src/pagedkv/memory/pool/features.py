@@ -6,7 +6,7 @@ of them mean for each other::
     a free block is of one kind:   leased | spare | cached as the policy says     (a lease goes before spareness)
     leased and spare blocks        are none of the policy's
     whatever kind it is            is counted for its tenant, and among the bounded ones of its group
-    what is to be taken            a tenant at its cap gives up its own (capping.py); leases go when all else is gone
+    what is to be taken            a tenant at its cap gives up its own (tenant_victims.py); leases go last
 
 What a pool does not keep (an array of it is empty) is found out when it runs: one set of machine code serves all
 features. A pool without any has none of this (:mod:`pagedkv.memory.pool.sets`).
@@ -16,11 +16,9 @@ from typing import ClassVar, Final
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
 from pagedkv.memory.contract.events import REMOVED, STORED
-from pagedkv.memory.pool import bounding, charging, free_queue, siblings
+from pagedkv.memory.pool import cached_bounds, free_queue, siblings, tenant_charges
 from pagedkv.memory.pool.blocks import FREE, NUM_FREE, NUM_LEASED, QUEUE, PoolArrays
-from pagedkv.memory.pool.capping import make_room as make_room_under_caps
 from pagedkv.memory.pool.causes import EVICTED, SHED
-from pagedkv.memory.pool.charging import ANY, IN_CACHED, IN_LEASED, IN_SPARE
 from pagedkv.memory.pool.epochs import copy_epochs, is_fresher, same_epochs, undate
 from pagedkv.memory.pool.event_log import log_event
 from pagedkv.memory.pool.eviction import moments as policy
@@ -30,7 +28,9 @@ from pagedkv.memory.pool.lease_victims import give_largest_up
 from pagedkv.memory.pool.leasing import enqueue_leased, is_due, is_leased, unlink_leased
 from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.pool.moments import Moments
-from pagedkv.memory.pool.sparing import is_spare
+from pagedkv.memory.pool.spare_blocks import is_spare
+from pagedkv.memory.pool.tenant_charges import ANY, IN_CACHED, IN_LEASED, IN_SPARE
+from pagedkv.memory.pool.tenant_victims import make_room as make_room_under_caps
 
 __all__ = ["ALL_FEATURES", "FeaturedArrays"]
 
@@ -60,7 +60,7 @@ def _note_eviction(pool: PoolArrays, block: int) -> None:
 @inlined
 def _note_take(pool: PoolArrays, block: int) -> None:
     if len(pool.tenants):
-        charging.take(pool, block)
+        tenant_charges.take(pool, block)
 
 
 # Names
@@ -94,7 +94,7 @@ def _note_unnamed(pool: PoolArrays, block: int, cause: int) -> None:
 @inlined
 def _note_rest(pool: PoolArrays, block: int) -> None:
     if len(pool.tenants):
-        charging.rest(pool, block)
+        tenant_charges.rest(pool, block)
     if is_leased(pool, block) and is_due(pool, block):
         end_lease(pool, block)
 
@@ -110,7 +110,7 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
 @inlined
 def _note_cached(pool: PoolArrays, block: int) -> None:
     if len(pool.tenants):
-        charging.join(pool, block, _kind_of(pool, block))
+        tenant_charges.join(pool, block, _kind_of(pool, block))
     if len(pool.bounds):
         _keep_bound(pool, block)
 
@@ -126,22 +126,22 @@ def _kind_of(pool: PoolArrays, block: int) -> int:
 @compiled
 def _keep_bound(pool: PoolArrays, block: int) -> None:
     """A block has become cached: if its group has too many now, the least valuable loses its name."""
-    if bounding.stand(pool, block):
-        least = bounding.least_valuable(pool, block)
+    if cached_bounds.stand(pool, block):
+        least = cached_bounds.least_valuable(pool, block)
         drop_name(pool, least, SHED if is_spare(pool, least) else EVICTED)
 
 
 @inlined
 def _note_rank(pool: PoolArrays, block: int) -> None:
     if len(pool.tenants):
-        charging.leave(pool, block)
-        charging.join(pool, block, _kind_of(pool, block))
+        tenant_charges.leave(pool, block)
+        tenant_charges.join(pool, block, _kind_of(pool, block))
 
 
 @inlined
 def _unlink(pool: PoolArrays, block: int) -> None:
     if len(pool.bounds):
-        bounding.leave(pool, block)
+        cached_bounds.leave(pool, block)
     if is_leased(pool, block):
         unlink_leased(pool, block)
     else:
@@ -153,21 +153,21 @@ def _note_claim(pool: PoolArrays, block: int) -> None:
     if is_leased(pool, block):
         policy.note_name(pool, block)
     if len(pool.tenants):
-        charging.resume(pool, block)
+        tenant_charges.resume(pool, block)
     policy.note_claim(pool, block)
 
 
 @inlined
 def _note_vacant(pool: PoolArrays, block: int) -> None:
     if len(pool.tenants):
-        charging.leave(pool, block)
-        charging.uncharge(pool, block)
+        tenant_charges.leave(pool, block)
+        tenant_charges.uncharge(pool, block)
 
 
 ALL_FEATURES: Final = Moments(
     make_room=_make_room,
     counts_takes=_counts_takes,
-    note_payer=charging.let_pay,
+    note_payer=tenant_charges.let_pay,
     choose_victim=policy.choose_victim,
     note_eviction=_note_eviction,
     note_take=_note_take,

@@ -3,10 +3,10 @@
 Owns which list a free or deferred block stands in, and where. Links are set by :mod:`~pagedkv.memory.pool.links`,
 places and counts by :mod:`~pagedkv.memory.pool.block_record`. Does not know what a block contains: callers append
 blocks worth keeping at the back, least worth first, and put blocks without content at the front. A list of spare blocks
-(:mod:`~pagedkv.memory.pool.sparing`) is handed out as soon as no block without content is left, and a protected list
-last: it is empty unless the eviction policy (:mod:`~pagedkv.memory.pool.eviction`) puts blocks there. Leased blocks
-(:mod:`~pagedkv.memory.pool.leasing`) stand in no list: they go into the others before these run out. Every operation on
-one block is O(1), removal from the middle included, which is what a prefix hit on freed blocks needs.
+(:mod:`~pagedkv.memory.pool.spare_blocks`) is handed out as soon as no block without content is left, and a protected
+list last: it is empty unless the eviction policy (:mod:`~pagedkv.memory.pool.eviction`) puts blocks there. Leased
+blocks (:mod:`~pagedkv.memory.pool.leasing`) stand in no list: they go into the others before these run out. Every
+operation on one block is O(1), removal from the middle included, which is what a prefix hit on freed blocks needs.
 
 ::
 

@@ -6,7 +6,6 @@ Leases meet tenants here: leased blocks are in order by their tenant, and of wha
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.pool.block_record import stand_again, stand_aside
 from pagedkv.memory.pool.blocks import NEXT, NULL_BLOCK, NUM_LEASED, RELEASED, PoolArrays
-from pagedkv.memory.pool.charging import ANY, num_tenants, tenant_may_give
 from pagedkv.memory.pool.lease_order import (
     add,
     has_unsettled,
@@ -18,6 +17,7 @@ from pagedkv.memory.pool.lease_order import (
 )
 from pagedkv.memory.pool.leasing import HIGH, end_all, end_leased
 from pagedkv.memory.pool.links import lead_to
+from pagedkv.memory.pool.tenant_charges import ANY, num_tenants, tenant_may_give
 from pagedkv.memory.pool.treap import BY_END, first_from, last_child, last_of_tenant, remove
 
 __all__ = ["end_overdue", "give_largest_up"]

@@ -46,7 +46,7 @@ from pagedkv.memory.pool.blocks import (
 from pagedkv.memory.pool.causes import CALLED_OFF, EVICTED, OVERWRITTEN, SHED
 from pagedkv.memory.pool.contents import clear_extra
 from pagedkv.memory.pool.prefix_index import forget, unname
-from pagedkv.memory.pool.sparing import enqueue_spare, is_spare, renew
+from pagedkv.memory.pool.spare_blocks import enqueue_spare, is_spare, renew
 from pagedkv.memory.pool.step_numbers import note_settled
 
 __all__ = [

@@ -7,7 +7,7 @@ feature. What acts where there are features, :mod:`~pagedkv.memory.pool.features
 
 A free block has one of these ranks, and is handed out in their order::
 
-    without content | spare (sparing.py) | cached, as the eviction policy says | kept by a feature, such as a lease
+    without content | spare (spare_blocks.py) | cached, as the eviction policy says | kept by a feature, such as a lease
 
 Taking a block:
 

@@ -18,7 +18,7 @@ from pagedkv.memory.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.memory.pool.contents import set_digest
-from pagedkv.memory.pool.keeping import note_ahead
+from pagedkv.memory.pool.keep_reasons import note_ahead
 from pagedkv.memory.pool.life_cycle import acquire_often, drop_name
 from pagedkv.memory.pool.prefix_index import find, has_digest, is_child_of, name_block
 

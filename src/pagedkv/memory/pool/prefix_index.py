@@ -10,7 +10,6 @@ A child remembers its parent *and the parent's life*: when the parent's content 
 grows and every link to it is dead, without anybody having to find the children.
 """
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -34,7 +33,7 @@ from pagedkv.memory.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.memory.pool.causes import OVERWRITTEN
-from pagedkv.memory.pool.keeping import forget_reasons
+from pagedkv.memory.pool.keep_reasons import forget_reasons
 from pagedkv.memory.pool.moments import next_child, note_child, note_drop, note_name, note_named, note_unnamed
 
 __all__ = [
@@ -175,11 +174,3 @@ class PrefixIndex:
     def named_blocks(self) -> npt.NDArray[np.int64]:
         """All blocks with a name, in order of their ids. O(blocks)."""
         return np.flatnonzero(self._arrays.records[:-NUM_SENTINELS, NAME])
-
-    def indexed_blocks(self) -> Iterator[tuple[int, int]]:
-        """All blocks that the buckets reach, each behind its bucket: the same set, unless the index is broken."""
-        for bucket in np.flatnonzero(self._arrays.buckets).tolist():
-            block = int(self._arrays.buckets[bucket])
-            while block != NULL_BLOCK:
-                yield bucket, block
-                block = int(self._arrays.records[block, BUCKET_NEXT])

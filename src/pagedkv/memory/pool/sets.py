@@ -4,14 +4,14 @@ Two sets for a policy would be made of every loop that takes a pool; so there is
 one with all of them for each policy. A space's pools have one class, since loops take pools of both sides.
 """
 
-from pagedkv.memory.pool import bounding
+from pagedkv.memory.pool import cached_bounds
 from pagedkv.memory.pool.blocks import PLAIN, PoolArrays, PoolFeatures
-from pagedkv.memory.pool.charging import new_accounts
 from pagedkv.memory.pool.empty_pool import new_pool_arrays
 from pagedkv.memory.pool.event_log import new_log
 from pagedkv.memory.pool.eviction.lru import LRU
 from pagedkv.memory.pool.eviction.policy import EvictionPolicy
 from pagedkv.memory.pool.ghosts import new_ghosts
+from pagedkv.memory.pool.tenant_charges import new_accounts
 
 __all__ = ["new_arrays"]
 
@@ -33,6 +33,6 @@ def new_arrays(
         eviction_runs=state.runs,
         eviction_rates=state.rates,
         ghosts=new_ghosts(features.ghosts if caching else 0),
-        bounds=bounding.new_bounds(num_blocks, dict(features.bounds)),
+        bounds=cached_bounds.new_bounds(num_blocks, dict(features.bounds)),
         tenants=new_accounts(num_blocks, features.limits),
     )

@@ -22,7 +22,7 @@ from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.prompts import digests_of_prefix, prepare_prompt, require_beginning
 from pagedkv.memory.space.publishing import limit_publishing, publish, tag_blocks
 from pagedkv.memory.space.replaying import begin_replay
-from pagedkv.memory.space.scarcity import find_shortage, fits_beside, fits_empty_pools, fits_now, spare_room
+from pagedkv.memory.space.shortage import find_shortage, fits_beside, fits_empty_pools, fits_now, spare_room
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.memory.space.steps import StepLedger
@@ -33,10 +33,10 @@ __all__ = [
     "Admission",
     "admission_status",
     "allocate",
+    "allocate_prompt",
     "answer_for_whole",
     "as_policy",
     "free_blocks_needed",
-    "seat_prompt",
 ]
 
 NO_BLOCKS: Final = np.zeros(0, np.int32)
@@ -209,13 +209,13 @@ def allocate(
     require_vacant_rows(state, admission.num_sequences)
     state.is_changing = True
     state.version += 1
-    row = seat_prompt(state, ledger, admission, hit, taken_over)
+    row = allocate_prompt(state, ledger, admission, hit, taken_over)
     allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation
 
 
-def seat_prompt(
+def allocate_prompt(
     state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit, taken_over: tuple[Tail, ...] = ()
 ) -> Row:
     """Give a prompt a row and its blocks; there are enough of both.
@@ -232,7 +232,7 @@ def seat_prompt(
         for tail in taken_over:
             if tail.group == group.index:
                 take_over(state, tail)
-        state.loops.seat(*group.view, row, blocks, prompt.tokens, num_lookahead)
+        state.loops.allocate_row(*group.view, row, blocks, prompt.tokens, num_lookahead)
     if hit.tails:
         resume_states(state, ledger, row, hit.tails)
     for feature in state.features:

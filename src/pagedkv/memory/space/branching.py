@@ -13,7 +13,7 @@ from pagedkv.memory.pool.block_record import set_pending_of
 from pagedkv.memory.pool.blocks import PENDING_STEP
 from pagedkv.memory.space.forking import fork, inherit, require_vacant_rows, take_rows
 from pagedkv.memory.space.pending import note_reliance
-from pagedkv.memory.space.scarcity import find_shortage
+from pagedkv.memory.space.shortage import find_shortage
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.space.tenants import tenant_of

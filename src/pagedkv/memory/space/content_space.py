@@ -8,10 +8,10 @@ import numpy.typing as npt
 from pagedkv.memory.contract.answers import InvalidatedMemory, Load, Shortage, Ticket, Withdrawal
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, TokenError
-from pagedkv.memory.contract.explanation import Explanation
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.contract.spec import TokenIds
-from pagedkv.memory.space import clock, explaining, holding, invalidating, loading, releasing, withdrawing
+from pagedkv.memory.space import clock, holding, invalidating, loading, miss_analysis, releasing, withdrawing
 from pagedkv.memory.space.epochs import as_epochs, as_next_epoch, begin_epoch
 from pagedkv.memory.space.forgetting import forget
 from pagedkv.memory.space.hits import PrefixHit
@@ -105,7 +105,7 @@ class ContentSpace(SpaceView):
         what a request recorded when it was admitted is cheaper (:meth:`explanation`).
         """
         hit = self.match(token_ids, keys=keys, digests=digests, max_hit_tokens=max_hit_tokens)
-        return explaining.explain(self._state, hit.prompt, hit)
+        return miss_analysis.explain(self._state, hit.prompt, hit)
 
     # Time
 

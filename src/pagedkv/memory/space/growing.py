@@ -15,12 +15,12 @@ from pagedkv.memory.contract.arguments import as_count, as_counts
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TokenError
 from pagedkv.memory.pool.blocks import NUM_FREE
-from pagedkv.memory.pool.charging import NOBODY
+from pagedkv.memory.pool.tenant_charges import NOBODY
 from pagedkv.memory.space.batches import require_known, require_status
 from pagedkv.memory.space.draft_states import count_draft_blocks, require_drafts, take_states
 from pagedkv.memory.space.pending import leave_shared_blocks
 from pagedkv.memory.space.publishing import publish, tag_blocks
-from pagedkv.memory.space.scarcity import Needs, find_shortage
+from pagedkv.memory.space.shortage import Needs, find_shortage
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.states import give_way
 from pagedkv.memory.space.steps import StepLedger

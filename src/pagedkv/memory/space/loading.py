@@ -21,7 +21,7 @@ from pagedkv.memory.contract.errors import BlockError, ConfigurationError, Token
 from pagedkv.memory.pool.block_keys import keys_of_blocks
 from pagedkv.memory.pool.blocks import NULL_BLOCK, PENDING_STEP
 from pagedkv.memory.pool.holding import claim_all
-from pagedkv.memory.space.admission import Admission, allocate, free_blocks_needed, seat_prompt
+from pagedkv.memory.space.admission import Admission, allocate, allocate_prompt, free_blocks_needed
 from pagedkv.memory.space.declaring import declare
 from pagedkv.memory.space.forking import require_vacant_rows
 from pagedkv.memory.space.growing import as_growth, extend, require_growth
@@ -30,7 +30,7 @@ from pagedkv.memory.space.holding import give_back, take_ticket
 from pagedkv.memory.space.matching import match_again, match_prompt
 from pagedkv.memory.space.prompts import digests_of_prefix
 from pagedkv.memory.space.publishing import tag
-from pagedkv.memory.space.scarcity import find_shortage
+from pagedkv.memory.space.shortage import find_shortage
 from pagedkv.memory.space.state import Loading, SpaceState
 from pagedkv.memory.space.states import checkpoint_of
 from pagedkv.memory.space.steps import StepLedger, read_only
@@ -228,8 +228,8 @@ def allocate_loaded(
     reserve = len(rest) + admission.num_lookahead
     state.is_changing = True
     state.version += 1
-    seated = admission._replace(prompt=beginning, num_lookahead=reserve)
-    row = seat_prompt(state, ledger, seated, hit)
+    started = admission._replace(prompt=beginning, num_lookahead=reserve)
+    row = allocate_prompt(state, ledger, started, hit)
     batch = np.array([row], np.int32)
     for group in state.cached_groups:
         unname_unfilled(group.pool.arrays, group.arrays, row, hit.num_tokens, num_external)

@@ -17,9 +17,9 @@ from pagedkv.memory.pool.blocks import PoolArrays
 from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
 from pagedkv.memory.pool.life_cycle import reuse_all, settle
 from pagedkv.memory.tables.batches import first_unfit_row
+from pagedkv.memory.tables.block_fates import BookArrays, record_miss
 from pagedkv.memory.tables.digesting import digest_new_blocks
 from pagedkv.memory.tables.drafting import count_slots, give_slots_back, make_current, take_slots
-from pagedkv.memory.tables.explaining import BookArrays, record_miss
 from pagedkv.memory.tables.filling import (
     accept_computed,
     advance,
@@ -32,6 +32,7 @@ from pagedkv.memory.tables.filling import (
     note_accepted,
     write_known,
 )
+from pagedkv.memory.tables.first_allocation import allocate_row
 from pagedkv.memory.tables.forking import fork_row, inherit
 from pagedkv.memory.tables.growing import count_growth, first_unfit_growth, grow
 from pagedkv.memory.tables.matching import (
@@ -56,7 +57,6 @@ from pagedkv.memory.tables.publishing import count_unpublished, publish_new_bloc
 from pagedkv.memory.tables.releasing import count_leaving, release_rows
 from pagedkv.memory.tables.row_record import clear_rows
 from pagedkv.memory.tables.rows import GroupArrays
-from pagedkv.memory.tables.seating import seat
 from pagedkv.memory.tables.truncating import accept, first_unfit_length, shrink
 
 __all__ = ["DraftLoops", "SpaceLoops"]
@@ -115,7 +115,7 @@ class SpaceLoops(_Loops):
         self.first_other_block = self._ready(first_other_block, pool, group, ids, ids)
         self.reuse_all = self._ready(reuse_all, pool, ids)
         self.last_pending_step = self._ready(last_pending_step, pool.records, pool.counts, ids)
-        self.seat = self._ready(seat, pool, group, rows, 0, ids, ids, 0)
+        self.allocate_row = self._ready(allocate_row, pool, group, rows, 0, ids, ids, 0)
         self.digest_new_blocks = self._ready(digest_new_blocks, pool, group, rows, ids, words, extra_keys)
         self.count_unpublished = self._ready(count_unpublished, group, rows, ids)
         self.publish_new_blocks = self._ready(publish_new_blocks, pool, group, rows, ids, pairs, ids, words)

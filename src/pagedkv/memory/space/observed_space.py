@@ -1,8 +1,8 @@
 """A space as those see it that follow its operations."""
 
-from pagedkv.memory.contract.explanation import Miss
-from pagedkv.memory.space.explaining import tell_misses
+from pagedkv.memory.contract.miss_causes import Miss
 from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.miss_analysis import tell_misses
 from pagedkv.memory.space.space_view import SpaceView
 from pagedkv.memory.space.state import SpaceState
 

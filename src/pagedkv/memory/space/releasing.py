@@ -6,7 +6,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.causes import EPOCH, RESET
-from pagedkv.memory.pool.sparing import make_unheld_spare
+from pagedkv.memory.pool.spare_blocks import make_unheld_spare
 from pagedkv.memory.space.draft_states import give_states_back
 from pagedkv.memory.space.leasing import lease_rows
 from pagedkv.memory.space.loading import freeze_loads

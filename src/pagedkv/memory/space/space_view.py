@@ -14,26 +14,26 @@ from pagedkv.memory.contract.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.contract.errors import ConfigurationError, InterruptedSpaceError, SequenceError
 from pagedkv.memory.contract.events import CacheEvents
-from pagedkv.memory.contract.explanation import Explanation
+from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.contract.plan import PageLists, StepPlan
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import PENDING_STEP, REF_COUNT
 from pagedkv.memory.space import (
     kernel_inputs,
-    stored,
+    stored_blocks,
 )
 from pagedkv.memory.space.audit import check_space
 from pagedkv.memory.space.batches import require_status
 from pagedkv.memory.space.epochs import epochs_of_row
-from pagedkv.memory.space.explanations import ExplanationBook
 from pagedkv.memory.space.features import features_of
+from pagedkv.memory.space.miss_records import ExplanationBook
 from pagedkv.memory.space.receipts import Receipt, ReceiptBook
 from pagedkv.memory.space.replaying import without_inexact
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.memory.space.steps import StepLedger, read_only
-from pagedkv.memory.space.stored import StoredBlock, StoredBlocks
+from pagedkv.memory.space.stored_blocks import StoredBlock, StoredBlocks
 from pagedkv.memory.tables.rows import (
     AT,
     NUM_ACCEPTED,
@@ -322,7 +322,7 @@ class SpaceView:
         A follower of events who was told of a GAP drains the events, forgets the pool, takes this for what it holds,
         and follows on. O(blocks).
         """
-        return stored.list_stored(self._state, self._pool(pool))
+        return stored_blocks.list_stored(self._state, self._pool(pool))
 
     def stored_block(self, digest: bytes | npt.NDArray[np.uint8], group: int = 0) -> StoredBlock | None:
         """Tell tokens, extra keys and parent of the block with this digest, or None. Changes nothing. O(block size).
@@ -330,7 +330,7 @@ class SpaceView:
         Raises:
             BlockError: it is not 32 bytes (uint8 ``[32]`` are, too).
         """
-        return stored.look_up(self._state, self._group(group), digest)
+        return stored_blocks.look_up(self._state, self._group(group), digest)
 
     def check(self) -> None:
         """Prove every invariant, or raise AssertionError. O(blocks + table entries)."""

@@ -11,7 +11,7 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import EXTRA, FREE, LIFE, NULL_BLOCK, NUM_EVENTS, QUEUE
 from pagedkv.memory.pool.event_log import tell_parent
-from pagedkv.memory.pool.keeping import add_reasons_of
+from pagedkv.memory.pool.keep_reasons import add_reasons_of
 from pagedkv.memory.space.checkpoints import Tail, TailNote, keys_of_tail
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.state import Group, SpaceState

@@ -19,12 +19,12 @@ from pagedkv.memory.contract.plan import BlockMoves
 from pagedkv.memory.contract.spec import AllocStatus, keeps_state
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import FREE, QUEUE
-from pagedkv.memory.pool.charging import NOBODY
+from pagedkv.memory.pool.tenant_charges import NOBODY
 from pagedkv.memory.space.draft_states import give_states_back, has_open_states
 from pagedkv.memory.space.pending import hand_over, stop_relying
 from pagedkv.memory.space.publishing import publish
 from pagedkv.memory.space.replaying import is_replaying
-from pagedkv.memory.space.scarcity import find_shortage, fits_beside, fits_empty_pools, fits_now
+from pagedkv.memory.space.shortage import find_shortage, fits_beside, fits_empty_pools, fits_now
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.space.tenants import batches_by_tenant, tenant_of

@@ -1,8 +1,8 @@
 """Tenants of a space: who pays for what an operation takes, and what each tenant has.
 
 Rows and loads are a tenant's; forks are their parent's. What that means for blocks is the pools' business
-(:mod:`pagedkv.memory.pool.charging`, :mod:`pagedkv.memory.pool.capping`); whether there is enough for a tenant,
-:mod:`pagedkv.memory.space.scarcity` says. Where there are no tenants, all of this does nothing.
+(:mod:`pagedkv.memory.pool.tenant_charges`, :mod:`pagedkv.memory.pool.tenant_victims`); whether there is enough for a
+tenant, :mod:`pagedkv.memory.space.shortage` says. Where there are no tenants, all of this does nothing.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ import numpy as np
 from pagedkv.memory.contract.answers import TenantShare
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool import capping, charging
+from pagedkv.memory.pool import tenant_charges, tenant_victims
 from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.charging import CAP, FLOOR, NOBODY, NUM_RESTING, NUM_TAKEN
+from pagedkv.memory.pool.tenant_charges import CAP, FLOOR, NOBODY, NUM_RESTING, NUM_TAKEN
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.tables.row_record import set_tenant
@@ -74,13 +74,13 @@ class TenantFeature(SpaceFeature):
 
     def reviving(self, pool: BlockPool, blocks: Int32Array) -> None:
         """What nobody uses of some blocks, which are about to be taken, is charged to the payer."""
-        charging.charge_hits(pool.arrays, blocks)
+        tenant_charges.charge_hits(pool.arrays, blocks)
 
     def taken(self, tenant: int) -> None:
         """A tenant that has taken hits gives up what its caps have no room for any more."""
         self.taking(tenant)
         for pool in self._state.pools.values():
-            capping.keep_cap(pool.arrays, tenant, 0)
+            tenant_victims.keep_cap(pool.arrays, tenant, 0)
 
 
 def share_of(state: SpaceState, pool: BlockPool, tenant: int) -> TenantShare:

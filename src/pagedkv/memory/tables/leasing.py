@@ -6,9 +6,9 @@ What a window holds under a lease counts as the end of a sequence: nothing sheds
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, PoolArrays
-from pagedkv.memory.pool.keeping import add_reasons
+from pagedkv.memory.pool.keep_reasons import add_reasons
 from pagedkv.memory.pool.leasing import lease
-from pagedkv.memory.pool.sparing import is_spare, make_cached
+from pagedkv.memory.pool.spare_blocks import is_spare, make_cached
 from pagedkv.memory.tables.retaining import AT_END, carrier_of
 from pagedkv.memory.tables.rows import AT, NUM_BLOCKS, SHEDS, TAIL, TAIL_LIFE, GroupArrays
 

@@ -7,7 +7,7 @@ from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_EVENTS, PoolA
 from pagedkv.memory.pool.causes import CALLED_OFF
 from pagedkv.memory.pool.contents import set_digest, write_down
 from pagedkv.memory.pool.event_log import tell_parent
-from pagedkv.memory.pool.keeping import add_reasons, forget_reasons
+from pagedkv.memory.pool.keep_reasons import add_reasons, forget_reasons
 from pagedkv.memory.pool.life_cycle import acquire, drop_name
 from pagedkv.memory.tables.publishing import publish_block
 from pagedkv.memory.tables.retaining import AT_END, serves

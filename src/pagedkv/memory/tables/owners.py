@@ -23,7 +23,7 @@ OWNERS: Final = {
     "records.PARENT": "pool.prefix_index",
     "records.PARENT_LIFE": "pool.prefix_index",
     "records.SUCCESSOR": "pool.prefix_index",
-    "records.AHEAD": "pool.keeping",  # of a block of a window group: KEPT
+    "records.AHEAD": "pool.keep_reasons",  # of a block of a window group: KEPT
     "records.EXTRA": "pool.contents",
     "tokens": "pool.contents",
     "digests": "pool.contents",
@@ -34,8 +34,8 @@ OWNERS: Final = {
     "epochs": "pool.epochs",
     "leases": "pool.lease_order",
     "lease_links": "pool.links",
-    "bounds": "pool.bounding",
-    "tenants": "pool.charging",
+    "bounds": "pool.cached_bounds",
+    "tenants": "pool.tenant_charges",
     "eviction": "pool.eviction",
     "eviction_table": "pool.eviction",
     "eviction_blocks": "pool.eviction",

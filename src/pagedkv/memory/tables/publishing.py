@@ -21,7 +21,7 @@ from pagedkv.memory.pool.blocks import (
     PoolArrays,
 )
 from pagedkv.memory.pool.event_log import tell_parent
-from pagedkv.memory.pool.keeping import note_ahead
+from pagedkv.memory.pool.keep_reasons import note_ahead
 from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.pool.moments import FETCHED_AHEAD, are_alike, expect, is_fresher
 from pagedkv.memory.pool.prefix_index import find, is_child_of, name_block

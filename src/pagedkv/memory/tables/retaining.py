@@ -19,7 +19,7 @@ States are kept like windows: the checkpoint before an end, and before a junctio
 in between are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
 
 Everything else is *shed* with its last reference: it becomes spare, cached only while there is room
-(:mod:`pagedkv.memory.pool.sparing`)::
+(:mod:`pagedkv.memory.pool.spare_blocks`)::
 
     blocks of a window group    0    1    2    3    4    5    6    7    8    9
                               spare spare [ junction ] spare spare spare [  end   ]
@@ -34,11 +34,11 @@ from typing import Final
 from pagedkv.memory.compilation.compiled import compiled, inlined
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, PoolArrays
-from pagedkv.memory.pool.keeping import add_reasons, keep_instead, keep_only_for, mark_spare
+from pagedkv.memory.pool.keep_reasons import add_reasons, keep_instead, keep_only_for, mark_spare
 from pagedkv.memory.pool.leasing import is_leased
 from pagedkv.memory.pool.life_cycle import release
 from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.pool.sparing import is_spare, make_cached, make_spare
+from pagedkv.memory.pool.spare_blocks import is_spare, make_cached, make_spare
 from pagedkv.memory.tables.rows import (
     AT,
     BLOCK_SIZE,

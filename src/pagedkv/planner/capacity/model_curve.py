@@ -62,11 +62,6 @@ class ModelPart:
     ideal_hit_tokens: int
     hit_tokens: Mapping[str, Sequence[int]]
 
-    @property
-    def ideal_ratio(self) -> float:
-        """Hits of a cache without bounds, of all its tokens."""
-        return self.ideal_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
-
     def hit_ratio(self, policy: str, place: int) -> float:
         """Hits of a policy at the point of this place, of all its tokens."""
         return self.hit_tokens[policy][place] / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
@@ -105,11 +100,6 @@ class ModelCurve:
     points: Sequence[CachePoint]
     hits: Mapping[str, Sequence[SpaceHits]]
     parts: tuple[ModelPart, ...] = ()
-
-    @property
-    def ideal_ratio(self) -> float:
-        """Hits of a cache without bounds, of all tokens."""
-        return self.ideal_hit_tokens / self.num_prompt_tokens
 
     def hit_ratio(self, policy: str, place: int) -> float:
         """Hits of a policy at the point of this place, of all tokens."""

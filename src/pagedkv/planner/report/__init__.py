@@ -4,7 +4,7 @@ In the order in which data flows::
 
     documents      what a replay and a capacity curve say, as plain dicts
     key_figures    the figures that sum a run up; number_text writes them
-    explanations   every title, and the sentence that says what is shown
+    captions       every title, and the sentence that says what is shown
     timelines      pages' parts, one module a family: blocks and requests over time,
     memory         waste, sharing and the pools,
     ages           the ages of hits and evictions,

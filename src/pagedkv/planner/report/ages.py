@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from pagedkv.planner.report.captions import MISSES, PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.documents import AgeHistogram, Misses, Pool, ReportRun, knows_content
 from pagedkv.planner.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw_both, only_axes, read_out
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table
-from pagedkv.planner.report.explanations import MISSES, PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.number_text import COUNT, RATIO, edge
 
 __all__ = ["age_section"]
@@ -44,10 +44,10 @@ def _missed(misses: Misses) -> str:
     counts = {cause: misses["by_cause"].get(cause, 0) for cause in MISSES}
     most = max(counts, key=lambda cause: counts[cause])
     ratio = counts[most] / misses["num_tokens"]
-    explanation = MISSES[most]
+    caption = MISSES[most]
     return (
         f"{COUNT.text(misses['num_tokens'])} prompt tokens did not hit, most of them ({RATIO.text(ratio)}) for one "
-        f"cause. {explanation.title}: {explanation.sentence[0].lower()}{explanation.sentence[1:]}"
+        f"cause. {caption.title}: {caption.sentence[0].lower()}{caption.sentence[1:]}"
     )
 
 
@@ -56,8 +56,8 @@ def _miss_table(misses: Misses) -> Table:
         TABLES["misses"],
         ("cause", "tokens", "meaning"),
         tuple(
-            (Cell(explanation.title), Cell(COUNT.text(misses["by_cause"].get(cause, 0))), Cell(explanation.sentence))
-            for cause, explanation in MISSES.items()
+            (Cell(caption.title), Cell(COUNT.text(misses["by_cause"].get(cause, 0))), Cell(caption.sentence))
+            for cause, caption in MISSES.items()
         ),
     )
 
@@ -89,11 +89,11 @@ def _bars(key: str, kind: str, histogram: AgeHistogram, fill: Fill, suffix: str)
         headings = [f"{label} s" for label in labels]
         read_out(axes, range(len(numbers)), headings, [[COUNT.text(number) for number in histogram["num_blocks"]]])
 
-    explanation = PLOTS[kind]
+    caption = PLOTS[kind]
     return Plot(
-        explanation.title + suffix,
-        explanation.sentence,
-        *draw_both(key, HALF, f"Bars: {explanation.title.lower()}, blocks in each range of ages", paint),
+        caption.title + suffix,
+        caption.sentence,
+        *draw_both(key, HALF, f"Bars: {caption.title.lower()}, blocks in each range of ages", paint),
     )
 
 

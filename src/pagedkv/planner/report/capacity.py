@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pagedkv.planner.report.captions import PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.documents import Curve, ReportRun
 from pagedkv.planner.report.drawing import (
     FILLS,
@@ -23,7 +24,6 @@ from pagedkv.planner.report.drawing import (
     read_out,
 )
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table
-from pagedkv.planner.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.number_text import COUNT, RATIO
 
 __all__ = ["capacity_section", "hit_ratios", "replay_point", "shown_policy"]
@@ -119,9 +119,9 @@ def _curve_plot(run: ReportRun, curve: Curve) -> Plot:
         axes.set_ylim(0, ROOM_ABOVE_IDEAL * max(curve["ideal_block_ratio"], 0 if replay is None else replay[1]) or 1)
         _read_out(axes, curve, [hit_ratios(curve, policy) for policy in lines])
 
-    explanation = PLOTS["curve"]
+    caption = PLOTS["curve"]
     label = f"Lines of the hit ratio over the capacity in blocks: {', '.join(lines)}, and the ideal"
-    return Plot(explanation.title, explanation.sentence, *draw_both("curve", HALF, label, paint), tuple(legend))
+    return Plot(caption.title, caption.sentence, *draw_both("curve", HALF, label, paint), tuple(legend))
 
 
 def _gap_plot(curve: Curve, policy: str) -> Plot:
@@ -150,11 +150,11 @@ def _gap_plot(curve: Curve, policy: str) -> Plot:
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
         _read_out(axes, curve, [dict(zip(capacities, height, strict=True)) for height in heights])
 
-    explanation = PLOTS["gaps"]
+    caption = PLOTS["gaps"]
     label = f"Stacked areas over the capacity in blocks: {', '.join(names)}"
     return Plot(
-        explanation.title,
-        explanation.sentence,
+        caption.title,
+        caption.sentence,
         *draw_both("gaps", HALF, label, paint),
         tuple(
             fill_legend(f"gaps-legend-{number}", fill, name)

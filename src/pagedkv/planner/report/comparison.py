@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.planner.report.capacity import hit_ratios, replay_point, shown_policy
+from pagedkv.planner.report.captions import PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.documents import ReportRun
 from pagedkv.planner.report.drawing import (
     COUNT_TICKS,
@@ -29,7 +30,6 @@ from pagedkv.planner.report.drawing import (
     read_out,
 )
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table
-from pagedkv.planner.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.key_figures import KEY_FIGURES, KeyFigure
 from pagedkv.planner.report.latencies import PERCENTILES, latency_kinds, percentile_values
 from pagedkv.planner.report.number_text import COUNT, RATIO, relative
@@ -52,7 +52,7 @@ def figures_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
     for figure in KEY_FIGURES:
         values = [figure.value(run) for run in runs]
         if any(value is not None for value in values):
-            rows.append((Cell(figure.explanation.title), *_cells(figure, values)))
+            rows.append((Cell(figure.caption.title), *_cells(figure, values)))
     same_trace = len({run.replay["trace"] for run in runs}) == 1
     return Section(
         "figures",
@@ -122,9 +122,9 @@ def _plot(overlay: _Overlay, runs: Sequence[ReportRun], names: Sequence[str]) ->
         for run, name, line in zip(runs, names, LINES, strict=False)
         if overlay.has_data(run)
     ]
-    explanation = PLOTS[overlay.key]
+    caption = PLOTS[overlay.key]
     return Plot(
-        explanation.title,
+        caption.title,
         _sentence(overlay.key, styled),
         *draw_both(
             overlay.key,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from pagedkv.planner.report.captions import FIGURES, Caption
 from pagedkv.planner.report.documents import Pool, ReportRun, knows_content
-from pagedkv.planner.report.explanations import FIGURES, Explanation
 from pagedkv.planner.report.number_text import COUNT, GIB, MEAN, RATIO, SECONDS, Unit
 
 __all__ = ["KEY_FIGURES", "Better", "KeyFigure", "level_nbytes"]
@@ -28,7 +28,7 @@ class KeyFigure:
     """One figure of a run.
 
     Args:
-        key: its explanation's.
+        key: its caption's.
         unit: how it is written.
         value: finds it; None where the run has none.
         better: which way it improves, other things being equal; of blocks, whose size may differ, neither.
@@ -42,7 +42,7 @@ class KeyFigure:
     in_tiles: bool = False
 
     @property
-    def explanation(self) -> Explanation:
+    def caption(self) -> Caption:
         """Its title and sentence."""
         return FIGURES[self.key]
 

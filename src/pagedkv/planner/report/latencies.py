@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from pagedkv.planner.report.captions import PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.documents import Latency, Percentiles, Preemptions, ReportRun, whose_seconds
 from pagedkv.planner.report.drawing import COUNT_TICKS, FILLS, NARROW_PANELS, WIDE, Figure, draw_both, panels
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table
-from pagedkv.planner.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.number_text import COUNT, SECONDS
 
 __all__ = ["PERCENTILES", "latency_kinds", "latency_section", "percentile_values"]
@@ -64,11 +64,9 @@ def _bars(drawn: dict[str, list[float]]) -> Plot:
             axes.margins(x=ROOM_FOR_LABELS)
             axes.set_xlim(left=0)
 
-    explanation = PLOTS["latency"]
+    caption = PLOTS["latency"]
     label = "Bars of mean, median, 90th and 99th percentile and maximum of three latencies"
-    return Plot(
-        explanation.title, explanation.sentence, *draw_both("latency", WIDE, label, paint, NARROW_PANELS), wide=True
-    )
+    return Plot(caption.title, caption.sentence, *draw_both("latency", WIDE, label, paint, NARROW_PANELS), wide=True)
 
 
 def _latency_table(latency: Latency) -> Table:

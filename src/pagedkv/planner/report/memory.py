@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from pagedkv.planner.report.captions import PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.documents import Pool, ReportRun, Waste
 from pagedkv.planner.report.drawing import (
     FILLS,
@@ -16,7 +17,6 @@ from pagedkv.planner.report.drawing import (
     panels,
 )
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table
-from pagedkv.planner.report.explanations import PLOTS, SECTIONS, TABLES
 from pagedkv.planner.report.key_figures import level_nbytes
 from pagedkv.planner.report.number_text import COUNT, GIB, MEAN, RATIO
 
@@ -82,11 +82,11 @@ def _waste_plot(shares: dict[str, float], num_block_sizes: int) -> Plot:
         for axes, (bars, fill, label) in zip(panels(figure, len(drawn)), drawn, strict=True):
             _draw_bars(axes, bars, fill, label)
 
-    explanation = PLOTS["waste"]
+    caption = PLOTS["waste"]
     label = "Bars of the waste of each block size and of each reservation in one piece"
     return Plot(
-        explanation.title,
-        explanation.sentence,
+        caption.title,
+        caption.sentence,
         *draw_both("waste", WIDE, label, paint, NARROW_PANELS),
         (
             fill_legend("waste-legend-blocks", BLOCKS_FILL, "blocks"),

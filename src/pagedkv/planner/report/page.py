@@ -11,11 +11,11 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.planner.report.ages import age_section
 from pagedkv.planner.report.capacity import capacity_section
+from pagedkv.planner.report.captions import METHOD
 from pagedkv.planner.report.comparison import MAX_RUNS, figures_section, overlaid_section
 from pagedkv.planner.report.divided import divided_section
 from pagedkv.planner.report.documents import ReportRun
 from pagedkv.planner.report.elements import Section, Tile
-from pagedkv.planner.report.explanations import METHOD
 from pagedkv.planner.report.headlines import headline_of, headline_of_several
 from pagedkv.planner.report.key_figures import KEY_FIGURES
 from pagedkv.planner.report.latencies import latency_section
@@ -64,7 +64,7 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
         tiles=_tiles(runs[0]) if single else (),
         warnings=_warnings(runs, names),
         sections=_sections_of_one(runs[0]) if single else _sections_of_several(runs, names),
-        glossary=tuple(figure.explanation for figure in KEY_FIGURES),
+        glossary=tuple(figure.caption for figure in KEY_FIGURES),
         method=METHOD,
         version=version,
         command=without_folders(command),
@@ -104,10 +104,10 @@ def _tiles(run: ReportRun) -> tuple[Tile, ...]:
     for figure in KEY_FIGURES:
         value = figure.value(run)
         if figure.in_tiles and not (value is None and figure.key in optional):
-            explanation = figure.explanation
+            caption = figure.caption
             is_unknown = value is None and figure.key.endswith("hit_ratio")
             text = "unknown" if is_unknown else figure.unit.text(value)
-            tiles.append(Tile(explanation.title, text, explanation.sentence))
+            tiles.append(Tile(caption.title, text, caption.sentence))
     return tuple(tiles)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pagedkv.planner.report.captions import Caption
 from pagedkv.planner.report.divided import divided_section
 from pagedkv.planner.report.drawing import (
     COUNT_TICKS,
@@ -24,7 +25,6 @@ from pagedkv.planner.report.drawing import (
     read_out,
 )
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table, Tile
-from pagedkv.planner.report.explanations import Explanation
 from pagedkv.planner.report.number_text import COUNT, NONE, RATIO, SECONDS, rate
 from pagedkv.planner.report.page import page_template
 from pagedkv.planner.report.plan_documents import Plan, PlanPointDocument
@@ -48,13 +48,13 @@ METHOD: Final = (
     "tells more."
 )
 GLOSSARY: Final = (
-    Explanation("Load", "How many times the recorded traffic came."),
-    Explanation("Holds", "Whether a load could go on: nine of ten requests are good, and the queue does not grow."),
-    Explanation("Answers", "Finished requests, from the first arrival to the last answer."),
-    Explanation("Good", "Requests whose answer kept the bounds, of all requests."),
-    Explanation("TTFT", "Seconds from arrival to the first token."),
-    Explanation("TPOT", "Seconds for each further token, in the mean of an answer, waits after preemptions included."),
-    Explanation("ITL", "Seconds between two tokens, over all tokens, waits after preemptions left out."),
+    Caption("Load", "How many times the recorded traffic came."),
+    Caption("Holds", "Whether a load could go on: nine of ten requests are good, and the queue does not grow."),
+    Caption("Answers", "Finished requests, from the first arrival to the last answer."),
+    Caption("Good", "Requests whose answer kept the bounds, of all requests."),
+    Caption("TTFT", "Seconds from arrival to the first token."),
+    Caption("TPOT", "Seconds for each further token, in the mean of an answer, waits after preemptions included."),
+    Caption("ITL", "Seconds between two tokens, over all tokens, waits after preemptions left out."),
 )
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pagedkv.planner.report.captions import SECTIONS, TABLES
 from pagedkv.planner.report.documents import ReportRun, whose_seconds
 from pagedkv.planner.report.elements import Cell, Section, Table
-from pagedkv.planner.report.explanations import SECTIONS, TABLES
 from pagedkv.planner.report.number_text import NONE
 from pagedkv.planner.report.shared_text import without_folders
 

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedkv.planner.report.captions import PLOTS, SECTIONS
 from pagedkv.planner.report.documents import ReportRun, Timeline, knows_content
 from pagedkv.planner.report.drawing import (
     COUNT_TICKS,
@@ -23,7 +24,6 @@ from pagedkv.planner.report.drawing import (
     read_out,
 )
 from pagedkv.planner.report.elements import Plot, Section
-from pagedkv.planner.report.explanations import PLOTS, SECTIONS
 from pagedkv.planner.report.number_text import COUNT, MEAN, RATIO, Unit
 
 __all__ = ["TimeAxis", "levels", "time_section"]
@@ -110,11 +110,11 @@ def _blocks(timeline: Timeline, pool: str, key: str, axis: TimeAxis) -> Plot:
         _from_zero(axes)
         axis.read_out(axes, timeline, [_texts(timeline["pools"][pool][level], COUNT) for level in LEVELS])
 
-    explanation = PLOTS["blocks"]
+    caption = PLOTS["blocks"]
     several = len(timeline["pools"]) > 1
     return Plot(
-        f"{explanation.title}, pool {pool}" if several else explanation.title,
-        explanation.sentence,
+        f"{caption.title}, pool {pool}" if several else caption.title,
+        caption.sentence,
         *draw_both(key, WIDE, f"Stacked areas over time of live, cached and free blocks of pool {pool}", paint),
         tuple(
             fill_legend(f"{key}-legend-{name}", fill, name) for name, fill in zip(LEVEL_NAMES, LEVEL_FILLS, strict=True)
@@ -137,10 +137,10 @@ def _requests(timeline: Timeline, axis: TimeAxis) -> Plot:
         _from_zero(axes)
         axis.read_out(axes, timeline, [_texts(values, MEAN) for values in series.values()])
 
-    explanation = PLOTS["requests"]
+    caption = PLOTS["requests"]
     return Plot(
-        explanation.title,
-        explanation.sentence,
+        caption.title,
+        caption.sentence,
         *draw_both("requests", HALF, f"Lines over time of requests {', '.join(series)}", paint),
         tuple(
             line_legend(f"requests-legend-{number}", styles[name], name, marked=False)
@@ -160,9 +160,9 @@ def _hits(timeline: Timeline, axis: TimeAxis) -> Plot:
         _from_zero(axes)
         axis.read_out(axes, timeline, [_texts(timeline["token_hit_ratio"], RATIO)])
 
-    explanation = PLOTS["hits"]
+    caption = PLOTS["hits"]
     label = "Line over time of the hit ratio by token"
-    return Plot(explanation.title, explanation.sentence, *draw_both("hits", HALF, label, paint))
+    return Plot(caption.title, caption.sentence, *draw_both("hits", HALF, label, paint))
 
 
 def _texts(values: Sequence[float | None], unit: Unit) -> list[str]:

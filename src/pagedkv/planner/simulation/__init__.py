@@ -10,10 +10,10 @@ In the order in which data flows::
     space_watch       SpaceWatch: what follows the block space, and knows its blocks' history
     running_rows      RunningRows: who runs, in arrays for the meters
     step_work         StepWork: what a plan computes, for the cost model
-    journeys          Journeys: what else is known of each request under way
+    request_timings   RequestTimings: what else is known of each request under way
     meters            what is measured on the way: waste, ages, latencies, sharing, time series
     result            ServingResult: what came out
-    backlog           Backlog: who arrived long before their turn, in a file
+    queue_file        QueueFile: who arrived long before their turn, in a file
     virtual_clock     VirtualClock: the loop over steps
     server            VirtualServer: the clock, and all of the above
     planning          many settings on one trace, with few meters, and what they tell

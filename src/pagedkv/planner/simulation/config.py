@@ -37,11 +37,11 @@ class ServingConfig:
         max_sequences: sequences that run at once, samples and beams counted one by one.
         max_batched_tokens: tokens that a step computes, decoded ones included.
         watermark: fraction of a pool that admissions leave free.
-        policy: eviction policy, by name.
+        eviction: eviction policy, by name.
         preemption: what becomes of a request that must give its blocks up.
         num_samples: samples of every request, whatever the trace says; None to go by the trace.
         beam_width: beams of every request; None for no beam search.
-        speed: how many seconds of the trace pass in one of the replay.
+        load: times the recorded traffic: so many seconds of the trace pass in one of the replay.
         seed: everything random (the parents of beams) follows from it.
         max_length: tokens that a reservation of the maximum length takes; None for the longest of the trace.
 
@@ -59,11 +59,11 @@ class ServingConfig:
     max_sequences: int = 256
     max_batched_tokens: int = 8192
     watermark: float = 0.01
-    policy: str = DEFAULT_EVICTION
+    eviction: str = DEFAULT_EVICTION
     preemption: PreemptionKind = "recompute"
     num_samples: int | None = None
     beam_width: int | None = None
-    speed: float = 1.0
+    load: float = 1.0
     seed: int = 0
     max_length: int | None = None
 
@@ -71,9 +71,9 @@ class ServingConfig:
         """Check what the block space does not check."""
         self.scheduling_config()
         self._check_memory()
-        policy_named(self.policy)
-        speed = as_number(self.speed, "speed")
-        _require(speed > 0, f"speed must be positive and finite, got {self.speed}")
+        policy_named(self.eviction)
+        load = as_number(self.load, "load")
+        _require(load > 0, f"load must be positive and finite, got {self.load}")
         as_count(self.seed, "seed", most=LARGEST_SEED)
         if self.max_length is not None:
             as_count(self.max_length, "max_length", least=1)
@@ -153,7 +153,7 @@ class ServingConfig:
             prefix_caching=True,
             events=is_watched,
             max_events=max(LEAST_EVENTS, min(LARGEST_SIZE, EVENTS_A_BLOCK * max(num_blocks.values(), default=0))),
-            eviction=self.policy,
+            eviction=self.eviction,
             explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,
         )
@@ -169,11 +169,11 @@ class ServingConfig:
             "max_sequences": self.max_sequences,
             "max_batched_tokens": self.max_batched_tokens,
             "watermark": self.watermark,
-            "policy": self.policy,
+            "policy": self.eviction,
             "preemption": self.preemption,
             "num_samples": self.num_samples,
             "beam_width": self.beam_width,
-            "speed": self.speed,
+            "speed": self.load,
             "seed": self.seed,
             "model": self.model,
             "cost_model_name": self.cost_model_name,

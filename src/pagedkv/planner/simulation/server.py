@@ -74,7 +74,7 @@ class VirtualServer(VirtualClock):
         Raises:
             ConfigurationError: the trace has no such windows.
         """
-        return () if self._log is None else parts_of(self._log, Bounds(), division, self._config.speed)
+        return () if self._log is None else parts_of(self._log, Bounds(), division, self._config.load)
 
     def check(self) -> None:
         """Prove every invariant of the block space, or raise AssertionError. O(blocks + table entries)."""
@@ -86,17 +86,17 @@ class VirtualServer(VirtualClock):
         return sum_up(self._all_meters, config, self._now_s, self._config.block_nbytes)
 
 
-def compile_loops(policy: str = DEFAULT_EVICTION) -> None:
+def compile_loops(eviction: str = DEFAULT_EVICTION) -> None:
     """Serve a few tiny requests in a space that is thrown away, so that loops compile off the clock.
 
     They hit, evict, branch, swap and preempt: all that a replay can come upon.
 
     Args:
-        policy: what the space of the replay evicts by.
+        eviction: what the space of the replay evicts by.
     """
-    make_ready(of_spaces(policy))
+    make_ready(of_spaces(eviction))
     config = ServingConfig(
-        num_blocks=12, num_host_blocks=12, block_size=2, max_sequences=8, max_batched_tokens=8, policy=policy
+        num_blocks=12, num_host_blocks=12, block_size=2, max_sequences=8, max_batched_tokens=8, eviction=eviction
     )
     server = VirtualServer(replace(config, preemption="swap"), CostModel())
     for number, num_samples in enumerate((1, 1, 3, 2, 1)):

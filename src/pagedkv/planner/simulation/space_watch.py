@@ -1,7 +1,7 @@
 """What a replay sees of its block space: the history of blocks, and why each prompt that was admitted missed."""
 
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.explanation import Miss
+from pagedkv.memory.contract.miss_causes import Miss
 from pagedkv.memory.space import InFlightStep, ObservedSpace, PrefixHit, SpaceObserver
 from pagedkv.planner.simulation.meters.block_history import BlockHistory
 

@@ -12,9 +12,9 @@ from pagedkv.memory.contract.errors import TraceError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.scheduling import Batch, Progress
 from pagedkv.memory.space import BlockSpace
-from pagedkv.planner.simulation.backlog import Backlog
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.simulation.queue_file import QueueFile
 from pagedkv.planner.simulation.running_rows import RunningRows, rows_of
 from pagedkv.planner.simulation.scripted_sampler import ScriptedSampler
 from pagedkv.planner.simulation.step_work import StepWork, work_of
@@ -94,7 +94,7 @@ class VirtualClock:
         self._num_changes = 0
         self._now_s = 0.0
         self._last_arrival_s = 0.0
-        self._backlog = Backlog()
+        self._queue_file = QueueFile()
         self._keeps_back = keeps_back
         self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step lets more in
         self._priority: int | None = None
@@ -107,7 +107,7 @@ class VirtualClock:
     @property
     def num_requests(self) -> int:
         """Requests offered so far."""
-        return self._meters.num_requests + len(self._backlog)
+        return self._meters.num_requests + len(self._queue_file)
 
     def offer(self, request: Request | TokenizedRequest) -> None:
         """Let the next request arrive, after running all steps that begin before that.
@@ -124,7 +124,7 @@ class VirtualClock:
                 "Sort it: `sorted_by_arrival`",
             )
         self._last_arrival_s = request.arrival_s
-        arrival_s = request.arrival_s / self._config.speed
+        arrival_s = request.arrival_s / self._config.load
         self._run_until(arrival_s)
         if self._now_s < arrival_s:
             self._hold(arrival_s - self._now_s)
@@ -141,21 +141,21 @@ class VirtualClock:
         """Let a request wait; far behind others it is kept back, as long as all are of one priority."""
         if self._priority not in {None, request.priority}:
             self._keeps_back = False
-            self._call_up(len(self._backlog))
+            self._call_up(len(self._queue_file))
         self._priority = request.priority
-        if self._keeps_back and (len(self._backlog) or self._scheduler.num_waiting >= self._most_waiting):
-            self._backlog.push(request)
+        if self._keeps_back and (len(self._queue_file) or self._scheduler.num_waiting >= self._most_waiting):
+            self._queue_file.push(request)
         else:
             self._add(request)
 
     def _call_up(self, most: int) -> None:
         """Let the first of those who were kept back wait with the others."""
-        for _ in range(min(most, len(self._backlog))):
-            self._add(self._backlog.pop())
+        for _ in range(min(most, len(self._queue_file))):
+            self._add(self._queue_file.pop())
 
     def _add(self, request: Request | TokenizedRequest) -> None:
         scheduled = self._scheduled_request(request)
-        arrival_s = request.arrival_s / self._config.speed
+        arrival_s = request.arrival_s / self._config.load
         self._meters.arrived(scheduled, arrival_s, has_content=request.has_content, tenant=request.tenant)
         if not self._scheduler.add(scheduled):
             self._meters.rejected(scheduled)
@@ -210,7 +210,7 @@ class VirtualClock:
         self._meters.progressed(progress, self._now_s)
         for request in (*progress.finished, *batch.rejected):
             self._sampler.forget(request)
-        while len(self._backlog) and (num_more := self._most_waiting - self._scheduler.num_waiting) > 0:
+        while len(self._queue_file) and (num_more := self._most_waiting - self._scheduler.num_waiting) > 0:
             self._call_up(num_more)
 
     def _step_s(self, work: StepWork) -> float:
@@ -221,7 +221,7 @@ class VirtualClock:
 
     def _hold(self, duration_s: float) -> None:
         scheduler = self._scheduler
-        num_waiting = scheduler.num_waiting + len(self._backlog)
+        num_waiting = scheduler.num_waiting + len(self._queue_file)
         self._meters.hold(duration_s, self._running_rows(), num_waiting, scheduler.num_swapped)
 
     def _running_rows(self) -> RunningRows:

@@ -28,7 +28,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     answering     logits in, tokens out: who waits, who fails; sampled_rows says whose they are, with which drafts
     sampling      one token for each row of logits
     records       StepRecord: what a step did
-    ambient       which pass is under way
+    current_pass  which pass is under way
     compat        transformers
 
 No code of any model is here.

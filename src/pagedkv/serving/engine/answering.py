@@ -4,7 +4,7 @@ Rows are sampled all together (:class:`~pagedkv.serving.engine.sampling.BatchSam
 for a foreign processor is held: all of its rows keep what they got, and none of them goes on, until the last one has
 its token. A request of which a row fails has failed. Nobody else notices either.
 
-A row with drafts has a row of logits behind each of them too (:mod:`~pagedkv.serving.engine.judging`).
+A row with drafts has a row of logits behind each of them too (:mod:`~pagedkv.serving.engine.draft_acceptance`).
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ import torch
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import SamplingError
+from pagedkv.serving.engine.draft_acceptance import accept_drafts, only
 from pagedkv.serving.engine.engine_request import EngineRequest
-from pagedkv.serving.engine.judging import judge, only
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, places_of
 from pagedkv.serving.engine.sampling import NO_TOKEN, Place, SampledTokens, TokenLogprobs, WaitingRow
 
@@ -162,7 +162,7 @@ class Answering:
         tokens = sampled.token_ids.tolist()
         for place, row in enumerate(rows):
             if row.drafts:
-                verdict = judge(row, lines[place], tokens, sampled)
+                verdict = accept_drafts(row, lines[place], tokens, sampled)
                 taken.token_ids[place] = verdict.token_id
                 taken.num_accepted[place] = verdict.num_accepted
                 if verdict.failure is not None:

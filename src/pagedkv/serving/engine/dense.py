@@ -31,11 +31,6 @@ class DenseAnswer:
     token_ids: tuple[int, ...]
     num_certain: int
 
-    def first_difference(self, token_ids: Sequence[int]) -> int | None:
-        """Tell where other tokens first differ, among those that are certain; None if nowhere."""
-        pairs = zip(token_ids[: self.num_certain], self.token_ids, strict=False)
-        return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
-
 
 def ask_dense(model: compat.Model, llm: LLM, prompt_token_ids: Sequence[int], num_new: int) -> DenseAnswer:
     """Let a model answer by its own ``generate``: the most likely tokens, which none of them ends.

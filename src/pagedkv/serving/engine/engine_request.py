@@ -11,7 +11,7 @@ from typing import Protocol, final
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.explanation import Explanation
+from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.scheduling import Request
 from pagedkv.serving.engine.beams import Beams
 from pagedkv.serving.engine.outputs import FinishReason, RequestOutput

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from pagedkv.memory.contract.explanation import Explanation
+from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.space import Receipt
 from pagedkv.serving.engine.sampling import TokenLogprobs
 

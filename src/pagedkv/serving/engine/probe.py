@@ -14,8 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pagedkv.memory.contract.errors import UnsupportedModelError
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.ambient import PROBE, listening
 from pagedkv.serving.engine.borrowing import BorrowedModel
+from pagedkv.serving.engine.current_pass import PROBE, listening
 from pagedkv.serving.engine.layer_specs import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
 from pagedkv.serving.engine.mask_rules import rule_of_mask
 

@@ -24,9 +24,9 @@ from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.device import PlanExecutor, StepInputs
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.ambient import IMPLEMENTATION, listening
 from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.captured_passes import CapturedPasses
+from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.serving.engine.flat_batch import FlatBatch
 from pagedkv.serving.engine.forward_pass import ForwardPass
 from pagedkv.serving.engine.grouping import EngineGroups

@@ -11,8 +11,8 @@ import torch
 
 from pagedkv.memory.attention import Unfolding, UnfoldingReader
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.ambient import IMPLEMENTATION, listening
 from pagedkv.serving.engine.borrowing import BorrowedModel
+from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 
 __all__ = ["Unfoldings", "read_unfoldings"]
 

@@ -4,11 +4,10 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.memory.contract.explanation import Miss
+from pagedkv.memory.contract.miss_causes import Miss
 from pagedkv.memory.scheduling import Admission, Batch, Progress, Request
 from pagedkv.memory.space import BlockSpace
 from pagedkv.planner.simulation.config import ServingConfig
-from pagedkv.planner.simulation.journeys import Journeys
 from pagedkv.planner.simulation.meters.latencies import LatencyMeter
 from pagedkv.planner.simulation.meters.misses import MissMeter
 from pagedkv.planner.simulation.meters.occupancy import Level, Occupancy
@@ -16,6 +15,7 @@ from pagedkv.planner.simulation.meters.sharing import Branches, SharingMeter
 from pagedkv.planner.simulation.meters.timeline import Timeline
 from pagedkv.planner.simulation.meters.waste import WasteMeter
 from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.request_timings import RequestTimings
 from pagedkv.planner.simulation.running_rows import RunningRows
 from pagedkv.planner.simulation.space_watch import SpaceWatch
 from pagedkv.planner.simulation.step_work import StepWork
@@ -47,7 +47,7 @@ class Meters:
         pools = list(space.config.pool_names)
         self.num_usable = {pool: count - 1 for pool, count in space.config.blocks_by_pool().items()}
         self.history = watch.history
-        self.journeys = Journeys()
+        self.timings = RequestTimings()
         self.occupancy = {pool: Occupancy() for pool in pools}
         self.waste = WasteMeter(first.block_size, config.max_length)
         self.sharing = SharingMeter(space.config.blocks_by_pool()[first.pool])
@@ -78,12 +78,12 @@ class Meters:
         self.num_requests += 1
         self.num_with_content += has_content
         self.waste.note_length(request.most_tokens)
-        self.journeys.begin(request, arrival_s)
+        self.timings.begin(request, arrival_s)
 
     def rejected(self, request: Request) -> None:
         """Count a request that cannot be served."""
         self.num_rejected += 1
-        self.journeys.end(request)
+        self.timings.end(request)
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
         """Note who was admitted, preempted and rejected."""
@@ -97,18 +97,18 @@ class Meters:
                 self.num_swap += 1
             else:
                 self.num_recompute += 1
-                self.journeys.preempted(preempted.request, preempted.num_computed_tokens)
+                self.timings.preempted(preempted.request, preempted.num_computed_tokens)
         for request in batch.rejected:
             self.rejected(request)
 
     def _admitted(self, admission: Admission, misses: tuple[Miss, ...], now_s: float) -> None:
         """Note an admission: the hits and the misses of the first one count."""
         request, num_hit_tokens = admission.request, admission.num_hit_tokens
-        journey = self.journeys[request]
-        if journey.is_admitted:
+        timing = self.timings[request]
+        if timing.is_admitted:
             return
-        journey.is_admitted = True
-        self.latencies.queueing_s.append(now_s - journey.arrival_s)
+        timing.is_admitted = True
+        self.latencies.queueing_s.append(now_s - timing.arrival_s)
         self.num_prompt_tokens += request.num_prompt_tokens
         self.num_prompt_blocks += (request.num_prompt_tokens - 1) // self._block_size
         self.num_hit_tokens += num_hit_tokens
@@ -122,14 +122,14 @@ class Meters:
         if self._log is not None:
             self._log.progressed(progress, end_s)
         for request in progress.first_tokens:
-            journey = self.journeys[request]
-            if not journey.has_first_token:
-                journey.has_first_token = True
-                self.latencies.first_token_s.append(end_s - journey.arrival_s)
+            timing = self.timings[request]
+            if not timing.has_first_token:
+                timing.has_first_token = True
+                self.latencies.first_token_s.append(end_s - timing.arrival_s)
         for request in progress.finished:
             self.num_finished += 1
             self.num_output_tokens += request.max_new_tokens * request.num_sequences
-            self.latencies.request_s.append(end_s - self.journeys.end(request).arrival_s)
+            self.latencies.request_s.append(end_s - self.timings.end(request).arrival_s)
 
     # Steps
 
@@ -138,7 +138,7 @@ class Meters:
         self.num_steps += 1
         self.sequences.hold(len(running.rows), 1.0)
         self.num_computed_tokens += work.num_new_tokens
-        self.num_recomputed_tokens += self.journeys.num_recomputed_tokens(batch)
+        self.num_recomputed_tokens += self.timings.num_recomputed_tokens(batch)
         self.num_swapped_out_blocks += work.num_swapped_out_blocks
         self.num_swapped_in_blocks += work.num_swapped_in_blocks
         self._since_step["num_computed_tokens"] += work.num_new_tokens

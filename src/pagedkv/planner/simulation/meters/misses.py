@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final
 
-from pagedkv.memory.contract.explanation import Miss, MissCause
+from pagedkv.memory.contract.miss_causes import Miss, MissCause
 
 __all__ = ["MISS_KINDS", "MISS_LABELS", "MissMeter"]
 

@@ -9,7 +9,7 @@ In the order in which data flows::
     arrivals      open loop, as recorded; closed loop, after the previous answer
     point         run_point(): one setting, served by the production space and scheduler
     searching     LoadSearch: the highest load that holds, by bisection; LoadLimit: what was found
-    explaining    why a load holds or does not, and what would have to change
+    load_reasons  why a load holds or does not, and what would have to change
     effects       what one choice brings beside another, over all other choices, with its uncertainty
     decision      the setting to take, and why, in words
 

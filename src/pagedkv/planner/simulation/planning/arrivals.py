@@ -64,24 +64,24 @@ def serve_closed(  # noqa: PLR0913 - what serves, what comes and how
     requests: Iterable[Request],
     *,
     loop: ClosedLoop,
-    speed: float,
+    load: float,
     show: Callable[[], None],
 ) -> None:
     """Serve sessions, each turn after the answer before it.
 
     Args:
-        clock: with a speed of 1; ``log`` is its meters.
+        clock: with a load of 1; ``log`` is its meters.
         log: tells which requests are over.
         requests: all of them; they are kept in memory.
         loop: how long people think.
-        speed: how many times as fast sessions begin.
+        load: how many times as fast sessions begin.
         show: called after each arrival.
 
     Raises:
         ConfigurationError: the requests do not fit in half a GiB.
     """
     sessions = _sessions(requests)
-    coming = [(session[0].arrival_s / speed, place) for place, session in enumerate(sessions)]
+    coming = [(session[0].arrival_s / load, place) for place, session in enumerate(sessions)]
     heapq.heapify(coming)
     session_of: dict[int, int] = {}
     while coming or session_of:

@@ -20,7 +20,7 @@ from pagedkv.planner.simulation.planning.effects import (
     settings_of,
     traffic_per_s,
 )
-from pagedkv.planner.simulation.planning.explaining import seconds_text
+from pagedkv.planner.simulation.planning.load_reasons import seconds_text
 from pagedkv.planner.simulation.planning.searching import LoadLimit
 from pagedkv.planner.simulation.planning.steadiness import HOLDS, TOO_SHORT
 

@@ -26,7 +26,7 @@ class PlanPoint:
     """One setting under one load.
 
     Args:
-        config: the pools and the rules; its speed is the load.
+        config: the pools and the rules; its load is what is offered.
         costs: how long steps take.
         bounds: what a good answer is.
         loop: how turns wait for answers; None: they come as recorded.
@@ -71,6 +71,6 @@ def run_point(
     if point.loop is None:
         serve_open(VirtualClock(config, point.costs, space, log), requests, show)
     else:
-        clock = VirtualClock(replace(config, speed=1.0), point.costs, space, log, keeps_back=False)
-        serve_closed(clock, log, requests, loop=point.loop, speed=config.speed, show=show)
-    return figures_of(log, point.bounds, parts_of(log, point.bounds, division, config.speed))
+        clock = VirtualClock(replace(config, load=1.0), point.costs, space, log, keeps_back=False)
+        serve_closed(clock, log, requests, loop=point.loop, load=config.load, show=show)
+    return figures_of(log, point.bounds, parts_of(log, point.bounds, division, config.load))

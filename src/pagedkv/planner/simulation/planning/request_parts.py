@@ -88,14 +88,14 @@ class PartFigures:
         return cls(**{name: values[name] for name in cls.__slots__})
 
 
-def parts_of(log: RequestLog, bounds: Bounds, division: Division, speed: float = 1.0) -> tuple[PartFigures, ...]:
+def parts_of(log: RequestLog, bounds: Bounds, division: Division, load: float = 1.0) -> tuple[PartFigures, ...]:
     """Sum up a run by tenant, where requests name any, and by window, where these are wanted. O(requests log requests).
 
     Args:
         log: of a run that is over.
         bounds: what a good answer is.
         division: how requests are divided.
-        speed: how many times as fast as recorded they came.
+        load: how many times as fast as recorded they came.
 
     Raises:
         ConfigurationError: the trace has no such windows.
@@ -106,7 +106,7 @@ def parts_of(log: RequestLog, bounds: Bounds, division: Division, speed: float =
         spans: Sequence[tuple[float | None, bool]] = [(None, True)] * len(names)
         parts += _divided(log, bounds, TENANT, names, log.counts("tenant_numbers"), spans)
     if division.windows is not None:
-        windows, numbers = division.windows.divide(log.arrival_s * speed, division.origin_s())
+        windows, numbers = division.windows.divide(log.arrival_s * load, division.origin_s())
         names, spans = [each.name for each in windows], [(each.duration_s, each.is_whole) for each in windows]
         parts += _divided(log, bounds, WINDOW, names, numbers, spans)
     return tuple(parts)

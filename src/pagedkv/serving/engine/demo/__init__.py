@@ -4,8 +4,7 @@ In the order in which data flows::
 
     words        the language: one token a word
     facts        documents of facts, drawn by seed, and questions about them
-    training     how the model was trained, and can be again
-    trained      the model, which travels with the package in ``model``
+    trained      the model, which travels with the package in ``model``; ``tools/train_demo_model.py`` trained it
     questions    what is asked, in the order in which it comes
     serving      ... and served from too little memory
     meter        ... and what that was like, measured after every step

@@ -82,18 +82,6 @@ class StopDetector:
         text = "" if self._text is None else self._text.text
         return text if self._cut is None else text[: self._cut]
 
-    @property
-    def num_safe_characters(self) -> int:
-        """Characters of the text that may be streamed: no token to come can cut them off."""
-        text = self.text
-        if self.ending is not None:
-            return len(text)
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for start in range(max(0, len(text) - longest), len(text)):
-            if any(stop.startswith(text[start:]) for stop in self._stops):
-                return start
-        return len(text)
-
     def append(self, token_ids: Sequence[int]) -> Ending | None:
         """Look at tokens of the answer, in order, until one ends it; those behind that one are not the answer's.
 

@@ -9,11 +9,11 @@ from typing import Final
 
 from pagedkv.planner.simulation.meters.misses import MISS_LABELS
 
-__all__ = ["FIGURES", "METHOD", "MISSES", "PLOTS", "SECTIONS", "TABLES", "Explanation"]
+__all__ = ["FIGURES", "METHOD", "MISSES", "PLOTS", "SECTIONS", "TABLES", "Caption"]
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Caption:
     """A title and a sentence."""
 
     title: str
@@ -22,43 +22,39 @@ class Explanation:
 
 FIGURES: Final = MappingProxyType(
     {
-        "num_requests": Explanation("Requests", "Requests of the trace, the rejected ones included."),
-        "num_rejected": Explanation("Rejected", "Requests that could not be served even alone."),
-        "token_hit_ratio": Explanation(
+        "num_requests": Caption("Requests", "Requests of the trace, the rejected ones included."),
+        "num_rejected": Caption("Rejected", "Requests that could not be served even alone."),
+        "token_hit_ratio": Caption(
             "Hit ratio by token", "Prompt tokens found in the cache at first admission, of all prompt tokens."
         ),
-        "block_hit_ratio": Explanation(
+        "block_hit_ratio": Caption(
             "Hit ratio by block", "Prompt blocks found in the cache at first admission, of those that could be."
         ),
-        "waste": Explanation(
-            "Waste", "Slots without a token, of all slots of the blocks in use; mean over decode steps."
-        ),
-        "first_token_p99": Explanation(
+        "waste": Caption("Waste", "Slots without a token, of all slots of the blocks in use; mean over decode steps."),
+        "first_token_p99": Caption(
             "First token, p99", "99% of the requests had their first token within this time after arrival."
         ),
-        "queueing_p99": Explanation(
+        "queueing_p99": Caption(
             "Queueing, p99", "99% of the requests were first admitted within this time after arrival."
         ),
-        "request_p99": Explanation("Whole request, p99", "99% of the requests were finished within this time."),
-        "first_token_mean": Explanation("First token, mean", "Mean time from arrival to the first token."),
-        "preemptions": Explanation(
+        "request_p99": Caption("Whole request, p99", "99% of the requests were finished within this time."),
+        "first_token_mean": Caption("First token, mean", "Mean time from arrival to the first token."),
+        "preemptions": Caption(
             "Preemptions", "Times that a running request lost its blocks, by recompute and by swap."
         ),
-        "recomputed": Explanation("Recomputed tokens", "Tokens that were computed before, and computed again."),
-        "swapped": Explanation("Swapped blocks", "Blocks moved to the host pool and back, both counted."),
-        "peak_live": Explanation(
+        "recomputed": Caption("Recomputed tokens", "Tokens that were computed before, and computed again."),
+        "swapped": Caption("Swapped blocks", "Blocks moved to the host pool and back, both counted."),
+        "peak_live": Caption(
             "Peak live blocks", "Most blocks in use at one time; of several pools, the sum of each one's own peak."
         ),
-        "peak_live_nbytes": Explanation("Peak live memory", "The same blocks in GiB, for the given model."),
-        "evictions": Explanation("Evictions", "Cached blocks whose content was given up for new content."),
-        "never_reused": Explanation(
-            "Never reused", "Evicted blocks that had not been hit once, of all evicted blocks."
-        ),
-        "mean_saving": Explanation(
+        "peak_live_nbytes": Caption("Peak live memory", "The same blocks in GiB, for the given model."),
+        "evictions": Caption("Evictions", "Cached blocks whose content was given up for new content."),
+        "never_reused": Caption("Never reused", "Evicted blocks that had not been hit once, of all evicted blocks."),
+        "mean_saving": Caption(
             "Sharing saving", "Blocks saved because sequences of one request share them, of the blocks without sharing."
         ),
-        "mean_sequences": Explanation("Mean sequences", "Sequences that run, mean over steps."),
-        "virtual_s": Explanation("Virtual time", "Seconds of the simulated clock from start to end."),
+        "mean_sequences": Caption("Mean sequences", "Sequences that run, mean over steps."),
+        "virtual_s": Caption("Virtual time", "Seconds of the simulated clock from start to end."),
     }
 )
 
@@ -77,62 +73,62 @@ SECTIONS: Final = MappingProxyType(
 
 PLOTS: Final = MappingProxyType(
     {
-        "blocks": Explanation(
+        "blocks": Caption(
             "Blocks over time",
             "Live blocks are referred to by block tables; cached blocks are free but can still be found; the others "
             "are free and empty. Means over each interval.",
         ),
-        "requests": Explanation(
+        "requests": Caption(
             "Requests over time", "Requests that run, wait, or are swapped out, means over each interval."
         ),
-        "hits": Explanation(
+        "hits": Caption(
             "Hit ratio over time",
             "Hit tokens of the prompt tokens first admitted in each interval, a dot each; the line leads on over "
             "intervals in which none was admitted.",
         ),
-        "waste": Explanation(
+        "waste": Caption(
             "Waste by block size",
             "Share of the reserved slots that hold no token: with blocks of each size, and if each sequence "
             "reserved its memory in one piece.",
         ),
-        "latency": Explanation(
+        "latency": Caption(
             "Latencies", "Seconds from arrival to first admission, to the first token, and to the end of the request."
         ),
-        "hits_by_age": Explanation(
+        "hits_by_age": Caption(
             "Hits by age",
             "Seconds since a hit block was last given up, by upper edge; 0 is a block that somebody was still using.",
         ),
-        "evictions_by_age": Explanation(
+        "evictions_by_age": Caption(
             "Evictions by age", "Seconds since an evicted block was last given up, by upper edge."
         ),
-        "curve": Explanation(
+        "curve": Caption(
             "Hit ratio over capacity",
             "Block hits by capacity of the cache: of the replay's policy, of the best other one at its size, of an "
             "optimum that knows the requests to come, and of a cache without bounds. The table has all policies.",
         ),
-        "gaps": Explanation(
+        "gaps": Caption(
             "Where misses come from",
             "Policy gap: what the offline optimum, which knows the requests to come, hits more at the same size; "
             "capacity gap: what a cache without bounds hits beyond that; content ceiling: what none hits, for the "
             "content was never seen before.",
         ),
-        "compared_capacity": Explanation(
+        "compared_capacity": Caption(
             "Hit ratio over capacity",
             "Block hits of the run's own policy, else of LRU, by capacity of the cache in tokens; the large hollow "
             "mark is what the replay itself had.",
         ),
-        "compared_marks": Explanation(
+        "compared_marks": Caption(
             "Hit ratio over capacity",
             "What each replay had, at the tokens that its pool holds; no capacity curve was measured.",
         ),
-        "compared_live": Explanation(
+        "compared_live": Caption(
             "Live blocks over time", "Blocks in use, of all pools together, means over each interval."
         ),
-        "compared_waste": Explanation(
+        "compared_waste": Caption(
             "Waste by block size",
             "Share of the slots that hold no token if each sequence had its own blocks of each size.",
         ),
-        "compared_latency": Explanation(
+        "compared_latency": Caption(
             "Latency percentiles",
             "Seconds from arrival to first admission, to the first token, and to the end; logarithmic where none is 0.",
         ),
@@ -165,7 +161,7 @@ MEANINGS: Final = {
     "other": "The cache was reset, or a step had failed.",
 }
 MISSES: Final = MappingProxyType(
-    {cause: Explanation(label.capitalize(), MEANINGS[cause]) for cause, label in MISS_LABELS.items()}
+    {cause: Caption(label.capitalize(), MEANINGS[cause]) for cause, label in MISS_LABELS.items()}
 )
 
 METHOD: Final = (

@@ -1,6 +1,6 @@
 """Explanations: how much of a prompt hits, where that ends, and why.
 
-Values alone; :mod:`pagedkv.memory.space.explaining` finds them. ``str`` of an explanation is a sentence.
+Values alone; :mod:`pagedkv.memory.space.miss_analysis` finds them. ``str`` of an explanation is a sentence.
 """
 
 from dataclasses import dataclass

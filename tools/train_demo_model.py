@@ -1,6 +1,6 @@
 """Train the demonstration's model: recall of facts from a document, learnt in a minute or two on one GPU.
 
-    python -m pagedkv.engine.demo.training OUT [--minutes 2] [--seed 2]
+    python -m tools.train_demo_model OUT [--minutes 2] [--seed 2]
 
 Half of the batches are random sequences, each twice in a row, with the loss on the second copy: these teach the two
 layers to look up what followed an equal beginning; on facts alone a model of this size stays at chance for minutes.

@@ -15,10 +15,10 @@ import torch
 from pagedkv.serving.engine.sampled_rows import SampledRow
 from pagedkv.serving.engine.sampling import NO_TOKEN, SampledTokens
 
-__all__ = ["Verdict", "judge", "only"]
+__all__ = ["DraftResult", "accept_drafts", "only"]
 
 
-class Verdict(NamedTuple):
+class DraftResult(NamedTuple):
     """What came of a row with drafts.
 
     Args:
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
     failure: Exception | None = None
 
 
-def judge(row: SampledRow, lines: range, token_ids: Sequence[int], sampled: SampledTokens) -> Verdict:
+def accept_drafts(row: SampledRow, lines: range, token_ids: Sequence[int], sampled: SampledTokens) -> DraftResult:
     """Let a row's answer grow by what was sampled, up to the first token that was guessed wrong or ends it.
 
     Args:
@@ -44,10 +44,10 @@ def judge(row: SampledRow, lines: range, token_ids: Sequence[int], sampled: Samp
     row.request.num_drafted += len(row.drafts)
     for num_accepted, line in enumerate(lines):
         if line in sampled.failures:
-            return Verdict(NO_TOKEN, num_accepted, failure=sampled.failures[line])
+            return DraftResult(NO_TOKEN, num_accepted, failure=sampled.failures[line])
         has_ended = row.sample.take(token_ids[line], sampled.logprobs.get(line))
         if has_ended or row.drafts[num_accepted : num_accepted + 1] != (token_ids[line],):
-            return Verdict(token_ids[line], num_accepted, has_ended)
+            return DraftResult(token_ids[line], num_accepted, has_ended)
         row.request.num_accepted += 1
     raise AssertionError("behind the last draft nothing is guessed")
 

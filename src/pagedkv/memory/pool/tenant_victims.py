@@ -16,7 +16,9 @@ O(1). With LRU both are exactly the order of the cold list. A lease that is give
 from pagedkv.memory.compilation.compiled import compiled, unsigned
 from pagedkv.memory.pool import free_queue, moments
 from pagedkv.memory.pool.blocks import NAME, NEXT, NULL_BLOCK, PoolArrays
-from pagedkv.memory.pool.charging import (
+from pagedkv.memory.pool.lease_victims import give_largest_up
+from pagedkv.memory.pool.life_cycle import lose_content
+from pagedkv.memory.pool.tenant_charges import (
     AFTER,
     CAP,
     CLOCK,
@@ -35,8 +37,6 @@ from pagedkv.memory.pool.charging import (
     num_tenants,
     uncharge,
 )
-from pagedkv.memory.pool.lease_victims import give_largest_up
-from pagedkv.memory.pool.life_cycle import lose_content
 
 __all__ = ["keep_cap", "make_room"]
 

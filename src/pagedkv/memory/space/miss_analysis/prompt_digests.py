@@ -5,11 +5,11 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.pool.block_keys import keys_of_blocks
 from pagedkv.memory.pool.digests import ROOT_DIGEST, hash_block_tokens
-from pagedkv.memory.space.explaining.case import Case
 from pagedkv.memory.space.hits import Prompt
+from pagedkv.memory.space.miss_analysis.case import Case
 from pagedkv.memory.space.prompts import NO_DIGESTS, UNKNOWN_KEY, extra_ids_of
 from pagedkv.memory.space.state import Group
-from pagedkv.memory.tables.explaining import digest_behind
+from pagedkv.memory.tables.block_fates import digest_behind
 
 __all__ = ["digest_of_first", "digests_up_to", "encoding_of"]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.planner.simulation import ServingConfig, VirtualServer, virtual_clock
-from pagedkv.planner.simulation.backlog import Backlog
 from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.simulation.queue_file import QueueFile
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from tests.simulation.naive_server import run
 from tests.simulation.traffic import assert_same, costs, request_of, scenes, serve
@@ -19,7 +19,7 @@ from tests.simulation.traffic import assert_same, costs, request_of, scenes, ser
 COSTS = CostModel(fixed_s=0.01, token_compute_s=0.001)
 
 
-class CountedBacklog(Backlog):
+class CountedQueueFile(QueueFile):
     """Notes how many waited in it at a time, at most."""
 
     longest: ClassVar[int] = 0
@@ -27,7 +27,7 @@ class CountedBacklog(Backlog):
     def push(self, request: Request | TokenizedRequest) -> None:
         """Let a request wait, and count."""
         super().push(request)
-        CountedBacklog.longest = max(CountedBacklog.longest, len(self))
+        CountedQueueFile.longest = max(CountedQueueFile.longest, len(self))
 
 
 @contextmanager
@@ -35,8 +35,8 @@ def hardly_any_memory() -> Iterator[None]:
     """Let no more requests wait in the scheduler than may run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(virtual_clock, "MOST_WAITING", 0)
-        patch.setattr(virtual_clock, "Backlog", CountedBacklog)
-        CountedBacklog.longest = 0
+        patch.setattr(virtual_clock, "QueueFile", CountedQueueFile)
+        CountedQueueFile.longest = 0
         yield
 
 
@@ -68,7 +68,7 @@ def test_a_long_queue_is_kept_back_until_a_priority_could_change_its_order(last_
         for request in requests:
             server.offer(request)
         assert server.num_requests == 100
-        assert CountedBacklog.longest == (96 if last_priority == 0 else 95)
+        assert CountedQueueFile.longest == (96 if last_priority == 0 else 95)
         server.finish()
     assert server.result() == expected
     assert expected.requests["num_finished"] == 100
@@ -83,18 +83,18 @@ def test_what_no_machine_could_serve_is_rejected_when_its_turn_comes() -> None:
     assert (result.requests["num_rejected"], result.requests["num_finished"]) == (1, 19)
 
 
-def test_a_backlog_keeps_every_field_in_order_and_empties_its_file() -> None:
-    backlog = Backlog()
+def test_a_queue_file_keeps_every_field_in_order_and_empties_its_file() -> None:
+    queue_file = QueueFile()
     requests = [
         Request(0.5, 100, 7, np.arange(1, 7, dtype=np.int64), 16, "talk", 2, 1),
         Request(1.0, 5, 0),
         Request(1.5, 3, 1, prompt_token_ids=np.array([1, 2, 3], np.int32), output_token_ids=np.array([4], np.int32)),
     ]
     for _ in range(2):
-        backlog.push(requests[0])
-        backlog.push(requests[1])
-        got = [backlog.pop()]
-        backlog.push(requests[2])
-        got += [backlog.pop(), backlog.pop()]
+        queue_file.push(requests[0])
+        queue_file.push(requests[1])
+        got = [queue_file.pop()]
+        queue_file.push(requests[2])
+        got += [queue_file.pop(), queue_file.pop()]
         assert [repr(request) for request in got] == [repr(request) for request in requests]
-        assert len(backlog) == 0
+        assert len(queue_file) == 0

@@ -5,16 +5,16 @@ from typing import Final
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
-from pagedkv.memory.contract.explanation import MissCause
 from pagedkv.memory.contract.keys import EPOCH, LORA, MEDIA, SALT, differing_tags
+from pagedkv.memory.contract.miss_causes import MissCause
 from pagedkv.memory.contract.spec import keeps_state
 from pagedkv.memory.pool import ghosts
 from pagedkv.memory.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, SUCCESSOR, PoolArrays
 from pagedkv.memory.pool.prefix_index import find, is_child_of
-from pagedkv.memory.space.explaining.case import Case, Lack, Verdict, name_of
-from pagedkv.memory.space.explaining.prompt_digests import digest_of_first, encoding_of
+from pagedkv.memory.space.miss_analysis.case import Case, Lack, Verdict, name_of
+from pagedkv.memory.space.miss_analysis.prompt_digests import digest_of_first, encoding_of
 from pagedkv.memory.space.state import Group
-from pagedkv.memory.tables.explaining import CAUSE_OF_GHOST
+from pagedkv.memory.tables.block_fates import CAUSE_OF_GHOST
 from pagedkv.memory.tables.matching import holds_tokens
 
 __all__ = ["cause_of_ghost", "verdict_of"]

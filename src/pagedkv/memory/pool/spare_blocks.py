@@ -15,7 +15,7 @@ from pagedkv.memory.compilation.compiled import compiled, inlined
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool import free_queue, moments
 from pagedkv.memory.pool.blocks import FREE, KEPT, NAME, QUEUE, REF_COUNT, SPARE, PoolArrays
-from pagedkv.memory.pool.keeping import forget_reasons, mark_spare
+from pagedkv.memory.pool.keep_reasons import forget_reasons, mark_spare
 
 __all__ = ["enqueue_spare", "is_spare", "make_cached", "make_spare", "make_unheld_spare", "renew"]
 

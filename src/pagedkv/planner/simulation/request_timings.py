@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from pagedkv.memory.scheduling import Batch, Request
 
-__all__ = ["Journey", "Journeys"]
+__all__ = ["RequestTiming", "RequestTimings"]
 
 
 @dataclass(slots=True)
-class Journey:
+class RequestTiming:
     """One request.
 
     Args:
@@ -24,31 +24,31 @@ class Journey:
     most_computed: int = 0
 
 
-class Journeys:
+class RequestTimings:
     """The requests under way."""
 
     def __init__(self) -> None:
-        self._of: dict[Request, Journey] = {}
+        self._of: dict[Request, RequestTiming] = {}
         self._recomputing: dict[Request, int] = {}
 
     def begin(self, request: Request, arrival_s: float) -> None:
         """Let a request be under way."""
-        self._of[request] = Journey(arrival_s)
+        self._of[request] = RequestTiming(arrival_s)
 
-    def end(self, request: Request) -> Journey:
+    def end(self, request: Request) -> RequestTiming:
         """Let a request be under way no more."""
         self._recomputing.pop(request, None)
         return self._of.pop(request)
 
-    def __getitem__(self, request: Request) -> Journey:
-        """Give the journey of a request under way."""
+    def __getitem__(self, request: Request) -> RequestTiming:
+        """Give the timing of a request under way."""
         return self._of[request]
 
     def preempted(self, request: Request, num_computed_tokens: int) -> None:
         """Note that what was computed of a request is lost."""
-        journey = self._of[request]
-        journey.most_computed = max(journey.most_computed, num_computed_tokens)
-        self._recomputing[request] = journey.most_computed
+        timing = self._of[request]
+        timing.most_computed = max(timing.most_computed, num_computed_tokens)
+        self._recomputing[request] = timing.most_computed
 
     def num_recomputed_tokens(self, batch: Batch) -> int:
         """Count the tokens of a batch, not yet finished, that were computed before a preemption."""

@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 
 from pagedkv.memory.contract.errors import SequenceError
-from pagedkv.memory.contract.explanation import ORDER, Explanation, number_of
-from pagedkv.memory.space.explaining import explain, is_bare
+from pagedkv.memory.contract.miss_causes import ORDER, Explanation, number_of
 from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.miss_analysis import explain, is_bare
 from pagedkv.memory.space.observer import SpaceObserver
 from pagedkv.memory.space.state import SpaceState
-from pagedkv.memory.tables.explaining import (
+from pagedkv.memory.tables.block_fates import (
     AGE,
     CAUSE,
     GENERATION,

@@ -20,7 +20,8 @@ free blocks, spare ones, cached ones and leased ones, each in the order of relea
     sentinel of a list         -          | next | previous | -
     account of a tenant        cap        | floor | taken | cached
 
-All operations are O(1). Which block goes when a cap or a floor is in the way, :mod:`pagedkv.memory.pool.capping` says.
+All operations are O(1). Which block goes when a cap or a floor is in the way, :mod:`pagedkv.memory.pool.tenant_victims`
+says.
 """
 
 from typing import Final

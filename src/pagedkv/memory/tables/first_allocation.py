@@ -22,11 +22,11 @@ from pagedkv.memory.tables.rows import (
     blocks_for,
 )
 
-__all__ = ["seat"]
+__all__ = ["allocate_row"]
 
 
 @compiled
-def seat(
+def allocate_row(
     pool: PoolArrays,
     group: GroupArrays,
     rows: Int32Array,

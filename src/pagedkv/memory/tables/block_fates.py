@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array, Uint32Array
-from pagedkv.memory.contract.explanation import MissCause, number_of
+from pagedkv.memory.contract.miss_causes import MissCause, number_of
 from pagedkv.memory.pool.blocks import EXTRA, NULL_BLOCK, SUCCESSOR, PoolArrays
 from pagedkv.memory.pool.causes import (
     CALLED_OFF,

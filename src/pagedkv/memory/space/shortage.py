@@ -15,7 +15,7 @@ from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import CHARGED, FREE, QUEUE
-from pagedkv.memory.pool.charging import NOBODY, NUM_TAKEN
+from pagedkv.memory.pool.tenant_charges import NOBODY, NUM_TAKEN
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.tenants import share_of
 

@@ -1,4 +1,4 @@
-"""Backlog: requests that arrived long before their turn, in a file, so that an endless queue takes no memory.
+"""QueueFile: requests that arrived long before their turn, in a file, so that an endless queue takes no memory.
 
 Where a machine is offered more than it can serve, its queue grows as long as the trace does. Only the head of the queue
 decides anything; the rest is written to a temporary file, which nobody else sees, and read when its turn comes.
@@ -12,16 +12,16 @@ from typing import IO
 
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 
-__all__ = ["Backlog"]
+__all__ = ["QueueFile"]
 
 
-class Backlog:
+class QueueFile:
     """A queue in a file, which is there while somebody waits: first in, first out. O(size of a request).
 
-    >>> backlog = Backlog()
+    >>> queue_file = QueueFile()
     >>> for seconds in (1.0, 2.0):
-    ...     backlog.push(Request(seconds, 8, 1))
-    >>> len(backlog), backlog.pop().arrival_s, backlog.pop().arrival_s, len(backlog)
+    ...     queue_file.push(Request(seconds, 8, 1))
+    >>> len(queue_file), queue_file.pop().arrival_s, queue_file.pop().arrival_s, len(queue_file)
     (2, 1.0, 2.0, 0)
     """
 

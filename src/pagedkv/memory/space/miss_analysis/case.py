@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pagedkv.memory.contract.arrays import Uint32Array
-from pagedkv.memory.contract.explanation import MissCause
+from pagedkv.memory.contract.miss_causes import MissCause
 from pagedkv.memory.space.hits import PrefixHit, Prompt
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.tables.rows import HIT_ALIGNMENT, NAME_IN_POOL

@@ -3,9 +3,9 @@
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.pool.blocks import NULL_BLOCK
 from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.space.explaining.case import Case, Lack, name_of
-from pagedkv.memory.space.explaining.prompt_digests import digests_up_to
 from pagedkv.memory.space.matching.chains import follow
+from pagedkv.memory.space.miss_analysis.case import Case, Lack, name_of
+from pagedkv.memory.space.miss_analysis.prompt_digests import digests_up_to
 from pagedkv.memory.space.prompts import NO_DIGESTS, extra_ids_of
 from pagedkv.memory.space.state import Group
 

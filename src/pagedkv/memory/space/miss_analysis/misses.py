@@ -6,14 +6,14 @@ from typing import TypeAlias
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.explanation import Miss, MissCause
-from pagedkv.memory.space.explaining.case import Case, Finding, Lack, name_of
-from pagedkv.memory.space.explaining.lacks import first_lack_of_chains
-from pagedkv.memory.space.explaining.prompt_digests import digests_up_to
-from pagedkv.memory.space.explaining.verdicts import cause_of_ghost, verdict_of
+from pagedkv.memory.contract.miss_causes import Miss, MissCause
+from pagedkv.memory.space.miss_analysis.case import Case, Finding, Lack, name_of
+from pagedkv.memory.space.miss_analysis.lacks import first_lack_of_chains
+from pagedkv.memory.space.miss_analysis.prompt_digests import digests_up_to
+from pagedkv.memory.space.miss_analysis.verdicts import cause_of_ghost, verdict_of
 from pagedkv.memory.space.prompts import NO_DIGESTS
 from pagedkv.memory.space.state import Group
-from pagedkv.memory.tables.explaining import FORGOTTEN, NAMED, NEVER, find_fates
+from pagedkv.memory.tables.block_fates import FORGOTTEN, NAMED, NEVER, find_fates
 
 __all__ = ["misses_of"]
 

@@ -1,11 +1,11 @@
 """The passes in their order: of a prompt that asks, of one that a replay admits, and of one that is given a row."""
 
-from pagedkv.memory.contract.explanation import Explanation, Miss, MissCause
-from pagedkv.memory.space.explaining.case import Case, Finding, Verdict, open_case
-from pagedkv.memory.space.explaining.lacks import first_lack
-from pagedkv.memory.space.explaining.misses import misses_of
-from pagedkv.memory.space.explaining.verdicts import verdict_of
+from pagedkv.memory.contract.miss_causes import Explanation, Miss, MissCause
 from pagedkv.memory.space.hits import PrefixHit, Prompt
+from pagedkv.memory.space.miss_analysis.case import Case, Finding, Verdict, open_case
+from pagedkv.memory.space.miss_analysis.lacks import first_lack
+from pagedkv.memory.space.miss_analysis.misses import misses_of
+from pagedkv.memory.space.miss_analysis.verdicts import verdict_of
 from pagedkv.memory.space.state import SpaceState
 
 __all__ = ["explain", "is_bare", "tell_misses"]

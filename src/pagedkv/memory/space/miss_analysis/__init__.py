@@ -32,6 +32,6 @@ group lacks, the first of these that holds is the verdict::
 Tokens are compared with content under the same keys alone: nobody is told what another tenant has asked.
 """
 
-from pagedkv.memory.space.explaining.explain import explain, is_bare, tell_misses
+from pagedkv.memory.space.miss_analysis.explain import explain, is_bare, tell_misses
 
 __all__ = ["explain", "is_bare", "tell_misses"]

@@ -1,0 +1,45 @@
+"""Commands and options that have another name now: the old name is refused with the new one."""
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["NEW_COMMANDS", "NEW_OPTIONS", "refuse_old_command", "refuse_old_options"]
+
+NEW_COMMANDS: Final[Mapping[str, str]] = MappingProxyType({"demo-replay": "replay examples/conversations.jsonl.gz"})
+"""What does the same, by the old names of commands."""
+
+NEW_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({"--policy": "--eviction", "--speed": "--load"})
+"""The new names of options, by the old ones."""
+
+
+def refuse_old_command(typed: Sequence[str]) -> None:
+    """Refuse an old name of a command, given all that was typed.
+
+    Raises:
+        ConfigurationError: the first word is one.
+    """
+    new = NEW_COMMANDS.get(next(iter(typed), ""))
+    if new is not None:
+        raise ConfigurationError(f"{typed[0]} is gone: pagedkv {new} does the same")
+
+
+def refuse_old_options(typed: Sequence[str], options: Collection[str]) -> None:
+    """Refuse an old name of an option that a command has.
+
+    Args:
+        typed: the arguments of the command.
+        options: all that it takes.
+
+    Raises:
+        ConfigurationError: one of the arguments is an old name.
+    """
+    for word in typed:
+        if word == "--":
+            return
+        old = word.partition("=")[0]
+        new = NEW_OPTIONS.get(old)
+        if new in options and old not in options:
+            raise ConfigurationError(f"{old} is called {new} now")
