@@ -276,10 +276,10 @@ def _check_values(words: Int32Array, directory: Directory) -> None:
             if not (starts < ends).all():
                 place = int((starts >= ends).argmax())
                 raise PlanError(f"range {place} begins at {starts[place]} and ends at {ends[place]}")
-    _check_what_ranges_have(words, directory)
+    _check_values_of_ranges(words, directory)
 
 
-def _check_what_ranges_have(words: Int32Array, directory: Directory) -> None:
+def _check_values_of_ranges(words: Int32Array, directory: Directory) -> None:
     """Check that each array with one value a range has as many values as ranges, none beyond its range's end."""
     _, _, compute, num_ranges = next(line for line in directory if line[KIND] == COMPUTE)
     ends = words[compute + 2 * padded(num_ranges) :][:num_ranges]
@@ -287,21 +287,21 @@ def _check_what_ranges_have(words: Int32Array, directory: Directory) -> None:
         if kind not in TOLD_OF_RANGES or (kind != STARTS and length == 0):
             continue
         if length != num_ranges:
-            raise PlanError(_told_of_others(kind, owner, length, num_ranges))
+            raise PlanError(_wrong_number_of_values(kind, owner, length, num_ranges))
         told = words[offset : offset + length]
         if (told > ends).any():
             place = int((told > ends).argmax())
-            raise PlanError(_told_beyond_end(kind, owner, place, int(told[place]), int(ends[place])))
+            raise PlanError(_value_beyond_end(kind, owner, place, int(told[place]), int(ends[place])))
 
 
-def _told_of_others(kind: int, owner: int, length: int, num_ranges: int) -> str:
+def _wrong_number_of_values(kind: int, owner: int, length: int, num_ranges: int) -> str:
     if kind == STARTS:
         return f"group {owner} has {length} starts, but {num_ranges} ranges are computed"
     what = "unknown tokens" if kind == UNKNOWN else "draft states"
     return f"{what} are told of {length} ranges, but {num_ranges} are computed"
 
 
-def _told_beyond_end(kind: int, owner: int, place: int, told: int, end: int) -> str:
+def _value_beyond_end(kind: int, owner: int, place: int, told: int, end: int) -> str:
     if kind == STARTS:
         return f"range {place} begins at {told} in group {owner}, and ends at {end}"
     if kind == UNKNOWN:
