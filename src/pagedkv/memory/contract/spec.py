@@ -101,6 +101,7 @@ class Replay:
     block kept of it is exact throughout. With fewer tokens the window is approximate: neither it nor anything that the
     sequence computes afterwards is published.
 
+    Args:
         num_tokens: tokens to compute again, at least 1.
         num_layers: layers with windows that follow one another in the model, those of other groups included.
     """

@@ -99,7 +99,7 @@ def _renumber(pool: PoolArrays) -> None:
 
 @compiled
 def in_order_of_release(pool: PoolArrays, chain: int) -> int:
-    """Sort a chain of blocks that are in no order by their release; return the first. It ends with the null block.
+    """Sort a chain (linked by ``NEXT``) of blocks that are in no order, by their release; return the first block.
 
     Merges sorted runs: O(blocks) if the chain is one run, else O(blocks log blocks).
     """
