@@ -90,7 +90,7 @@ class CacheFolder:
         return f"{name}-{digest}-{hashlib.sha256(repr(key).encode()).hexdigest()[: 2 * KEY_NBYTES]}"
 
     def remove(self, prefix: str) -> None:
-        """Remove every entry whose name begins with a prefix."""
+        """Remove every entry with a name that begins with a prefix."""
         for file in self.path.glob(f"{prefix}*"):
             file.unlink(missing_ok=True)
 

@@ -41,7 +41,7 @@ def compiled_aside(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a loop whose sums may be reordered, so that it is vectorised. It runs without Python's lock."""
+    """Compile a loop with sums that may be reordered, so that it is vectorised. It runs without Python's lock."""
     return _compile(function, fastmath=set(REORDERED), nogil=True)
 
 
@@ -55,7 +55,7 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def inlined_sums(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a loop whose sums may be reordered, inlined into every loop that calls it."""
+    """Compile a loop with sums that may be reordered, inlined into every loop that calls it."""
     return _compile(function, forceinline=True, fastmath=set(REORDERED), nogil=True)
 
 

@@ -39,8 +39,8 @@ class PieceLibrary(JITCodeLibrary):
     def reached(self) -> list[JITCodeLibrary]:
         """List all libraries that this one needs, itself first, each after all libraries that need it.
 
-        LLVM links only functions that are needed so far. A function whose only caller so far was optimised away is left
-        out, and a caller that is linked later would find no address.
+        LLVM links only functions that are needed so far. If the only caller of a function so far was optimised away,
+        the function is left out, and a caller that is linked later would find no address.
         """
         behind: dict[JITCodeLibrary, None] = {}
         self._note_behind(behind)

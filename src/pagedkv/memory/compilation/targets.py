@@ -2,7 +2,7 @@
 
 Code for this machine's processor is the fastest, but runs only on such processors; entries on disk are named by
 processor. An image that is built on one machine and runs on others is warmed up for a target. If there is no entry for
-the processor itself, one is used for a target whose instructions the processor has.
+the processor itself, one is used for a target with no instruction that the processor lacks.
 
 The features of a processor are those that Numba compiles for: ``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` apply.
 """
@@ -99,7 +99,7 @@ def target_named(name: str) -> Target:
 
 
 def runnable(processor: Processor) -> Iterator[Processor]:
-    """Yield the processors whose machine code runs on a processor, the fastest first: itself, then targets."""
+    """Yield the processors with machine code that runs on a given one, the fastest first: itself, then targets."""
     yield processor
     if EXACTLY not in os.environ:
         targets = (target for target in _targets_of(processor) if target.runs_on(processor))

@@ -214,8 +214,8 @@ class AbortedSteps:
 
     Args:
         step_ids: the aborted steps: the one named and every later one in flight.
-        rewound_rows: rows whose next plan computes the aborted positions again.
-        lost_rows: rows whose memory is undefined: free them and allocate their tokens again.
+        rewound_rows: rows that compute the aborted positions again in their next plan.
+        lost_rows: rows with undefined memory: free them and allocate their tokens again.
         undefined_tickets: tickets with a block that the aborted steps were to compute, copy or swap in: discard
             anything that was read from it. The blocks stay referenced.
     """

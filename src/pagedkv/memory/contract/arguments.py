@@ -109,7 +109,7 @@ def as_fraction(value: object, what: str) -> float:
 
 
 def as_choice(value: object, choices: Collection[str], what: str) -> str:
-    """Check that a value is one of several texts. Raises ConfigurationError, whose message lists them."""
+    """Check that a value is one of several texts. Raises ConfigurationError with a list of them."""
     if not isinstance(value, str) or value not in choices:
         raise ConfigurationError(f"{what} must be one of {tuple(choices)}, got {value!r}")
     return value

@@ -165,7 +165,7 @@ class DeviceLostError(PagedKVError):
 
     Args:
         done_steps: steps that the executor reported, or can report, as done; acknowledging them is right.
-        lost_steps: steps that were launched and whose outcome is unknown.
+        lost_steps: steps that were launched, with an unknown outcome.
         reason: the device's own message.
     """
 
@@ -196,7 +196,7 @@ class EngineError(PagedKVError, RuntimeError):
 
 
 class RecordingError(PagedKVError):
-    """A running engine whose events or metrics cannot be recorded.
+    """The events or metrics of a running engine cannot be recorded.
 
     Args:
         source: the endpoint or address, and which message of it.

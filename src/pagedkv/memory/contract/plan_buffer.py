@@ -1,7 +1,7 @@
 """The layout of a plan as one buffer of int32 words, little-endian: one packet to a GPU, one message to other ranks.
 
 Defines the position of every part, and checks that a buffer from outside is a valid plan. The meaning of the parts is
-described in :mod:`pagedkv.memory.contract.plan`, whose objects are views of such a buffer. There are P pools and G
+described in :mod:`pagedkv.memory.contract.plan`; its objects are views of such a buffer. There are P pools and G
 tables: one a group, followed by the second tables of groups that keep draft states::
 
     word  0  MAGIC  VERSION  NUM_WORDS  NUM_PARTS  STEP_LOW  STEP_HIGH  NUM_POOLS  NUM_TABLES

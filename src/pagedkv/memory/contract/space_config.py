@@ -190,7 +190,7 @@ class SpaceConfig:
 
     @property
     def replaying(self) -> tuple[int, ...]:
-        """Groups whose windows can be computed again."""
+        """Groups with windows that can be computed again."""
         return tuple(index for index, group in enumerate(self.groups) if replay_of(group))
 
     @property

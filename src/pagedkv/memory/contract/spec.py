@@ -116,7 +116,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Layers whose query at position q attends to positions in ``(q - window, q]`` and the sinks.
+    """Layers in which a query at position q attends to positions in ``(q - window, q]`` and the sinks.
 
     Args:
         window: tokens attended to, the query's own included; at least 1.
@@ -148,7 +148,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedLocal:
-    """Layers whose query attends only to its own chunk of ``chunk_size`` positions (Llama 4)."""
+    """Layers in which a query attends only to its own chunk of ``chunk_size`` positions (Llama 4)."""
 
     chunk_size: int
     block_size: int = 16
@@ -240,7 +240,7 @@ def keeps_whole_prefix(group: GroupSpec) -> bool:
 
 
 def num_sink_tokens(group: GroupSpec) -> int:
-    """Count the leading tokens whose blocks a group always keeps (attention sinks)."""
+    """Count the leading tokens of which a group always keeps the blocks (attention sinks)."""
     match group:
         case SlidingWindow():
             return group.num_sink_tokens

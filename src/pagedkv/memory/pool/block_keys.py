@@ -1,6 +1,6 @@
 """The extra keys of a request, block by block, in one pass over its media.
 
-The encoding is that of :mod:`pagedkv.memory.contract.keys`, whose functions encode one block each. Here one pass writes
+The encoding is that of :mod:`pagedkv.memory.contract.keys`, where each call encodes one block. Here one pass writes
 the media of all blocks into one array, each medium into the keys of all blocks that it overlaps, in the request's
 order::
 

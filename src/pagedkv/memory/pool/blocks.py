@@ -29,7 +29,7 @@ CACHE_LINE_NBYTES: Final = 64
 # Columns of a record. Those that a decode step reads are adjacent, and so are those read while a prompt's chain is
 # walked, so that they share a cache line in most records. tables/owners.py lists which module writes each.
 BUCKET_NEXT: Final = 0  # next named block in the same bucket
-HOLD_STEP: Final = 1  # last step whose plan contains it, or that may still read or write it
+HOLD_STEP: Final = 1  # last step with it in its plan, or that may still read or write it
 RELEASED: Final = HOLD_STEP  # for a free leased block, which no step holds: the number of its release
 NEXT: Final = 2  # neighbours in the free queue or in a deferred list; 0 is the free queue's sentinel
 PREVIOUS: Final = 3
@@ -76,7 +76,7 @@ CLOCK_US: Final = 11  # the caller's clock as last set, in microseconds
 HAS_CLOCK: Final = 12  # 1 once the clock was set
 NUM_LEASED: Final = 13  # free blocks with a lease
 NUM_RELEASED: Final = 14  # releases of leased blocks so far; RELEASED stores its values
-IN_SETS: Final = 15  # groups of the pool whose blocks hit only together with those of other groups; never changes
+IN_SETS: Final = 15  # groups of the pool with blocks that hit only together with those of other groups; never changes
 NUM_COUNTS: Final = 16
 
 NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
@@ -150,7 +150,7 @@ class PoolArrays(NamedTuple):
 
 
 def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
-    """Make an int32 array of zeros whose rows begin at cache lines if a row is as long as a cache line."""
+    """Make an int32 array of zeros; its rows begin at cache lines if a row is as long as a cache line."""
     spare = CACHE_LINE_NBYTES // 4
     flat = np.zeros(num_rows * num_columns + spare, np.int32)
     start = -flat.ctypes.data % CACHE_LINE_NBYTES // 4

@@ -87,7 +87,7 @@ def date_oldest(pool: PoolArrays, block: int, epoch: int) -> None:
 
 @inlined
 def date(pool: PoolArrays, block: int, oldest: int, epoch: int) -> None:
-    """Record that weights of ``epoch`` compute into a block, whose chain is as old as ``oldest``."""
+    """Record that weights of ``epoch`` compute into a block with a chain as old as ``oldest``."""
     pool.epochs[block, OLDEST] = oldest
     newest = pool.epochs[block, NEWEST]
     if newest < epoch or newest == UNDATED:

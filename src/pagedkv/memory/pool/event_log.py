@@ -49,7 +49,7 @@ def log_event(pool: PoolArrays, kind: int, block: int) -> None:
 
 @inlined
 def tell_parent(pool: PoolArrays, digest: Uint32Array) -> None:
-    """Set the parent's digest in the latest event, for a parent whose block may be gone."""
+    """Set the parent's digest in the latest event, for a parent that may not be cached any more."""
     event = (pool.counts[NUM_EVENTS] - 1) % len(pool.event_log)
     for word in range(DIGEST_WORDS):
         pool.event_log[event, 3 + DIGEST_WORDS + word] = digest[word]

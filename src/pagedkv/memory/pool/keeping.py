@@ -1,8 +1,8 @@
 """Writes of one column of a block's record: why the block stays cached, or a hint for walks of its chain.
 
-In groups whose chains are walked the column is ``AHEAD``, a block further down the chain for prefetching; their blocks
-stay cached without a reason. In window groups, which are not walked, it is ``KEPT``, the reasons for which a block is
-kept: bits that :mod:`pagedkv.memory.tables.retaining` defines. ``SPARE`` marks a spare block in both.
+In groups with chains that are walked the column is ``AHEAD``, a block further down the chain for prefetching; their
+blocks stay cached without a reason. In window groups, which are not walked, it is ``KEPT``, the reasons for which a
+block is kept: bits that :mod:`pagedkv.memory.tables.retaining` defines. ``SPARE`` marks a spare block in both.
 """
 
 from pagedkv.memory.compilation.compiled import inlined

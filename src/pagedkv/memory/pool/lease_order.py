@@ -7,7 +7,7 @@ of a lease are handled elsewhere.
 A free leased block is in two orders (:mod:`pagedkv.memory.pool.treap`): by end, to find the leases that end first and
 last, and below its parent, to find the leased blocks that share a prefix. Usually a parent's lease ends no earlier than
 those of its children, or the parent has none. This does not hold at all times, as a parent's lease may be newer, or a
-window may have moved on. A child whose lease ends after its parent's is unsettled, and is in a list instead of below
+window may have moved on. A child with a later end than its parent is unsettled, and is in a list instead of below
 its parent until :func:`settle_all`::
 
     lease_links    of a block below its parent: before, after      of an unsettled one: previous, next
@@ -160,7 +160,7 @@ def _outlasts_parent(pool: PoolArrays, block: int) -> bool:
 
 @compiled
 def add(pool: PoolArrays, block: int) -> None:
-    """Put a newly freed leased block, whose release is numbered, into both orders. O(log leased blocks)."""
+    """Put a newly freed leased block with a numbered release into both orders. O(log leased blocks)."""
     insert(pool, BY_END, block)
     move_below(pool, block)
 
@@ -210,7 +210,7 @@ def change_end(pool: PoolArrays, block: int, until: float) -> None:
 
 @compiled
 def unsettle_children(pool: PoolArrays, parent: int) -> None:
-    """Move the children whose leases end later than that of a newly leased block to the unsettled ones."""
+    """Move the children with a later end than a newly leased block to the unsettled ones."""
     child = last_child(pool, parent)
     while child != NULL_BLOCK and pool.leases[child] > pool.leases[parent]:
         remove(pool, BY_PARENT, child)

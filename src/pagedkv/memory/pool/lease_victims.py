@@ -75,7 +75,7 @@ def _take_largest(pool: PoolArrays, scope: int) -> int:
 
 @compiled
 def _take_class(pool: PoolArrays, chain: int, until: float, scope: int) -> tuple[int, bool]:
-    """Take the evictable blocks whose leases end at ``until`` out of the order, and put them in front of a chain.
+    """Take the evictable blocks with a lease until ``until`` out of the order, and put them in front of a chain.
 
     Returns the new chain, linked by ``NEXT``, and whether any of its new blocks has no leased child.
     """
@@ -124,7 +124,7 @@ def _leave_to_others(pool: PoolArrays, chain: int) -> None:
 
 @compiled
 def _end_first(pool: PoolArrays, until: float, scope: int) -> None:
-    """End the lease of one evictable block: of those whose leases end at ``until``, the one that was released first."""
+    """End the lease of one evictable block: of those with a lease until ``until``, the one that was released first."""
     oldest = NULL_BLOCK
     for tenant in range(num_tenants(pool)):
         if tenant_may_give(pool, tenant, scope):

@@ -1,9 +1,9 @@
 """Links between free blocks. Only this module writes the columns ``NEXT`` and ``PREVIOUS``.
 
-A free or deferred block is in one circular list, whose sentinel is a record of its own. A free leased block is instead
-in one tree (:mod:`~pagedkv.memory.pool.treap`), which uses the same two columns for a node's two subtrees. Blocks that
-are being moved from one to the other form a *chain*: each links to the next, and the last to the null block. The lists
-and their meaning are defined in :mod:`~pagedkv.memory.pool.free_queue`.
+A free or deferred block is in one circular list; the list's sentinel is a record of its own. A free leased block is
+instead in one tree (:mod:`~pagedkv.memory.pool.treap`), which uses the same two columns for a node's two subtrees.
+Blocks that are being moved from one to the other form a *chain*: each links to the next, and the last to the null
+block. The lists and their meaning are defined in :mod:`~pagedkv.memory.pool.free_queue`.
 """
 
 import numpy as np

@@ -151,7 +151,7 @@ def compress_portable(state: Words, message: Bytes, offset: int) -> None:
 
 
 # The hardware compression, by LLVM's names for the SHA instructions of x86 (Intel, "Intel SHA Extensions",
-# 2013). They hold the working variables in two vectors, abef and cdgh, whose lanes run from the last letter
+# 2013). They hold the working variables in two vectors, abef and cdgh, with lanes from the last letter
 # to the first; one sha256rnds2 does two rounds and gives the new abef, and the old abef is the new cdgh.
 
 NUM_QUADS: Final = NUM_ROUNDS // 4  # rounds and words of the schedule are handled in fours: a vector of words

@@ -21,7 +21,7 @@ def drop_all_names(pool: PoolArrays, cause: int = RESET) -> int:
 
 @compiled
 def withdraw_since(pool: PoolArrays, step: int) -> int:
-    """Remove the names whose content was to be computed by ``step`` or a later one; return how many."""
+    """Remove the names of content that ``step`` or a later one was to compute; return how many."""
     num_dropped = 0
     for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME] and pool.records[block, PENDING_STEP] >= step:
@@ -32,7 +32,7 @@ def withdraw_since(pool: PoolArrays, step: int) -> int:
 
 @compiled
 def drop_stale(pool: PoolArrays, bound: int) -> int:
-    """Remove the names to whose content weights older than epoch ``bound`` contributed; return how many."""
+    """Remove the names of content with contributions of weights older than epoch ``bound``; return how many."""
     num_dropped = 0
     for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME] and pool.epochs[block, OLDEST] < bound:

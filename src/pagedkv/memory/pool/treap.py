@@ -57,7 +57,7 @@ class Links(NamedTuple):
 
     Args:
         rows: int32 ``[any, any]``, a row for each block, and one for the root.
-        root: index of the row whose link leads to the root.
+        root: index of the row with the link to the root.
         column: the link to the subtree before; the link to the subtree after is the next column.
     """
 
@@ -185,7 +185,7 @@ def is_heap_at(pool: PoolArrays, order: int, block: int) -> bool:
 
 @compiled
 def first_from(pool: PoolArrays, tenant: int, end: float) -> int:
-    """Return the first of a tenant's blocks whose lease ends at ``end`` or later; the null block if there is none."""
+    """Return the first of a tenant's blocks with a lease until ``end`` or later; the null block if there is none."""
     rows, row, column = links_of(pool, BY_END)
     first, node = NULL_BLOCK, int(rows[row, column])
     while node != NULL_BLOCK:
@@ -200,7 +200,7 @@ def first_from(pool: PoolArrays, tenant: int, end: float) -> int:
 
 @compiled
 def last_of_tenant(pool: PoolArrays, tenant: int) -> int:
-    """Return the tenant's block whose lease ends last; the null block if there is none."""
+    """Return the tenant's block with the last end; the null block if there is none."""
     rows, row, column = links_of(pool, BY_END)
     last, node = NULL_BLOCK, int(rows[row, column])
     while node != NULL_BLOCK:
@@ -215,7 +215,7 @@ def last_of_tenant(pool: PoolArrays, tenant: int) -> int:
 
 @compiled
 def last_child(pool: PoolArrays, parent: int) -> int:
-    """Return the child of a block whose lease ends last; the null block if there is none."""
+    """Return the child with the last end; the null block if there is none."""
     records = pool.records
     rows, row, column = links_of(pool, BY_PARENT)
     last, node, life = NULL_BLOCK, int(rows[row, column]), records[parent, LIFE]

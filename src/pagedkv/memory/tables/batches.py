@@ -19,7 +19,7 @@ def let_row_pay(pool: PoolArrays, rows: Int32Array, row: int) -> None:
 
 @compiled
 def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int) -> int:
-    """Find the first place in a batch whose row is out of range, vacant, repeated, or of another status; or -1.
+    """Find the first place in a batch with a row that is out of range, vacant, repeated, or of another status; or -1.
 
     ``mark`` is a number that no batch has used before.
     """

@@ -93,7 +93,7 @@ def find_samplers(
     samplers: Int32Array,
     limits: Int32Array,
 ) -> None:
-    """Find the rows of a step whose first unknown token it samples; record the step and the end of its range for each.
+    """Find the rows of which a step samples the first unknown token; record the step and the end of its range for each.
 
     If the range begins after that token, an earlier step, which may be over, samples it, and the range's start is
     recorded as the end. Call this for the oldest step first: later calls keep recorded rows. Rows without unknown
@@ -134,7 +134,7 @@ def is_unfilled(rows: Int32Array, num_known: Int32Array, row: int) -> bool:
 
 @compiled
 def first_unfilled(rows: Int32Array, num_known: Int32Array, batch: Int32Array) -> int:
-    """Find the first place in a batch whose row has unknown tokens, or -1."""
+    """Find the first place in a batch with a row that has unknown tokens, or -1."""
     for place in range(len(batch)):
         if is_unfilled(rows, num_known, batch[place]):
             return place
@@ -170,7 +170,7 @@ def first_unfit_fill(
     mark: int,
     least_limit: int,
 ) -> int:
-    """Find the first place in a batch whose row cannot take its number of tokens, or -1.
+    """Find the first place in a batch with a row that cannot take its number of tokens, or -1.
 
     A row takes at least one token, and at most those that its step has sampled: one more than the drafts there, and the
     row must have a slot for it. With any other number it would be unclear which of the drafts a step accepts. The row

@@ -45,7 +45,7 @@ __all__ = ["copy_block", "count_copies", "count_growth", "first_unfit_growth", "
 
 @inlined
 def slots_to_reserve(group: GroupArrays, num_lookahead: int) -> int:
-    """Return the slots that a group reserves beyond a row's tokens; none for a state, whose block serves all tokens."""
+    """Return the slots that a group reserves beyond a row's tokens; none for a state: its block serves all tokens."""
     return 0 if group.parameters[KIND] == RECURRENT else num_lookahead
 
 
@@ -264,7 +264,7 @@ def first_unfit_growth(
     mark: int,
     starts: Int32Array,
 ) -> int:
-    """Find the first place in a batch whose row cannot grow, or -1.
+    """Find the first place in a batch with a row that cannot grow, or -1.
 
     Such a row is not running (see :func:`~pagedkv.memory.tables.batches.first_unfit_row`), would exceed
     ``most_tokens``, or gets fewer tokens than drafts.

@@ -34,7 +34,7 @@ def write_slots(
 ) -> int:
     """Write the slots of positions ``[starts[i], ends[i])`` of each ``batch[i]``, one after the other.
 
-    Returns -1, or the first place whose row has changed since the last plan: it serves another sequence
+    Returns -1, or the first place with a row that has changed since the last plan: it serves another sequence
     (``current[i]``) than ``serials[i]``, or its entries of these positions have changed.
     """
     at = group.parameters[AT]

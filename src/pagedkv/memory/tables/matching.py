@@ -2,8 +2,8 @@
 
 Nothing here changes any state. In a group that keeps its whole prefix, each block stores its latest successor, so a
 long hit costs one comparison of tokens a block and no hashing; a digest is computed and looked up only where chains
-branch. In a group whose prefix may be partly gone (windows, chunks, recurrent states), the blocks that a hit needs are
-looked up by digest, from the right end.
+branch. In a group that may have lost parts of a prefix (windows, chunks, recurrent states), the blocks that a hit needs
+are looked up by digest, from the right end.
 """
 
 from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
@@ -152,7 +152,7 @@ def _find_child(
 
 @compiled
 def first_other_block(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, tokens: Int32Array) -> int:
-    """Find the first logical block whose tokens differ from a prompt's, or -1; no block may be null."""
+    """Find the first logical block with other tokens than a prompt, or -1; no block may be null."""
     block_size = group.parameters[BLOCK_SIZE]
     for index in range(len(blocks)):
         if index + LOOKAHEAD < len(blocks):

@@ -29,7 +29,7 @@ def merge_duplicates(
     republishing: Int32Array,
     num_before: int,
 ) -> int:
-    """Merge every duplicate whose content and whose carrier's content are settled.
+    """Merge every duplicate if its content and its carrier's content are settled.
 
     Blocks that turned out, when they were planned, to be computed by different weights are no duplicates.
 

@@ -85,7 +85,7 @@ def begins_behind(
     extra_keys: ExtraKeyArrays,
     extra: int,
 ) -> tuple[int, int]:
-    """Find the best source that follows the digest ``parent``, in a group whose prefix may be gone.
+    """Find the best source that follows the digest ``parent``, in a group that may have lost the prefix.
 
     The candidates are ``block``, which another group has, and the children of ``above`` in this group; both may be
     null. Their digests are computed again: their own prefix may be gone, so that they may follow any other content.

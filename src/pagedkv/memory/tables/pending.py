@@ -120,7 +120,7 @@ def dependency_start(group: GroupArrays, rows: Int32Array, row: int) -> int:
 def collect_pending_writers(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, out: Int32Array
 ) -> int:
-    """Write the places of a batch whose rows will copy, at their next write, a block that the open step computes."""
+    """Write the places in a batch of rows that will copy, at their next write, a block that the open step computes."""
     num_writers = 0
     for place in range(len(batch)):
         row = batch[place]

@@ -1,8 +1,8 @@
 """Publishing: full blocks get their names, and duplicates are found.
 
 This module decides which of two blocks with equal content has the name. A hit in a group that keeps its whole prefix is
-verified by links from parent to child. Groups whose prefix may be partly gone are verified by the digest chain, which
-pagedkv then computes itself.
+verified by links from parent to child. Groups that may have lost parts of a prefix are verified by the digest chain,
+which pagedkv then computes itself.
 """
 
 from typing import Final
@@ -150,7 +150,7 @@ def publish_new_blocks(
 ) -> int:
     """Publish all digested blocks of a batch of rows that were not published yet; return the number of duplicates.
 
-    A duplicate is a block in use whose content another block has the name of.
+    A duplicate is a block in use with content for which another block is named.
 
     Args:
         duplicates: int32 ``[count_unpublished(...), NUM_DUPLICATE_FIELDS]``.

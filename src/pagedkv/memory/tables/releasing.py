@@ -27,7 +27,7 @@ __all__ = ["NO_OUTPUTS", "count_leaving", "release_rows"]
 
 UNKNOWN: Final = -1
 NO_OUTPUTS: Final = np.zeros(0, np.int32)
-"""The argument for rows whose numbers of generated tokens are all unknown."""
+"""The argument if the numbers of generated tokens are unknown for all rows."""
 
 
 @compiled

@@ -60,7 +60,7 @@ NUM_COMMON: Final = 8
 # Columns of each group, relative to its ``at``.
 NUM_BLOCKS: Final = 0  # entries of the table in use, null blocks included
 FIRST_BLOCK: Final = 1  # entries below it are null, except for sinks
-NUM_DIGESTED: Final = 2  # leading full blocks whose digest is known
+NUM_DIGESTED: Final = 2  # leading full blocks with a known digest
 NUM_PUBLISHED: Final = 3  # leading full blocks that were offered to the prefix index
 TAIL: Final = 4  # the named block with the last published content, and its life at that time
 PLANNED_HERE: Final = 4  # in place of the tail, in a group outside prefix caching where other groups have it

@@ -2,7 +2,7 @@
 
 A block that several of the moved rows share is moved once, and shared again on the other side. Content that is already
 on the other side (its *twin*: a full block of the same chain, named there) is shared instead of moved. Source and
-destination of a move are held for the open step, whose plan carries it out.
+destination of a move are held for the open step, in which the move is carried out.
 
 First, :func:`survey` counts what a move needs. Then :func:`claim_twins` takes references to the twins of all groups,
 before :func:`move_rows` allocates blocks, which might evict a twin.
@@ -131,7 +131,7 @@ def find_twin(
 
 @compiled
 def num_findable(group: GroupArrays, rows: Int32Array, row: int) -> int:
-    """Count a row's leading full blocks that have digests and whose content is computed or planned."""
+    """Count a row's leading full blocks that have digests and are computed or planned."""
     if rows[row, FROZEN]:
         return 0
     num_computed = rows[row, NUM_PLANNED] // group.parameters[BLOCK_SIZE]
@@ -156,7 +156,7 @@ def move_rows(
     moved_to: Int32Array,
     moves: Int32Array,
 ) -> int:
-    """Move the blocks of a batch of rows that were surveyed and whose twins are claimed.
+    """Move the blocks of a batch of rows, after a survey of them and after their twins were claimed.
 
     Args:
         moved_to: int32 ``[source blocks]``, as :func:`survey` left it; becomes the new block of each block.

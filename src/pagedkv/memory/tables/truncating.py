@@ -69,7 +69,7 @@ HIT_UNCOMPUTED: Final = 4
 def first_unfit_length(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, lengths: Int64Array
 ) -> int:
-    """Find the first place in a batch whose row cannot be rolled back to its length, or -1."""
+    """Find the first place in a batch with a row that cannot be rolled back to its length, or -1."""
     for place in range(len(batch)):
         row = batch[place]
         length = lengths[place]
@@ -133,7 +133,7 @@ def shrink(
     The rows' numbers of tokens stay: :func:`accept` sets them after every group has shrunk.
 
     Args:
-        rewound: int32 ``[rows]``; receives the rows whose last digested block is another one now.
+        rewound: int32 ``[rows]``; receives the rows with another last digested block now.
 
     Returns how many rows were rewound, and whether a full block waits for its digest.
     """

@@ -34,7 +34,7 @@ PROMPT = tuple(range(1, 20))
 def rehearse(eviction: str, features: str = FEATURES) -> None:
     """Do all operations of a space on spaces with this policy, with read-only and with writable token ids.
 
-    ``features``: ``FEATURES``, or ``NO_FEATURES`` for spaces whose pools store only names.
+    ``features``: ``FEATURES``, or ``NO_FEATURES`` for spaces with pools that store only names.
     """
     build = _Build(eviction, features == FEATURES)
     for of in (lambda space: space, _taking_arrays):
@@ -52,7 +52,7 @@ def rehearse(eviction: str, features: str = FEATURES) -> None:
 
 
 class _TakingArrays:
-    """A space whose methods get arrays in place of the tuples in this module.
+    """A space that passes arrays to its methods in place of the tuples in this module.
 
     Token ids from a tuple or a list are read-only, those of an array are writable: two types for a compiler.
     """
@@ -350,7 +350,7 @@ def _go_on_from_a_state(space: BlockSpace) -> None:
 
 
 def _replay(space: BlockSpace) -> None:
-    """Compute lost windows again; use media keys; write to rows whose blocks others still have to compute."""
+    """Compute lost windows again; use media keys; write to rows with blocks that others still have to compute."""
     space.free([_admitted(space)])
     for start in range(100, 2_100, 100):
         space.free([_admitted(space, tuple(range(start, start + 19)))])

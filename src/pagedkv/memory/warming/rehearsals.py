@@ -1,4 +1,4 @@
-"""Rehearsals: modules whose function ``rehearse`` does all operations of a part of the library once.
+"""Rehearsals: modules with a function ``rehearse`` that does all operations of a part of the library once.
 
 They are given by name and not imported: the one of attention needs torch, and all run in a separate process.
 """

@@ -14,7 +14,7 @@ __all__ = ["is_stamped", "stamp"]
 
 
 def is_stamped(rehearsal: Rehearsal) -> bool:
-    """Whether all loops of a rehearsal were compiled for a processor whose code this one can run."""
+    """Whether all loops of a rehearsal were compiled for this processor, or for one with code that it can run."""
     names = [_name(rehearsal, processor) for processor in runnable(own_processor())]
     return any(name and folder.read(name) for name in names for folder in folders_to_read(PACKAGE_FOLDER))
 

@@ -54,7 +54,7 @@ def warm_up(
     """Compile all loops of spaces with these eviction policies, of curves and of engines, unless they are on disk.
 
     The entries on disk serve every process of this machine, and every machine with the same versions, sources and
-    processor that can read the folder; with a target, every machine whose processor is of that class.
+    processor that can read the folder; with a target, every machine with a processor of that class.
 
     Args:
         evictions: names of policies (:class:`~pagedkv.SpaceConfig`); all other settings share machine code.

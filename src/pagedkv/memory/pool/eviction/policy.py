@@ -76,9 +76,9 @@ class EvictionPolicy:
 
     Args:
         name: as in ``SpaceConfig.eviction``.
-        arrays: the class of the arrays of its pools: a subclass of ``FeaturedArrays`` whose ``policy`` contains its
-            functions. ``FeaturedArrays`` itself is LRU.
-        new_state: makes the state of an empty pool, given the number of its blocks, whose ids begin with 1.
+        arrays: the class of the arrays of its pools: a subclass of ``FeaturedArrays`` with its functions in
+            ``policy``. ``FeaturedArrays`` itself is LRU.
+        new_state: makes the state of an empty pool, given the number of its blocks; their ids begin with 1.
         check: checks its invariants.
     """
 

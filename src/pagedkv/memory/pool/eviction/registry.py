@@ -27,7 +27,7 @@ DEFAULT: Final[EvictionPolicy] = POLICIES[DEFAULT_EVICTION]
 
 
 def policy_named(name: str) -> EvictionPolicy:
-    """Find a policy. Raises ConfigurationError, whose message lists all names. O(1)."""
+    """Find a policy. Raises ConfigurationError with a list of all names. O(1)."""
     if not isinstance(name, str) or name not in POLICIES:
         raise ConfigurationError(f"eviction policy must be one of {tuple(POLICIES)}, got {name!r}")
     return POLICIES[name]

@@ -1,8 +1,8 @@
 """Evicted blocks: a table of fragments of digests, each with the run of its block.
 
 Only two loops access the table. A matching fragment is probably the same content: it affects the value of a block, and
-is never evidence for a hit. A digest leads to a row of eight ghosts, one cache line. A new ghost overwrites one whose
-run was removed, else the one whose run is the oldest.
+is never evidence for a hit. A digest leads to a row of eight ghosts, one cache line. A new ghost overwrites one of a
+removed run, else the one of the oldest run.
 """
 
 from typing import Final

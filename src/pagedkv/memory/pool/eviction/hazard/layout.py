@@ -7,7 +7,7 @@ Bytes a block of a pool of C blocks, beside those of the pool::
 
 A *run* is a stretch of one sequence's blocks that were released together, are in one class, and were not requested
 since. Runs have serial numbers, stored in 31 bits, by which a record of a run can be recognised as removed. A block
-whose run was *requested* stores the number negated, since the run still determines its class.
+that was *requested* since stores the number negated, as the run still determines its class.
 """
 
 from typing import Final
@@ -69,10 +69,10 @@ SWEPT_REQUESTS: Final = 14  # requests between the previous sweep and this one
 LAST_SWEEP: Final = 15  # number of the request that began it
 FIRST_BIN: Final = 16  # the bin to be passed next
 WORK: Final = 17  # steps over runs and classes since the pool was built, which are not proportional to blocks
-ASKED_RUN: Final = 18  # the run whose blocks were requested last,
+ASKED_RUN: Final = 18  # the run of the blocks that were requested last,
 ASKED_AT: Final = 19  # the time of that,
 NUM_ASKED: Final = 20  # and the number of these blocks that are not counted yet
-FETCHED: Final = 21  # the block whose ghosts were prefetched last, an ancestor of the next victim or any block
+FETCHED: Final = 21  # the block for which ghosts were prefetched last, an ancestor of the next victim or any block
 NUM_REUSED: Final = 22  # those of NUM_ASKED that were hit
 HORIZON: Final = 23  # serial of the oldest run of which LRU would have a block,
 SUM_WITHIN: Final = 24  # alive blocks of it and of later runs,
@@ -142,7 +142,7 @@ MIDDLE: Final = RATE
 
 # After the plain counts: one number for each node, and, for each bin, the serial up to which the ring was passed.
 PARENTS: Final = NUM_PLAIN_COUNTS
-CURVES: Final = PARENTS + NUM_NODES  # the node whose curve a node uses: itself, or its nearest ancestor with data
+CURVES: Final = PARENTS + NUM_NODES  # the node that has a node's curve: itself, or its nearest ancestor with data
 PASSED: Final = CURVES + NUM_NODES
 NUM_BINS: Final = NUM_SECOND_BINS + NUM_REF_BINS
 ENDS: Final = PASSED + NUM_BINS  # the age, in ticks or in blocks, at which a run leaves each bin
@@ -167,7 +167,7 @@ MIDDLE_REFERENCES: Final = 200.0
 
 
 def num_remembered(num_blocks: int) -> int:
-    """Return the number of blocks and ghosts whose runs a pool of ``num_blocks`` keeps."""
+    """Return the number of blocks and ghosts of which a pool of ``num_blocks`` keeps the runs."""
     return max(GHOSTS_PER_BLOCK * num_blocks, FEWEST_REMEMBERED)
 
 

@@ -42,7 +42,7 @@ __all__ = ["OF_LRU", "draw", "value_of"]
 
 MOST_OF_ONE_RUN: Final = 64
 OF_LRU: Final = -1  # in place of a run: the first block in the order of release is evicted
-WORTHLESS: Final = -1e30  # of a leaf whose run was removed
+WORTHLESS: Final = -1e30  # of a leaf of a removed run
 WORD: Final = 2**32 - 1
 
 
