@@ -153,9 +153,8 @@ class UnknownTokens:
     Args:
         counts: int32 ``[ranges]``, trailing unknown tokens of the row, up to the end of the range; 0 if all are
             known. Some of them may lie before the start of the range.
-        steps_back: int32 ``[ranges]``, the number of steps since the first of them is sampled, so that it is sampled in
-            step ``step_id - steps_back``; 0 if this step samples it (a draft). If it was sampled in a step that is
-            over, the value may name any such step.
+        steps_back: int32 ``[ranges]``; step ``step_id - steps_back`` samples the first of them; 0 if this step does (a
+            draft). If that step is over, the value may name any other step that is over.
     """
 
     counts: Int32Array

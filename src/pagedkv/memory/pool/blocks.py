@@ -29,7 +29,7 @@ CACHE_LINE_NBYTES: Final = 64
 # Columns of a record. Those that a decode step reads are adjacent, and so are those read while a prompt's chain is
 # walked, so that they share a cache line in most records. tables/owners.py lists which module writes each.
 BUCKET_NEXT: Final = 0  # next named block in the same bucket
-HOLD_STEP: Final = 1  # last step with it in its plan, or that may still read or write it
+HOLD_STEP: Final = 1  # last step that has it in its plan, or that may still read or write it
 RELEASED: Final = HOLD_STEP  # for a free leased block, which no step holds: the number of its release
 NEXT: Final = 2  # neighbours in the free queue or in a deferred list; 0 is the free queue's sentinel
 PREVIOUS: Final = 3

@@ -27,7 +27,7 @@ def first_needed_token(kind: int, span: int, query: int) -> int:
 def first_block_of_hit(kind: int, span: int, length: int, block_size: int, ends_hits: int) -> int:
     """Return the first logical block (sinks aside) that a prefix hit of ``length`` tokens needs.
 
-    In a group that ``ends_hits`` it is the last block at the latest: at the start of a chunk nothing before it is read,
+    In a group that ``ends_hits`` it is never after the last block: at the start of a chunk nothing before it is read,
     but some group must prove that these tokens were ever computed.
     """
     needed = first_needed_token(kind, span, length) // block_size

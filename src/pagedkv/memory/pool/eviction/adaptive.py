@@ -10,9 +10,9 @@ It is a segmented LRU (Karedla, Love and Wherry, "Caching Strategies to Improve 
 becomes protected. When there are more protected blocks than the target, the least recently used of them go to the back
 of the cold list. A *ghost table* stores the digests of evicted blocks. Content that is computed again soon after its
 eviction (within as many allocations as there are blocks) is protected from the start, and changes the target if this
-happens within a quarter of them. If it had never been hit before its eviction, blocks stay too short in the cold list,
-and the target falls; if it had been hit, the target rises. The change is inversely proportional to the rate at which
-blocks of that kind are evicted, so the target settles where one more block has the same value in either list.
+happens within a quarter of them. If it had never been hit before its eviction, blocks stay too briefly in the cold
+list, and the target falls; if it had been hit, the target rises. The change is inversely proportional to the rate at
+which blocks of that kind are evicted, so the target settles where one more block has the same value in either list.
 docs/decisions/0008-eviction.md describes the alternatives and measurements.
 
 The policy is *prefix-closed*: a hit on a block is a hit on all blocks before it; new content is protected only under a

@@ -52,7 +52,7 @@ __all__ = ["count_against_lru", "judge_doubtful", "lies_within", "move_horizon",
 MOST_MOVED: Final = 64  # runs that the horizon passes at once
 REFS_A_BLOCK: Final = 400  # a quarter of a percent of the blocks served may be lost,
 BLOCKS_A_BLOCK: Final = 32  # and this part of the pool
-BLOCKS_A_DOUBT: Final = 512  # departures assumed to have returned at first, as a part of the pool
+BLOCKS_A_DOUBT: Final = 512  # departures assumed at first to have come back, as a part of the pool
 
 
 @inlined
