@@ -22,7 +22,7 @@ from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 
 __all__ = ["PIECE", "prefetch", "same_piece"]
 
-CodeContext: TypeAlias = Any  # Numba's, whose methods are not annotated
+CodeContext: TypeAlias = Any  # Numba's class; its methods are not annotated
 
 PIECE: Final = 16
 """Integers that :func:`same_piece` compares: the usual number of tokens of a block, and one cache line."""

@@ -45,7 +45,7 @@ __all__ = [
 Words: TypeAlias = npt.NDArray[np.uint32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Compress: TypeAlias = Callable[[Words, Bytes, int], None]
-CodeContext: TypeAlias = Any  # Numba's, whose methods are not annotated
+CodeContext: TypeAlias = Any  # Numba's class; its methods are not annotated
 
 STATE_WORDS: Final = 8
 CHUNK_NBYTES: Final = 64  # FIPS 180-4 calls this a block, which means KV memory here

@@ -20,7 +20,7 @@ from pagedkv.memory.compilation.targets import own_processor
 
 __all__ = ["FEATURES", "PRESENCE", "SHA", "Known", "has_sha_instructions"]
 
-CodeContext: TypeAlias = Any  # Numba's, whose methods are not annotated
+CodeContext: TypeAlias = Any  # Numba's class; its methods are not annotated
 
 NAME: Final = "pagedkv_has_sha_instructions"
 BYTE: Final = ir.IntType(8)

@@ -39,7 +39,7 @@ SHARED: Final = 1  # tokens that a fork began with
 RETURNED: Final = 2  # tokens that were swapped in
 RETURNED_IN: Final = 3  # the step that swaps them in
 IN_FLIGHT: Final = 4  # tokens that steps in flight compute for the row
-REACHED: Final = 5  # leading tokens that were there for the request before, in this life or an earlier one
+REACHED: Final = 5  # leading tokens that the request had computed or hit, in this life or an earlier one
 FOUND_WHOLE: Final = 6  # of the tokens that hit, those in whole blocks
 NUM_WAITING: Final = 7
 
