@@ -1,4 +1,4 @@
-"""Machine code: how loops are compiled, and kept on disk by the contents of their sources.
+"""Machine code: the compilation of loops, and its cache on disk, keyed by the contents of the loops' sources.
 
-``compiled`` has the decorators that every loop of the project wears; the rest is theirs.
+``compiled`` has the decorators of all loops of the project; the other modules serve it.
 """

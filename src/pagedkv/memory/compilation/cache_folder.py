@@ -1,8 +1,8 @@
-"""Where machine code is kept between processes: the first folder that can be written, and the entries in it.
+"""The folder of machine code that is kept between processes: the first one that can be written, and its entries.
 
-An entry is a file that is there whole or not at all, and that knows when it is damaged; so any number of processes
-may read and write at once. Whatever goes wrong with a folder costs time and nothing else: an entry that cannot be read
-is compiled again, one that cannot be written is told of, once.
+An entry is a file that is written atomically and has a checksum, so any number of processes may read and write at once.
+Faults of a folder cost only time: an entry that cannot be read is compiled again, and one that cannot be written causes
+one warning.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ __all__ = ["SHIPPED", "CacheFolder", "find_cache_folder", "folders_to_read", "wa
 
 FOLDER_NAME: Final = "pagedkv-loops"
 SHIPPED: Final = "machine_code"
-"""A folder in the package, with entries that were installed with it."""
+"""A folder in the package, for entries that are installed with it."""
 SUFFIX: Final = ".nbc"
 CHECKSUM_NBYTES: Final = 32
 KEY_NBYTES: Final = 8
 MAX_NBYTES: Final = 128 << 20
-"""What a folder may hold. The loops of a replay take 5 MB: room for the sources of many branches."""
+"""Largest size of a folder. The loops of a replay take 5 MB: there is room for the sources of many branches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,19 @@ class CacheFolder:
     """A folder of entries.
 
     Args:
-        path: where it is, or will be when it is first written.
-        is_private: it lies where everybody may make folders, so it must be ours alone: who writes it makes us run it.
+        path: its path; it may not exist before the first write.
+        is_private: it is in a folder where all users may create folders, so that it must belong to this user alone:
+            entries are code that is executed.
     """
 
     path: Path
     is_private: bool = False
 
     def make(self) -> None:
-        """Make the folder unless it is there.
+        """Create the folder unless it exists.
 
         Raises:
-            OSError: it cannot be made, or what should be private belongs to, or is open to, other users.
+            OSError: it cannot be created, or is to be private and belongs to, or is open to, other users.
         """
         self.path.mkdir(mode=0o700 if self.is_private else 0o777, parents=True, exist_ok=True)
         if self.is_private and sys.platform != "win32":
@@ -59,9 +60,9 @@ class CacheFolder:
                 raise PermissionError("it is open to other users")
 
     def read(self, name: str) -> bytes | None:
-        """Give what was last written under a name; None if nothing was, or if it is damaged."""
+        """Return the content last written under a name; None if there is none, or if it is damaged."""
         try:
-            self.make()  # each time: long after the start, another user may have made the folder anew
+            self.make()  # every time: long after the start, another user may have created the folder anew
             content = self._file(name).read_bytes()
         except OSError:
             return None
@@ -69,7 +70,7 @@ class CacheFolder:
         return entry if checksum == hashlib.sha256(entry).digest() else None
 
     def write(self, name: str, entry: bytes) -> None:
-        """Write under a name, in one step; warn once if that fails. A process's first call makes room, if need be."""
+        """Write an entry atomically; warn once on failure. A process's first call also limits the folder's size."""
         partial = self.path / f"{name}.{uuid.uuid4().hex}.partial"
         try:
             self.make()
@@ -85,19 +86,19 @@ class CacheFolder:
 
     @staticmethod
     def named(name: str, digest: str, *key: object) -> str:
-        """Name an entry by what it is of, the digest of its sources, and what else it depends on."""
+        """Return the name of an entry, made of its subject, the digest of its sources, and the rest of its key."""
         return f"{name}-{digest}-{hashlib.sha256(repr(key).encode()).hexdigest()[: 2 * KEY_NBYTES]}"
 
     def remove(self, prefix: str) -> None:
-        """Remove every entry whose name begins so."""
+        """Remove every entry with a name that begins with a prefix."""
         for file in self.path.glob(f"{prefix}*"):
             file.unlink(missing_ok=True)
 
     def make_room(self, max_nbytes: int) -> None:
-        """Remove the entries that were not used for longest, until the others take no more than so many bytes."""
+        """Remove the least recently used entries, until the others take at most ``max_nbytes`` bytes."""
         files = []
         for file in self.path.iterdir():
-            with suppress(FileNotFoundError):  # another process makes room too
+            with suppress(FileNotFoundError):  # another process removes entries too
                 status = file.stat()
                 files.append((max(status.st_atime_ns, status.st_mtime_ns), status.st_size, file))
         total = sum(nbytes for _, nbytes, _ in files)
@@ -113,9 +114,9 @@ class CacheFolder:
 
 @cache
 def find_cache_folder(package_folder: Path) -> CacheFolder | None:
-    """Find and make the folder of this process; None, and one warning, if there is none that can be written.
+    """Find and create the folder of this process; None, and one warning, if none can be written.
 
-    In this order: ``NUMBA_CACHE_DIR`` if it is set, ``__pycache__`` of the package, the user's folder for caches, the
+    The order is: ``NUMBA_CACHE_DIR`` if it is set, ``__pycache__`` of the package, the user's folder for caches, the
     system's folder for temporary files.
     """
     refusals = []
@@ -136,11 +137,11 @@ def find_cache_folder(package_folder: Path) -> CacheFolder | None:
 
 @cache
 def folders_to_read(package_folder: Path) -> tuple[CacheFolder, ...]:
-    """Give the folders in which entries are looked for: the one that is written, then those that others have written.
+    """Return the folders in which entries are looked up: the one that is written, then those of the package.
 
-    Whoever may write into the package makes us run what is in it anyway. So an image that was warmed up by one user
-    serves all of them, and entries may be installed with the package. A chosen folder (``NUMBA_CACHE_DIR``) stands in
-    for that of the package.
+    Entries in the package are trusted, since a user who can write them can also change the package's code. So an image
+    that was warmed up by one user serves all users, and entries may be installed with the package. A folder chosen by
+    ``NUMBA_CACHE_DIR`` replaces the package's ``__pycache__``.
     """
     written = find_cache_folder(package_folder)
     is_chosen = bool(cast("Any", numba).config.CACHE_DIR)
@@ -151,7 +152,7 @@ def folders_to_read(package_folder: Path) -> tuple[CacheFolder, ...]:
 
 @cache
 def warn_once(message: str) -> None:
-    """Warn, the first time that this process is told so."""
+    """Issue a warning, unless this process has issued it before."""
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
@@ -166,7 +167,7 @@ def _candidates(package_folder: Path) -> Iterator[CacheFolder]:
         yield CacheFolder(Path(chosen).absolute() / FOLDER_NAME)
     yield CacheFolder(_beside(package_folder))
     of_user = Path(cast("Any", appdirs).user_cache_dir(FOLDER_NAME, appauthor=False))
-    if of_user.is_absolute():  # not "~/.cache", of a user without a home
+    if of_user.is_absolute():  # it is "~/.cache" for a user without a home
         yield CacheFolder(of_user)
     user = "" if sys.platform == "win32" else f"-{os.getuid()}"
     with suppress(FileNotFoundError):  # there is no folder for temporary files either

@@ -1,10 +1,9 @@
-"""A loop that stands for others: which one is meant is decided by the class of the first argument, when it is compiled.
+"""A loop that stands for several others: the class of its first argument selects one of them at compile time.
 
-The class (a named tuple's) names the loops that are bound to it in tables, dataclasses with a field for each moment,
-which are attributes of the class (``TABLES``). So machine code holds the loop that is meant, and none of the others;
-interpreted, the same is decided at each call. What calls a moment imports nothing of what is bound to it: machine code
-is kept under the sources of all loops that are bound to the classes of its arguments as well
-(:mod:`~pagedkv.memory.compilation.loop_cache`).
+The class (a named tuple's) has attributes (``TABLES``) that bind loops: dataclasses with a field for each moment. So
+machine code contains the selected loop and none of the others; interpreted code selects it at each call. A caller of a
+moment does not import the loops bound to it. Therefore the key of its machine code also covers the sources of all loops
+that are bound to the classes of its arguments (:mod:`~pagedkv.memory.compilation.loop_cache`).
 """
 
 import inspect
@@ -23,17 +22,17 @@ __all__ = ["MOMENTS", "POLICY", "TABLES", "chosen_by", "sources_of_bound"]
 MOMENTS: Final = "moments"
 POLICY: Final = "policy"
 TABLES: Final = (MOMENTS, POLICY)
-"""The attributes of a class that bind loops: what acts beside the core, and what decides about eviction in that."""
+"""The attributes of a class that bind loops: those of features, and, called by these, those of the eviction policy."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Opaque: TypeAlias = Any
-"""What Numba hands over and takes back: types of arguments, templates of calls."""
+"""Objects that Numba passes in and takes back: types of arguments, templates of calls."""
 
 
 def chosen_by(table: str, name: str, default: Callable[P, R]) -> Callable[P, R]:
-    """Make the loop that a class's table has under a name; for a class that has no such table, a default."""
+    """Make a loop that stands for the one that a class's table has as ``name``; the default for classes without it."""
     return _Choice(table, name, default)
 
 
@@ -42,17 +41,17 @@ def sources_of_bound(kind: type) -> Iterator[Path]:
     for table in TABLES:
         if (bound := getattr(kind, table, None)) is not None:
             for loop in (getattr(bound, each.name) for each in fields(bound)):
-                if not isinstance(loop, _Choice):  # that is of the other table
+                if not isinstance(loop, _Choice):  # it belongs to the other table
                     yield Path(inspect.getfile(getattr(loop, "py_func", loop)))
 
 
 class _Choice(Generic[P, R]):
-    """What stands for several loops. Numba asks it as it asks the dispatcher of one function.
+    """A stand-in for several loops, with the interface by which Numba uses the dispatcher of one function.
 
-    One table may bind what another one is to decide.
+    A table may bind a choice that the other table decides.
     """
 
-    is_compiling = False  # not by itself
+    is_compiling = False  # it never compiles itself
 
     def __init__(self, table: str, name: str, default: Callable[P, R]) -> None:
         self._table = table
@@ -68,11 +67,11 @@ class _Choice(Generic[P, R]):
         return self._type
 
     def get_call_template(self, args: Opaque, kws: Opaque) -> Opaque:
-        """Give what a call with arguments of these types is."""
+        """Return the template of a call with arguments of these types."""
         return self._meant(args).get_call_template(args, kws)
 
     def get_overload(self, args: Opaque) -> Opaque:
-        """Give what stands for the code of the loop that is meant, as :meth:`Loop.get_overload` does."""
+        """Return the code of the selected loop, as :meth:`Loop.get_overload` does."""
         return self._meant(args).get_overload(args)
 
     def _meant(self, args: Opaque) -> Loop:

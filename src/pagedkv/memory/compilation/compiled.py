@@ -1,4 +1,4 @@
-"""How hot loops are compiled: one decorator, so that every loop is compiled in the same way.
+"""The decorators of compiled loops, so that every loop is compiled in the same way.
 
 The loops are plain Python over NumPy arrays. With ``NUMBA_DISABLE_JIT=1`` they run interpreted, can be
 stepped through, and must give the same results (``make test`` and ``make test-plain``).
@@ -22,40 +22,40 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 REORDERED: Final = frozenset({"reassoc", "contract", "nsz", "arcp"})
-"""What changes a sum's last bits alone: without ``nnan`` and ``ninf``, since a NaN that is read must be seen."""
+"""Flags that change only a sum's last bits: without ``nnan`` and ``ninf``, since NaNs in the data must be detected."""
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a loop with Numba and keep the machine code on disk (``loop_cache.py``).
 
-    Without Numba's run-time for reference counts (``_nrt=False``): a loop that would allocate does not compile,
-    and arrays pass between loops without an atomic increment each, which otherwise took 90 of the 95 ns
-    that releasing a block cost. Scratch comes in as an argument.
+    The loop is compiled without Numba's run-time for reference counts (``_nrt=False``). A loop that would allocate
+    memory then does not compile, and arrays pass between loops without an atomic increment each, which otherwise took
+    90 of the 95 ns of releasing a block. Scratch memory is passed as an argument.
     """
     return _compile(function, forceinline=False)
 
 
 def compiled_aside(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a loop of many milliseconds that runs without Python's lock, beside others on other arrays."""
+    """Compile a loop of many milliseconds that runs without Python's lock, in parallel with others on other arrays."""
     return _compile(function, nogil=True)
 
 
 def compiled_sums(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a loop whose sums may be taken in any order, so that it uses vectors. It runs without Python's lock."""
+    """Compile a loop with sums that may be reordered, so that it is vectorised. It runs without Python's lock."""
     return _compile(function, fastmath=set(REORDERED), nogil=True)
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a piece of a loop into every loop that calls it.
+    """Compile a loop, inlined into every loop that calls it.
 
-    A call that is not inlined hands over each array as seven or more words, which halved the speed of a decode
+    A call that is not inlined passes each array as seven or more words, which halved the speed of a decode
     step (20 us instead of 10 for 1,024 rows).
     """
     return _compile(function, forceinline=True)
 
 
 def inlined_sums(function: Callable[P, R]) -> Callable[P, R]:
-    """Both: a piece of a loop whose sums may be taken in any order, compiled into every loop that calls it."""
+    """Compile a loop with sums that may be reordered, inlined into every loop that calls it."""
     return _compile(function, forceinline=True, fastmath=set(REORDERED), nogil=True)
 
 
@@ -63,22 +63,22 @@ def _compile(function: Callable[P, R], **given: object) -> Callable[P, R]:
     if not is_compiling_at_all():
         return RECORDED.noting(function) if is_recording() else function
     loop = Loop(function, {"nopython": True, "boundscheck": None, "error_model": "numpy", "_nrt": False, **given})
-    if function.__closure__ is None:  # it is no more than its source
+    if function.__closure__ is None:  # its source determines it
         loop._cache = LoopCache(function)  # noqa: SLF001  # what ``cache=True`` sets, to Numba's own
     return cast("Callable[P, R]", loop)
 
 
 def is_compiling_at_all() -> bool:
-    """Tell whether loops are compiled, and neither interpreted nor only noted."""
+    """Whether loops are compiled, rather than interpreted or recorded."""
     return not (is_recording() or cast("Any", numba).config.DISABLE_JIT)
 
 
 def specialize(loop: Callable[P, R], *examples: P.args, **_: P.kwargs) -> Callable[P, R]:
-    """Give the machine code of a loop for arguments of exactly these types.
+    """Return the machine code of a loop for arguments of exactly these types.
 
-    Numba's dispatcher looks at the type of every array of every call: 0.7 us for one tuple of eight arrays, of
-    which the machine code's own entry takes 0.06 us. For a decode step of a few rows that is most of the time.
-    The caller guarantees the types: the entry does not look.
+    Numba's dispatcher checks the type of every array at every call: 0.7 us for one tuple of eight arrays, where the
+    machine code's own entry takes 0.06 us. For a decode step of a few rows that is most of the time.
+    The caller guarantees the types: the entry does not check them.
     """
     if is_recording():
         RECORDED.note(cast("Any", loop).__wrapped__, examples)
@@ -88,7 +88,7 @@ def specialize(loop: Callable[P, R], *examples: P.args, **_: P.kwargs) -> Callab
 
 
 class _Examples:
-    """Arguments of a loop, equal to others of the same types: looking these up takes 5 us, asking Numba 300."""
+    """Arguments of a loop, equal to others of the same types: a look-up takes 5 us, where Numba takes 300."""
 
     __slots__ = ("kinds", "values")
 
@@ -104,7 +104,7 @@ class _Examples:
 
 
 def _kind_of(value: object) -> Hashable:
-    """Tell values apart that Numba may take for different types."""
+    """Return a key that is equal only for values to which Numba gives one type."""
     kind = cast("Hashable", type(value))
     if isinstance(value, tuple):
         kind = (kind, *map(_kind_of, value))
@@ -116,11 +116,11 @@ def _kind_of(value: object) -> Hashable:
 @cache
 def _entry_point(loop: Hashable, examples: _Examples) -> object:
     signature = tuple(map(cast("Any", numba).typeof, examples.values))
-    examples.values = ()  # kept as a key: it must not keep the arrays of a space
+    examples.values = ()  # the examples are kept as a key, and must not keep the arrays of a space alive
     return cast("Loop", loop).compile(signature)
 
 
 @inlined
 def unsigned(value: int) -> int:
-    """Make an index that is known not to be negative, so that it needs no check for counting from the end."""
+    """Mark an index as not negative, so that compiled code does not check whether it counts from the end."""
     return np.uintp(value)  # type: ignore[return-value]  # Numba compiles no cast

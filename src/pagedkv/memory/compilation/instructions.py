@@ -1,11 +1,11 @@
-"""Two things that a processor does well and Python has no word for: fetching ahead, and comparing 16 integers at once.
+"""Two processor instructions that Python lacks: prefetching, and comparing 16 integers at once.
 
-Fetching ahead is a hint without any effect that a program can see. A walk along blocks that lie anywhere in memory
-waits for each in turn, 0.15 us from main memory; told early enough where it will come by, the processor fetches many at
-once. Comparing is emitted as one comparison of vectors, since Numba has LLVM make vectors of loops only if these are
-longer than a block's 16 tokens.
+Prefetching is a hint without an effect on a program's results. A walk along blocks that are scattered in memory waits
+for each in turn, 0.15 us from main memory; with hints given early enough, the processor fetches many at once. The
+comparison is emitted as one comparison of vectors, since Numba lets LLVM vectorise only loops longer than a block's 16
+tokens.
 
-Interpreted, nothing is fetched, and NumPy compares.
+Interpreted code does not prefetch, and compares with NumPy.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 
 __all__ = ["PIECE", "prefetch", "same_piece"]
 
-CodeContext: TypeAlias = Any  # Numba's, whose methods are not annotated
+CodeContext: TypeAlias = Any  # Numba's class; its methods are not annotated
 
 PIECE: Final = 16
-"""Integers that :func:`same_piece` compares: the usual number of tokens a block, and one cache line."""
+"""Integers that :func:`same_piece` compares: the usual number of tokens of a block, and one cache line."""
 
 READ: Final = 0
-INTO_SECOND_CACHE: Final = 2  # few can be on their way to the first at once: 282 us instead of 169 for 8,192 blocks
+INTO_SECOND_CACHE: Final = 2  # the first accepts few fetches at once: 282 us instead of 169 for 8,192 blocks
 DATA: Final = 1
 INT32: Final = ir.IntType(32)
 PIECE_OF_INT32: Final = ir.VectorType(INT32, PIECE)
@@ -120,13 +120,13 @@ _fetch: Final = cast("Fetch", intrinsic(_typed_prefetch))
 _same_by_vectors: Final = cast("Compare", intrinsic(_typed_comparison))
 
 prefetch: Final[Fetch] = _fetch if is_jitted(_fetch_nothing) else _fetch_nothing
-"""Have ``array[row, column]`` fetched into the processor's caches, if it is not there.
+"""Prefetch ``array[row, column]`` into the processor's caches, if it is not there.
 
-``array`` is contiguous int32 or uint32 ``[rows, columns]``. Any place may be given that lies in it: nothing is read.
+``array`` is contiguous int32 or uint32 ``[rows, columns]``. Any element may be given, since nothing is read.
 """
 
 same_piece: Final[Compare] = _same_by_vectors if is_jitted(_fetch_nothing) else _same_by_numpy
-"""Tell whether ``table[row, column : column + PIECE]`` equals ``flat[start : start + PIECE]``.
+"""Return whether ``table[row, column : column + PIECE]`` equals ``flat[start : start + PIECE]``.
 
-Both are contiguous int32, of two dimensions and of one; compiled code checks no bounds.
+Both are contiguous int32, of two dimensions and of one; compiled code does not check bounds.
 """

@@ -1,7 +1,7 @@
-"""A compiled loop: to Python a function, to other loops a piece of theirs (:mod:`pagedkv.memory.compilation.piece`).
+"""A compiled loop: a function for Python, a piece of code for other loops (:mod:`pagedkv.memory.compilation.piece`).
 
-A loop takes every signed integer as int64, whatever it is where the loop is called. Ids come as int32 out of arrays and
-as int64 out of ranges; each would be a function of its own.
+A loop takes every signed integer as int64, whatever its type in the call. Ids are int32 in arrays and int64 in ranges;
+otherwise each would need a function of its own.
 """
 
 import gc
@@ -19,15 +19,15 @@ from pagedkv.memory.compilation.piece import PieceCompiler, entry_of
 __all__ = ["Loop"]
 
 Opaque: TypeAlias = Any
-"""What Numba hands over and takes back: types, results of its compiler, templates of calls."""
+"""Objects that Numba passes in and takes back: types, results of its compiler, templates of calls."""
 
 
 class Loop(CPUDispatcher):
     """One loop.
 
     Args:
-        function: as it was written.
-        options: what Numba is to mind, as of ``numba.njit``.
+        function: the Python function.
+        options: Numba's options, as of ``numba.njit``.
     """
 
     def __init__(self, function: Callable[..., object], options: dict[str, Any]) -> None:
@@ -37,12 +37,12 @@ class Loop(CPUDispatcher):
         self._compiler = _EntryCompiler(self)
 
     def compile(self, sig: Opaque) -> Opaque:
-        """Give the machine code for Python, for arguments of these types: from the disk, or compiled."""
+        """Return the machine code for Python and arguments of these types, from disk or compiled."""
         args, _ = sigutils.normalize_signature(sig)
         return super().compile(tuple(map(_widened, args)))
 
     def get_call_template(self, args: Opaque, kws: Opaque) -> Opaque:
-        """Give what a call by another loop is: for Numba's type inference."""
+        """Return the template of a call by another loop, for Numba's type inference."""
         signature, folded = self.folded(args, kws)
         types_of_args = tuple(_widened(_of_default(kind)) for kind in folded)
         name = self.py_func.__name__
@@ -50,15 +50,15 @@ class Loop(CPUDispatcher):
         return template, signature, types_of_args, {}
 
     def get_overload(self, sig: Opaque) -> Opaque:
-        """Give what stands for the piece in calls by other loops."""
+        """Return the description of the piece that calls by other loops use."""
         return self._pieces[tuple(sig)].fndesc
 
     def folded(self, args: Opaque, kws: Opaque) -> Opaque:
-        """Put arguments in order and those that were left out in their places."""
+        """Put arguments in order, and insert those that were left out."""
         return self._piece_compiler.fold_argument_types(args, kws)
 
     def piece(self, args: tuple[Opaque, ...]) -> Opaque:
-        """Give the piece for arguments of exactly these types. O(1) once it is made."""
+        """Return the piece for arguments of exactly these types. O(1) once it is made."""
         if args not in self._pieces:
             with global_compiler_lock, NOTICE.compiling(self._folder), without_collections():
                 piece = self._piece_compiler.compile(args, None)
@@ -77,7 +77,7 @@ class Loop(CPUDispatcher):
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Put the collection of garbage off: what a compiler makes lives on, and looking through it takes a sixth more."""
+    """Disable garbage collection: a compiler's objects stay alive, and traversing them takes a sixth more time."""
     if not gc.isenabled():
         yield
         return
@@ -89,7 +89,7 @@ def without_collections() -> Iterator[None]:
 
 
 class _EntryCompiler:
-    """What the dispatcher of Python's calls has compile what it does not find."""
+    """The compiler of Python's dispatcher, called for entries that are not cached."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -102,14 +102,14 @@ class _EntryCompiler:
 
 
 def _of_default(kind: Opaque) -> Opaque:
-    """Give the type of an argument that another loop left out. Python hands over a mark in its place, which stays."""
+    """Return the type of an argument that another loop left out; Python passes a marker for it, which is kept."""
     if isinstance(kind, types.Omitted) and isinstance(kind.value, int):
         return types.boolean if isinstance(kind.value, bool) else types.int64
     return kind
 
 
 def _widened(kind: Opaque) -> Opaque:
-    """Give the type that a loop takes an argument as: no constant, and of signed integers the widest."""
+    """Return the type as which a loop takes an argument: constants become their type, signed integers int64."""
     if isinstance(kind, types.Literal) and isinstance(kind.literal_type, types.Integer | types.Boolean):
         kind = kind.literal_type
     return types.int64 if isinstance(kind, types.Integer) and kind.signed else kind

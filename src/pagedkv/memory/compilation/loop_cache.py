@@ -1,14 +1,14 @@
-"""Machine code that outlives the process: what a loop asks before it compiles, and tells afterwards.
+"""Machine code that outlives the process: the cache that a loop reads before it compiles, and writes afterwards.
 
-Numba's own cache holds a loop to be fresh while the loop's own file is unchanged, although the loops that it calls are
-compiled into it; and it stops the program where no folder can be written. So each loop gets this one instead,
-through the interface that Numba's dispatcher has for it; other users of Numba in the process keep theirs.
+Numba's own cache considers a loop fresh while the loop's own file is unchanged, although the loops that it calls are
+compiled into it; and it stops the program if no folder can be written. So each loop gets this cache instead, through
+the interface of Numba's dispatcher; other users of Numba in the process keep Numba's.
 
-An entry is named by the loop, by the digest of all sources that the loop can reach, by itself (``loop_sources.py``) or
-through moments that classes of its arguments bind (``choice.py``), and by the types of its arguments and the processor.
-So a loop whose sources have changed finds nothing, sources that come back (a branch of before) find what they left, and
-two processes never write different things under one name. What is made for the processor at hand is looked for first,
-then what is made for many (``targets.py``).
+The name of an entry is made of the loop, the digest of all sources that the loop can reach, the types of its arguments,
+and the processor. The sources include those reached through moments that classes of its arguments bind (``choice.py``),
+besides those that it imports (``loop_sources.py``). So a loop with changed sources finds no entry, sources that are
+restored (an earlier branch) find their former entry, and two processes never write different content under one name.
+Code for this machine's processor is looked up first, then code for a class of processors (``targets.py``).
 """
 
 import inspect
@@ -29,14 +29,14 @@ from pagedkv.memory.compilation.targets import Processor, runnable
 __all__ = ["LoopCache"]
 
 Opaque: TypeAlias = Any
-"""What Numba hands over and takes back: types, code generators, results of its compiler."""
+"""Objects that Numba passes in and takes back: types, code generators, results of its compiler."""
 
 
 class LoopCache(_Cache):
-    """The cache of one loop. Nothing is read or made before the loop is first called.
+    """The cache of one loop. Nothing is read or created before the loop is first called.
 
     Args:
-        function: the loop as it was written.
+        function: the loop's Python function.
     """
 
     def __init__(self, function: Opaque) -> None:
@@ -52,7 +52,7 @@ class LoopCache(_Cache):
         return None if folder is None else str(folder.path)
 
     def enable(self) -> None:
-        """Read and write from now on, as at first."""
+        """Read and write from now on, which is the default."""
         self._is_enabled = True
 
     def disable(self) -> None:
@@ -60,13 +60,13 @@ class LoopCache(_Cache):
         self._is_enabled = False
 
     def flush(self) -> None:
-        """Forget what was compiled for this loop, for any types and sources: ``dispatcher.recompile`` wants it anew."""
+        """Remove all entries of this loop, for any types and sources, as ``dispatcher.recompile`` requires."""
         if (folder := find_cache_folder(PACKAGE_FOLDER)) is not None:
             folder.remove(self._name + "-")
 
     def load_overload(self, sig: Opaque, target_context: Opaque) -> Opaque:
-        """Give the machine code for arguments of these types, or None if it must be compiled."""
-        target_context.refresh()  # as Numba's own caches do before they look
+        """Return the machine code for arguments of these types, or None if it must be compiled."""
+        target_context.refresh()  # as Numba's own caches do before a look-up
         if (digest := self._digest(sig)) is None:
             return None
         for processor in runnable(target_context.codegen().magic_tuple()):
@@ -78,7 +78,7 @@ class LoopCache(_Cache):
         return None
 
     def save_overload(self, sig: Opaque, data: Opaque) -> None:
-        """Keep what was compiled, unless it holds addresses of this process."""
+        """Write machine code, unless it contains addresses of this process."""
         if (digest := self._digest(sig)) is None or (folder := find_cache_folder(PACKAGE_FOLDER)) is None:
             return
         key = self._key(sig, data.codegen.magic_tuple())
@@ -86,11 +86,11 @@ class LoopCache(_Cache):
             folder.write(folder.named(self._name, digest, key), cast("Any", serialize).dumps((key, packed(data))))
 
     def _key(self, sig: Opaque, processor: Processor) -> Opaque:
-        # The line tells apart two functions of one name, of which a condition takes one.
+        # The line number distinguishes two functions of one name, one of which is defined by a condition.
         return sig, processor, self._line
 
     def _digest(self, sig: Opaque) -> str | None:
-        """Name the sources of the loop, and of what classes bind to it; None where nothing is read nor kept."""
+        """Return the digest of the loop's sources and of loops bound to classes; None if nothing is read or written."""
         if not self._is_enabled:
             return None
         try:
@@ -101,15 +101,15 @@ class LoopCache(_Cache):
 
 
 def _sources_of_classes(sig: Opaque) -> Iterator[Path]:
-    """Find where what is bound to classes of arguments stands; ``sig``: a signature, or the types alone."""
+    """Find the sources of loops bound to the classes of arguments; ``sig``: a signature, or the types alone."""
     for kind in cast("tuple[Opaque, ...]", getattr(sig, "args", sig)):
         if isinstance(kind, types.BaseNamedTuple):
             yield from sources_of_bound(kind.instance_class)
 
 
 def _parts(entry: bytes | None, key: Opaque) -> Opaque:
-    """Give what an entry holds; None if there is none, or it is of another key that has the same name."""
+    """Return the content of an entry; None if it is missing, or has another key and the same name."""
     if entry is None:
         return None
-    kept_key, parts = pickle.loads(entry)  # noqa: S301  # we wrote it, where nobody else can write
+    kept_key, parts = pickle.loads(entry)  # noqa: S301  # written by pagedkv, where no other user can write
     return parts if kept_key == key else None

@@ -1,11 +1,11 @@
-"""What a compiled loop is made from: the sources that it can reach, as one digest.
+"""The sources of a compiled loop: all files that it can reach, as one digest.
 
-Numba compiles the loops that a loop calls, and the constants that it names, into its machine code. All of them stand in
-the loop's own module or in modules that this one imports, directly or not; so the machine code is good for as
-long as none of these files changes. Files elsewhere in the package do not matter.
+Numba compiles the loops that a loop calls, and the constants that it names, into its machine code. All of them are in
+the loop's own module or in modules that this one imports, directly or not. So the machine code is valid as long as none
+of these files changes. Files elsewhere in the package do not matter.
 
-Imports are found by their shape in the text: parsing all files would take 100 ms instead of 11. What looks like an
-import and is none (in a docstring) adds a file that need not be there, which is harmless.
+Imports are found by a pattern in the text, since parsing all files would take 100 ms instead of 11. Text that looks
+like an import and is none (in a docstring) adds an unneeded file, which is harmless.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ __all__ = ["digest_of_sources", "sources_of"]
 PACKAGE: Final = __name__.partition(".")[0]
 PACKAGE_FOLDER: Final = Path(__file__).parents[__name__.count(".") - 1]
 COMPILERS: Final = (EXTENSION_SUFFIXES[0], numba.__version__, llvmlite.__version__, np.__version__.rpartition(".")[0])
-"""What machine code depends on: the interface of this Python to extensions, which all its patch releases share, the
-compilers, and NumPy's, likewise."""
+"""The versions that machine code depends on: Python's interface to extensions, which its patch releases share; the
+compilers; and NumPy, up to its minor version."""
 IMPORTED_NS: Final = time.time_ns()
-"""When this process imported the loops, for all that we know."""
+"""An upper bound of the time when this process imported the loops."""
 
 IMPORT: Final = re.compile(
     rf"^[ \t]*(?:from[ \t]+({PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.MULTILINE
@@ -40,17 +40,17 @@ DIGEST_NBYTES: Final = 12
 
 
 def digest_of_sources(*paths: Path) -> str | None:
-    """Name all that loops in some files are made from: the sources they can reach, and the compilers.
+    """Return the digest of all sources that the loops in these files can reach, and of the compilers' versions.
 
-    None if a source has changed since the process started: what was imported may be older than the file.
+    None if a source has changed since the process started, as the imported code may be older than the file.
     O(number of sources); each is read once a process.
 
     Raises:
-        OSError: a source cannot be read; the package may lie in an archive.
+        OSError: a source cannot be read; the package may be in an archive.
     """
     digest = hashlib.sha256(repr(COMPILERS).encode())
     for source in sources_of(*paths):
-        if source.stat().st_ctime_ns > IMPORTED_NS:  # not st_mtime, which copying and unpacking set back
+        if source.stat().st_ctime_ns > IMPORTED_NS:  # not st_mtime, which copying and unpacking reset
             return None
         digest.update(hashlib.sha256(_read(source)).digest())
     return digest.hexdigest()[: 2 * DIGEST_NBYTES]
@@ -58,10 +58,10 @@ def digest_of_sources(*paths: Path) -> str | None:
 
 @cache
 def sources_of(*paths: Path) -> tuple[Path, ...]:
-    """Find some files and all files of the package that these import, directly or not, sorted.
+    """Return these files and all files of the package that they import, directly or not, sorted.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     found = set(paths)
     unread = list(found)
@@ -83,7 +83,7 @@ def _imported(path: Path) -> tuple[Path, ...]:
 
 
 def _imported_modules(text: str) -> Iterator[str]:
-    """Find what may be modules of the package, named in full as everywhere in it."""
+    """Find possible modules of the package, by their full names as in all its imports."""
     for module, names, modules in IMPORT.findall(text):
         yield from [module] if module else MODULE.findall(modules)
         if names and _is_package(module):

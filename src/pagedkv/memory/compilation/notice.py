@@ -1,11 +1,11 @@
-"""What people notice of compiling: one plain line once it has taken two seconds, how it goes on, and a clean end.
+"""Messages about compilation: one line after two seconds of it, its progress, and a clean end.
 
-Machine code is kept on disk, so this is seen once a machine and version; without it a first call is silent for half a
-minute. The line goes to stderr and is no warning. A process that another one started says nothing where that one has
-said it, nor does a worker of a pool: :data:`SAID` passes to children by the environment.
+Machine code is kept on disk, so this is shown once for each machine and version; without it a first call would be
+silent for half a minute. The line goes to stderr and is no warning. A process is silent if the process that started it
+has written the line, and so is a worker of a pool: :data:`SAID` is passed to child processes in the environment.
 
-Signals wait until a piece is compiled, a fraction of a second. LLVM calls back into Python, and what is raised there is
-printed and lost.
+Signals are deferred until a piece is compiled, which takes a fraction of a second. LLVM calls back into Python, and an
+exception raised there would be printed and lost.
 """
 
 import os
@@ -25,13 +25,13 @@ PATIENCE_S: Final = 2.0
 SETTING: Final = "PAGEDKV_COMPILE_NOTICE"
 """The environment variable that silences the line: ``0``."""
 SAID: Final = "PAGEDKV_COMPILE_NOTICE_SAID"
-"""The environment variable that a process sets for those that it starts."""
+"""The environment variable by which a process marks, for its children, that the line was written."""
 INTERRUPTED: Final = "interrupted while pagedkv compiled its loops; what is compiled so far is kept"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Signals:
-    """Signals that Python code handles: held back, and handled afterwards."""
+    """Signals with handlers in Python: deferred, and handled later."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
@@ -39,11 +39,11 @@ class _Signals:
 
     @property
     def are_pending(self) -> bool:
-        """Whether one has come."""
+        """Whether a signal was deferred."""
         return bool(self._pending)
 
     def hold(self) -> None:
-        """Hold back those that come from now on; in the main thread, which alone handles any."""
+        """Defer signals from now on; only in the main thread, which alone handles them."""
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.getsignal(number) for number in SIGNALS}
             self._handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -51,7 +51,7 @@ class _Signals:
                 signal.signal(number, lambda number, _: self._pending.append(number))
 
     def let_go(self) -> None:
-        """Have those handled that came."""
+        """Handle the deferred signals."""
         if threading.current_thread() is threading.main_thread():
             handlers, pending = self._handlers, self._pending
             self._handlers, self._pending = {}, []
@@ -63,13 +63,13 @@ class _Signals:
 
 @dataclass(slots=True)
 class Notice:
-    """What one process shows of its compiling.
+    """The messages of one process about its compilation.
 
     Args:
-        stream: gives what it is written to.
-        environment: says what processes above have written, and tells those below.
+        stream: returns the stream to write to.
+        environment: has the mark of parent processes, and receives that for child processes.
         clock: seconds, from any moment on.
-        is_worker: another process works through this one, and speaks for it.
+        is_worker: the process works for another one, which writes the messages.
     """
 
     stream: Callable[[], TextIO]
@@ -85,13 +85,13 @@ class Notice:
 
     @contextmanager
     def compiling(self, folder: Callable[[], str | None]) -> Iterator[None]:
-        """Compile a loop or a piece of one.
+        """Surround the compilation of a loop or of a piece of one.
 
         Args:
-            folder: gives where machine code is kept, or None.
+            folder: returns the folder of machine code, or None.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed; with one sentence, and without the frames of Numba's compiler.
+            KeyboardInterrupt: Ctrl-C was pressed; its message is one sentence, without the frames of Numba's compiler.
         """
         began = self.clock()
         if self._depth == 0:
@@ -110,11 +110,11 @@ class Notice:
 
     @property
     def num_compiled(self) -> int:
-        """Loops that this process has compiled; those from disk are not among them."""
+        """Loops that this process has compiled; those loaded from disk do not count."""
         return self._num_compiled
 
     def say_now(self, folder: str) -> None:
-        """Write the line at once: what is compiled from now on takes long, in other processes."""
+        """Write the line at once, before a long compilation in other processes."""
         self._seconds += PATIENCE_S
         self._show(self._seconds, lambda: folder)
 
@@ -151,4 +151,4 @@ def _line(folder: str | None) -> str:
 
 
 NOTICE: Final = Notice(lambda: sys.stderr, os.environ, is_worker=parent_process() is not None)
-"""That of this process."""
+"""The notice of this process."""

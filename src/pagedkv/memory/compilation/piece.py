@@ -1,11 +1,12 @@
 """Pieces and entries: the code of a loop for other loops to link, and for Python to call.
 
-A piece is what Numba's front end makes of a function for arguments of given types: neither optimized nor turned into
-machine code nor wrapped for Python. An entry is all pieces that a loop reaches, each once, in one module with one
-wrapper, optimized and turned into machine code once.
+A piece is the output of Numba's front end for a function and given types of arguments: it is not optimised, not machine
+code, and not wrapped for Python. An entry is one module with one wrapper and all pieces that a loop reaches, each once;
+it is optimised and turned into machine code once.
 
-Numba itself makes every function a library that is optimized, emitted and wrapped for Python and for C, and emitted
-again in each library that calls it. Of loops that other loops call, nothing but the front end's work is of use.
+Numba itself turns every function into a library that is optimised, emitted, and wrapped for Python and for C; and it is
+emitted again in each library that calls it. For loops that are called by other loops, only the front end's output is
+needed.
 """
 
 from dataclasses import dataclass
@@ -20,33 +21,33 @@ from numba.core.environment import lookup_environment
 __all__ = ["PieceCompiler", "entry_of", "packed", "restored"]
 
 ENVIRONMENT: Final = "_ZN08NumbaEnv"
-"""How Numba begins the names of what a function's exceptions are looked up in."""
+"""Prefix of Numba's names of environments, in which a function's exceptions are looked up."""
 
 Opaque: TypeAlias = Any
-"""What Numba hands over and takes back: types, flags, contexts, results of its compiler."""
+"""Objects that Numba passes in and takes back: types, flags, contexts, results of its compiler."""
 
 
 class PieceLibrary(JITCodeLibrary):
-    """The code of one function, to be linked: it stays as it was lowered."""
+    """The code of one function, to be linked, as the front end left it."""
 
     _closed: Opaque = None
 
     def finalize(self) -> None:
-        """Add no more: what Numba asks of a library before it links it."""
+        """Close the library, as Numba requires before linking it."""
         self._finalized = True
 
     def reached(self) -> list[JITCodeLibrary]:
-        """List all libraries that this one needs, itself first, each behind all that need it.
+        """List all libraries that this one needs, itself first, each after all libraries that need it.
 
-        LLVM links what is needed by then: a function whose only caller so far has lost its call is left out, and a
-        caller that came later would find no address.
+        LLVM links only functions that are needed so far. If the only caller of a function so far was optimised away,
+        the function is left out, and a caller that is linked later would find no address.
         """
         behind: dict[JITCodeLibrary, None] = {}
         self._note_behind(behind)
         return list(behind)[::-1]
 
     def _note_behind(self, behind: dict[JITCodeLibrary, None]) -> None:
-        """Add what this library needs, and then itself, to what was found before."""
+        """Add the libraries that this one needs, and then itself, to those found before."""
         for library in reversed(self._linking_libraries):
             if library in behind:
                 continue
@@ -56,11 +57,11 @@ class PieceLibrary(JITCodeLibrary):
         behind[self] = None
 
     def own_module(self) -> Opaque:
-        """Give the code of this function alone."""
+        """Return the code of this function alone."""
         return super()._get_module_for_linking()
 
     def _get_module_for_linking(self) -> Opaque:
-        """Give the code of this function and of all that it needs: to a library of plain Numba, which links no more."""
+        """Return the code of this function and of all that it needs, for a library of plain Numba, which links once."""
         if self._closed is None:
             own, *others = map(_Linked, self.reached())
             self._closed = own._get_module_for_linking().clone()
@@ -71,7 +72,7 @@ class PieceLibrary(JITCodeLibrary):
 
 @dataclass(frozen=True)
 class _Linked:
-    """A library as an entry links it: a piece without what it needs, since the entry links that by itself."""
+    """A library as an entry links it: a piece alone, since the entry links the pieces that it needs itself."""
 
     library: Opaque
 
@@ -85,10 +86,10 @@ class _Linked:
 
 
 class EntryLibrary(JITCodeLibrary):
-    """The code of one function, for Python to call: by its wrapper, and by nothing else.
+    """The code of one function for Python, which is called only through its wrapper.
 
     Args:
-        wrapper: the name of that.
+        wrapper: the wrapper's name.
     """
 
     def __init__(self, codegen: Opaque, name: str, wrapper: str) -> None:
@@ -96,12 +97,13 @@ class EntryLibrary(JITCodeLibrary):
         self._wrapper = wrapper
 
     def _optimize_final_module(self) -> None:
-        """Optimize the whole, of which only the wrapper is seen from outside.
+        """Optimise the whole module, in which only the wrapper is visible from outside.
 
-        Else LLVM must take each function for one that another module may replace by its like, and drops no argument
-        of it that goes unused: a call handed over all arrays of a pool, 130 ns more.
+        Otherwise LLVM must assume that another module may replace each function, and drops no unused argument of it: a
+        call passed all arrays of a pool, 130 ns more.
 
-        They get other names: by its own LLVM would find a function here for a caller of plain Numba, and no address.
+        The functions are also renamed. Under their own names, LLVM would resolve calls from plain Numba to them, and
+        find no address.
         """
         for function in self._final_module.functions:
             if not function.is_declaration and function.name != self._wrapper:
@@ -110,22 +112,22 @@ class EntryLibrary(JITCodeLibrary):
         super()._optimize_final_module()
 
     def link(self, piece: PieceLibrary) -> None:
-        """Have a piece, and all that it needs, linked into this library."""
+        """Link a piece, and all that it needs, into this library."""
         self._linking_libraries += map(_Linked, piece.reached())
 
     def environments(self) -> list[Opaque]:
-        """Find the environments that the machine code names: the loop's own and those of its pieces."""
+        """Find the environments that the machine code refers to: the loop's own and those of its pieces."""
         names = (variable.name for variable in self._final_module.global_variables if not variable.is_declaration)
         found = (lookup_environment(name) for name in names if name.startswith(ENVIRONMENT))
         return [environment for environment in found if environment is not None]
 
     def set_environments(self, environments: list[Opaque]) -> None:
-        """Tell the machine code where this process has them."""
+        """Set the addresses of the environments, which differ between processes, in the machine code."""
         for environment in environments:
             self.codegen.set_env(environment.env_name, environment)
 
     def machine_code(self) -> tuple[bytes, set[str]]:
-        """Give the machine code as an object file, and the names that it defines."""
+        """Return the machine code as an object file, and the names that it defines."""
         module = self._final_module
         return self._get_compiled_object(), {
             symbol.name
@@ -134,7 +136,7 @@ class EntryLibrary(JITCodeLibrary):
         }
 
     def load(self, code: bytes, names: set[str]) -> None:
-        """Take machine code that a process like this one made, instead of compiling any."""
+        """Load machine code that a compatible process made, instead of compiling."""
         engine = self.codegen._engine  # as Numba's own libraries load theirs
         engine._ee.add_object_file(ObjectFileRef.from_data(code))
         engine._defined_symbols |= names
@@ -143,9 +145,10 @@ class EntryLibrary(JITCodeLibrary):
 
 
 class _Flags(compiler.Flags):
-    """Flags of one compilation, which do not change once it has begun: most are compared with themselves.
+    """Flags of one compilation, which do not change once it has begun; most comparisons are with themselves.
 
-    Numba looks its templates up by them, for each operator of each function, and compares some thirty values each time.
+    Numba looks up its templates by flags, for each operator of each function, and compares some thirty values each
+    time.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -153,15 +156,15 @@ class _Flags(compiler.Flags):
             return True
         if type(other) is not _Flags:
             return False
-        own, others = self._values, other._values  # what was said; anything else is as Numba has it by itself
+        own, others = self._values, other._values  # the values that were set; all others are Numba's defaults
         return bool(own == others or (own.keys() != others.keys() and super().__eq__(other)))
 
     def __hash__(self) -> int:
-        return hash(_Flags)  # they differ in so little that one number does for all
+        return hash(_Flags)  # flags differ so rarely that one hash is enough
 
 
 class PieceCompiler(_FunctionCompiler):
-    """What makes pieces of one function."""
+    """The compiler of the pieces of one function."""
 
     def __init__(self, function: Opaque, target: Opaque, options: dict[str, Any]) -> None:
         super().__init__(function, target, options, {}, _Pipeline)
@@ -175,7 +178,7 @@ class PieceCompiler(_FunctionCompiler):
 
 
 class _Pipeline(compiler.Compiler):
-    """Numba's pipeline, into a piece."""
+    """Numba's pipeline, up to a piece."""
 
     def compile_extra(self, func: Opaque) -> Opaque:
         self.state.library = PieceLibrary(self.state.targetctx.codegen(), func.__qualname__)
@@ -183,7 +186,7 @@ class _Pipeline(compiler.Compiler):
 
 
 def entry_of(piece: Opaque, *, releases_gil: bool) -> Opaque:
-    """Make the entry of a piece: a result of Numba's compiler as its dispatchers keep it."""
+    """Make the entry of a piece: a result of Numba's compiler, in the form that its dispatchers store."""
     context, described = piece.target_context, piece.fndesc
     library = EntryLibrary(context.codegen(), described.qualname, described.llvm_cpython_wrapper_name)
     library.enable_object_caching()
@@ -196,16 +199,16 @@ def entry_of(piece: Opaque, *, releases_gil: bool) -> Opaque:
 
 
 def packed(entry: Opaque) -> Opaque:
-    """Give what an entry is restored from, for pickling."""
+    """Return the parts from which an entry can be restored, for pickling."""
     described = entry.fndesc
-    described.typemap = described.calltypes = None  # as Numba's caches: they need not be kept, and may not be picklable
+    described.typemap = described.calltypes = None  # as in Numba's caches: not needed, and may not be picklable
     library = entry.library
     environments = [each for each in library.environments() if each.can_cache()]
     return library.name, library.machine_code(), described, entry.environment, entry.signature, environments
 
 
 def restored(context: Opaque, parts: Opaque) -> Opaque:
-    """Restore an entry from what :func:`packed` gave, in this process or another."""
+    """Restore an entry from the parts that :func:`packed` returned, in this process or another."""
     name, (code, names), described, environment, signature, environments = parts
     library = EntryLibrary(context.codegen(), name, described.llvm_cpython_wrapper_name)
     library.load(code, names)

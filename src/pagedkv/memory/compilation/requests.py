@@ -1,7 +1,7 @@
-"""Which loops Python calls with which types: found out by running them as plain Python.
+"""The loops that Python calls, and the types of the calls: recorded while the loops run as plain Python.
 
-With :data:`RECORDING` in the environment, loops are not compiled but note each call that comes from Python, and not
-those from one another. So what would be compiled is known within seconds, and can be compiled side by side.
+With :data:`RECORDING` in the environment, loops are not compiled but record each call from Python; calls between loops
+are not recorded. So the list of loops to compile is known within seconds, and they can be compiled in parallel.
 """
 
 import os
@@ -22,17 +22,17 @@ RECORDING: Final = "PAGEDKV_RECORD_LOOPS"
 
 
 def is_recording() -> bool:
-    """Tell whether this process notes calls instead of compiling them."""
+    """Whether this process records calls instead of compiling loops."""
     return RECORDING in os.environ
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One entry that Python asks for.
+    """One entry that Python needs.
 
     Args:
-        module: where its loop is.
-        name: what the loop is called there.
+        module: the module of its loop.
+        name: the loop's qualified name.
         kinds: Numba's types of the arguments.
     """
 
@@ -50,13 +50,13 @@ class Request:
 
 @dataclass(slots=True)
 class Requests:
-    """The entries that Python has asked for in this process."""
+    """The entries that Python has needed in this process."""
 
     found: dict[Request, None] = field(default_factory=dict)
     _depth: int = 0
 
     def noting(self, loop: Callable[P, R]) -> Callable[P, R]:
-        """Make a loop note who calls it."""
+        """Wrap a loop so that its calls from Python are recorded."""
 
         @wraps(loop)
         def call(*args: P.args, **kws: P.kwargs) -> R:
@@ -71,11 +71,11 @@ class Requests:
         return call
 
     def note(self, loop: Callable[..., object], args: tuple[object, ...]) -> None:
-        """Note that Python calls a loop with these arguments, some of which may be left out."""
+        """Record that Python calls a loop with these arguments, unless some are left out."""
         if "<locals>" not in loop.__qualname__ and len(args) == loop.__code__.co_argcount:
             kinds = tuple(cast("Any", numba).typeof(arg) for arg in args)
             self.found[Request(loop.__module__, loop.__qualname__, kinds)] = None
 
 
 RECORDED: Final = Requests()
-"""Those of this process."""
+"""The requests of this process."""

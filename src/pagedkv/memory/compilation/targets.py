@@ -1,10 +1,10 @@
-"""Processors that machine code may be made for besides the one at hand: kinds that many processors are of.
+"""Targets: classes of processors for which machine code may be made, besides the processor of this machine.
 
-Code for the processor at hand is the fastest, and runs there alone; entries on disk are named by it. An image that is
-built on one machine and runs on others is warmed up for a target. Where an entry for the processor itself is missing,
-one for a target is taken that asks for nothing that this processor lacks.
+Code for this machine's processor is the fastest, but runs only on such processors; entries on disk are named by
+processor. An image that is built on one machine and runs on others is warmed up for a target. If there is no entry for
+the processor itself, one is used for a target with no instruction that the processor lacks.
 
-What a processor can do is what Numba compiles for: ``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` are heeded.
+The features of a processor are those that Numba compiles for: ``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` apply.
 """
 
 import os
@@ -20,20 +20,20 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["EXACTLY", "Processor", "Target", "own_processor", "runnable", "target_named"]
 
 Processor: TypeAlias = tuple[str, str, str]
-"""What Numba compiles for: triple, name and features as LLVM has them."""
+"""Numba's target: triple, name and features in LLVM's notation."""
 
 EXACTLY: Final = "PAGEDKV_EXACT_PROCESSOR"
-"""With this variable in the environment, entries for the processor itself are taken and no others: while warming up."""
+"""With this environment variable, only entries for the processor itself are used: while warming up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of processors.
+    """A class of processors.
 
     Args:
-        name: what people call it.
-        llvm_name: what LLVM calls it.
-        features: what each of them has, in LLVM's words.
+        name: its common name.
+        llvm_name: LLVM's name of it.
+        features: LLVM's names of the features that all of them have.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Target:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Give the variables with which Numba compiles for it, and calls nothing that other machines may not have."""
+        """Environment variables for which Numba compiles for it, without calling libraries that others may not have."""
         return {
             "NUMBA_CPU_NAME": self.llvm_name,
             "NUMBA_CPU_FEATURES": self._flags,
@@ -50,11 +50,11 @@ class Target:
         }
 
     def processor(self, triple: str) -> Processor:
-        """Tell what Numba compiles for in that environment."""
+        """Return Numba's target in that environment."""
         return triple, self.llvm_name, self._flags
 
     def runs_on(self, processor: Processor) -> bool:
-        """Tell whether a processor has all that code for this target may use."""
+        """Whether a processor has all features that code for this target may use."""
         return set(self._flags.split(",")) <= {"", *processor[2].split(",")}
 
     @property
@@ -62,7 +62,7 @@ class Target:
         return ",".join(f"+{feature}" for feature in self.features)
 
 
-# The levels of the System V psABI for x86-64, with the names that LLVM gives their instructions.
+# The levels of the System V psABI for x86-64, with LLVM's names of their instructions.
 V2: Final = ("cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
 V3: Final = (*V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
 V4: Final = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
@@ -76,20 +76,20 @@ ARM_64: Final = (Target("armv8-a", "generic", ()),)
 TARGETS: Final[Mapping[str, tuple[Target, ...]]] = MappingProxyType(
     {"x86_64": X86_64, "aarch64": ARM_64, "arm64": ARM_64}
 )
-"""By architecture, those that ask for the most first."""
+"""By architecture, the most demanding first."""
 
 
 def own_processor() -> Processor:
-    """Tell what this process compiles for."""
+    """Return Numba's target in this process."""
     processor: Processor = cpu_target.target_context.codegen().magic_tuple()
     return processor
 
 
 def target_named(name: str) -> Target:
-    """Give a target of this machine's architecture.
+    """Return a target of this machine's architecture.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: there is none with that name.
     """
     known = {target.name: target for target in _targets_of(own_processor())}
     if name not in known:
@@ -99,7 +99,7 @@ def target_named(name: str) -> Target:
 
 
 def runnable(processor: Processor) -> Iterator[Processor]:
-    """Give those whose machine code runs on a processor, the best first: its own, then that of targets."""
+    """Yield the processors with machine code that runs on a given one, the fastest first: itself, then targets."""
     yield processor
     if EXACTLY not in os.environ:
         targets = (target for target in _targets_of(processor) if target.runs_on(processor))

@@ -1,15 +1,15 @@
-"""The contract: the words that go into the memory system and come out of it, and that its rooms have in common.
+"""The contract: the types and errors that the rooms of the memory system share, with its inputs and its answers.
 
-In the order in which they are met::
+In the order in which data passes them::
 
-    spec, space_config   what goes in: groups of layers, and all that a space needs to know
-    keys                 what a prompt's blocks are named by
-    arguments            what callers bring, checked at the door; field_checks: the same of specifications' fields
-    budget               how memory is split among pools
-    plan, plan_buffer    StepPlan, and the words of its buffer; fingerprint: by which a device knows its space's plans
-    answers, events, explanation   what comes out
-    errors               the tree of errors; extras: packages that may be missing
+    spec, space_config   inputs: groups of layers, and the configuration of a space
+    keys                 the extra keys in the digests of a prompt's blocks
+    arguments            checks of callers' arguments; field_checks: checks of the fields of specifications
+    budget               splits memory among pools
+    plan, plan_buffer    StepPlan, and the layout of its buffer; fingerprint: ties a plan to its configuration
+    answers, events, explanation   outputs
+    errors               the tree of errors; extras: packages that may not be installed
     arrays               types of arrays
 
-Each of these modules is for everyone, so each is a door of its own. None decides anything.
+Any room may import any of these modules. None of them holds state or makes a decision.
 """

@@ -1,6 +1,6 @@
-"""What operations of the block space answer: what a caller got, what it lacks, and what it lost.
+"""Answers of the block space's operations: results, shortages, and losses.
 
-Plain data; what a step has to do in memory is a plan (:mod:`pagedkv.memory.contract.plan`).
+Plain data. The memory operations of a step are in its plan (:mod:`pagedkv.memory.contract.plan`).
 """
 
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What one tenant has of one device pool, and what it may take, in blocks.
+    """The blocks that one tenant has in one device pool, and those it may still allocate.
 
     Args:
-        tenant: its name; None for all who name none.
+        tenant: its name; None for sequences and loads without a tenant.
         pool: name of the pool.
-        cap: most blocks that are charged to it, taken and cached ones; all of the pool where it has no cap.
-        floor: blocks that it can always take, and that are not evicted for others.
-        num_taken: blocks that it has taken: in use, or deferred.
-        num_cached: free blocks with content that are charged to it.
-        num_permitted: free blocks that it may take now.
+        cap: most blocks, allocated or cached, that are charged to it; all of the pool if it has no cap.
+        floor: blocks that it can always allocate, and that are never evicted for other tenants.
+        num_taken: blocks that it has allocated: in use, or deferred.
+        num_cached: free blocks with cached content that are charged to it.
+        num_permitted: free blocks that it may allocate now.
     """
 
     tenant: str | None
@@ -52,11 +52,11 @@ class Shortage:
 
     Args:
         pool: name of the pool that ran out.
-        num_needed: blocks the operation would take from the free blocks.
+        num_needed: free blocks that the operation would allocate.
         num_free: blocks that are free now.
-        share: in a space with tenants, the one that is short: ``num_needed`` are those for it, and its
-            ``num_permitted`` are those that it may take beside what the operation takes for others. None where there
-            are no tenants.
+        share: in a space with tenants, the tenant that is short; ``num_needed`` then counts the blocks for it alone,
+            and ``num_permitted`` is reduced by those that the operation allocates for other tenants. None without
+            tenants.
     """
 
     pool: str
@@ -65,7 +65,7 @@ class Shortage:
     share: TenantShare | None = None
 
     def __str__(self) -> str:
-        """Say it in one line, with the numbers."""
+        """Describe the shortage in one line, with the numbers."""
         if self.share is not None:
             share = self.share
             who = "whoever names no tenant" if share.tenant is None else f"tenant {share.tenant!r}"
@@ -79,21 +79,22 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class PrefixGone:
-    """A row cannot be forked there, since a group does not hold what going on there reads (nothing was changed).
+    """A row cannot be forked at that length, since a group lacks content that the forks would read.
 
-    A window has moved on, or a state is past it, or not there yet; or the open step is still to compute, in a group
-    outside prefix caching, what the others hit.
+    Nothing was changed. Either a window has moved on; or a state lies beyond the length, or does not exist yet; or, in
+    a group outside prefix caching, the open step is still to compute tokens that hit in the other groups.
 
     Args:
         length: tokens that the forks were to have.
-        longest: the most tokens below that with which the row can be forked; 0 if there are none: allocate anew.
+        longest: most tokens, fewer than ``length``, at which the row can be forked; 0 if there are none: allocate the
+            sequences anew.
     """
 
     length: int
     longest: int
 
     def __str__(self) -> str:
-        """Say it in one line, with the numbers."""
+        """Describe it in one line, with the numbers."""
         return (
             f"the row cannot be forked at {self.length} tokens; the longest prefix that it can give has {self.longest}"
         )
@@ -101,14 +102,14 @@ class PrefixGone:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A sequence that got its blocks.
+    """A sequence that was allocated.
 
     Args:
         row: its row in the tables.
-        num_hit_tokens: leading tokens that need not be computed, but in groups that stay out of prefix caching.
-        checkpoint: where a step's tokens of this sequence are to end, so that its recurrent states there are kept for
-            later prompts to hit; 0 if nowhere. It lies in the prompt that ``match`` answered for, or in the tokens that
-            were allocated.
+        num_hit_tokens: leading tokens that need not be computed, except in groups outside prefix caching.
+        checkpoint: position at which a step of this sequence should end, so that its recurrent states there are kept
+            for later prompts; 0 if there is none. It lies in the prompt of the ``match``, or, without one, in the
+            allocated tokens.
     """
 
     row: Row
@@ -118,13 +119,13 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ticket:
-    """A claim to blocks that :meth:`BlockSpace.hold <pagedkv.BlockSpace.hold>` holds, until it is released.
+    """A reference to blocks that :meth:`BlockSpace.hold <pagedkv.BlockSpace.hold>` took, until it is released.
 
-    A ticket equals itself alone: one made up, or given out by another space, releases nothing.
+    Tickets compare by identity: one built by a caller, or issued by another space, is refused.
 
     Args:
         number: counts the tickets of its space, for messages.
-        pool: name of the device pool whose blocks it holds.
+        pool: name of the device pool of its blocks.
     """
 
     number: int
@@ -133,19 +134,19 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Blocks that are reserved for a prefix from elsewhere, until :meth:`BlockSpace.finish_load` gives them back.
+    """Blocks that are reserved for a prefix from outside, until :meth:`BlockSpace.finish_load` is called.
 
-    A load equals itself alone, as a ticket does.
+    Loads compare by identity, as tickets do.
 
     Args:
         number: counts the loads of its space, for messages.
-        num_hit_tokens: leading tokens that are cached here already, and held for the load.
-        num_tokens: where it ends: a boundary at which prompts can hit.
+        num_hit_tokens: leading tokens that are cached here already, and referenced by the load.
+        num_tokens: where the load ends: a boundary at which prompts can hit.
         block_ids: for each group read-only int32 ``[(num_tokens - num_hit_tokens) // block_size]``: the blocks to be
-            filled, of logical block ``num_hit_tokens // block_size`` on; 0 where the group needs none (before its
-            window). Empty for a group that stays out of prefix caching.
-        after_step: fill the blocks once this step has run; None: at once. Where steps run in order, they may still be
-            in use by steps in flight.
+            filled, from logical block ``num_hit_tokens // block_size`` on; 0 where the group needs none (before its
+            window). Empty for a group outside prefix caching.
+        after_step: fill the blocks only when this step has run; None: at once. Where steps run in order, steps in
+            flight may still use the blocks.
     """
 
     number: int
@@ -160,12 +161,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class InvalidatedMemory:
-    """What giving the device's memory back cost.
+    """The losses caused by releasing the device's memory.
 
     Args:
         lost_rows: rows that ran: free them and allocate their tokens again.
-        undefined_tickets: all that are out: what they hold has no content any more. The blocks stay held.
-        failed_loads: all that are under way: what they bring is found by nobody. Finish them all the same.
+        undefined_tickets: all tickets: their blocks have no content any more, but stay referenced.
+        failed_loads: all loads under way: their content will not be published. Finish them all the same.
     """
 
     lost_rows: tuple[Row, ...]
@@ -174,11 +175,11 @@ class InvalidatedMemory:
 
 
 class EpochSpan(NamedTuple):
-    """Positions of a row, and the weights that contributed to what is held for them.
+    """Positions of a row, and the epochs of the weights that contributed to their cached content.
 
     Args:
-        start, stop: the positions ``[start, stop)``, whole blocks but for the last.
-        oldest, newest: the first and the last epoch of the weights that contributed, the tokens before included.
+        start, stop: the positions ``[start, stop)``: whole blocks, except for the last.
+        oldest, newest: the first and the last epoch that contributed, including to the tokens before.
     """
 
     start: int
@@ -189,14 +190,14 @@ class EpochSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """What withdrawing bad content cost.
+    """The losses caused by withdrawing bad content.
 
     Args:
-        lost_rows: rows that rely on it: free them, once no step in flight computes them, and allocate their tokens
-            again; the good beginning may hit.
-        first_positions: for each of them, the first position that is bad.
-        undefined_tickets: those that hold some of it.
-        failed_loads: those that hold some of it; what they bring is found by nobody. Finish them all the same.
+        lost_rows: rows that rely on it: free each once no step in flight computes it, and allocate its tokens again;
+            the content before the bad position may hit.
+        first_positions: for each of these rows, the first bad position.
+        undefined_tickets: tickets that refer to bad blocks.
+        failed_loads: loads that refer to bad blocks; their content will not be published. Finish them all the same.
         num_names: blocks that lost their names.
     """
 
@@ -209,14 +210,14 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class AbortedSteps:
-    """What aborting did.
+    """The outcome of aborting steps.
 
     Args:
         step_ids: the aborted steps: the one named and every later one in flight.
-        rewound_rows: rows whose next plan computes the aborted positions again.
-        lost_rows: rows whose memory is undefined: free them and allocate their tokens again.
-        undefined_tickets: tickets with a block that the aborted steps were to compute, or to copy or swap into: what
-            their holders have read of it is not to be used. The blocks stay held.
+        rewound_rows: rows that compute the aborted positions again in their next plan.
+        lost_rows: rows with undefined memory: free them and allocate their tokens again.
+        undefined_tickets: tickets with a block that the aborted steps were to compute, copy or swap in: discard
+            anything that was read from it. The blocks stay referenced.
     """
 
     step_ids: tuple[StepId, ...]

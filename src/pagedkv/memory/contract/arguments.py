@@ -1,8 +1,8 @@
-"""Arguments as callers bring them: checked at the door, and made what the inside works with.
+"""Checks of callers' arguments, and their conversion to the types that the rest of the package uses.
 
-What these functions return is taken for granted from then on: a NumPy scalar of eight bits wraps around in the first
-addition, a plain array forgets what a masked one masked, and compiled loops check no bounds. Knows no state: whether a
-row serves a sequence, or a length is one that it can have, others look up.
+All other code relies on these checks: a NumPy scalar of eight bits wraps around in the first addition, a plain array
+made of a masked one loses the mask, and compiled loops check no bounds. Nothing here depends on state: whether a row
+serves a sequence, or has a given length, is checked elsewhere.
 """
 
 import math
@@ -35,17 +35,17 @@ __all__ = [
 ]
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | memoryview | bytearray
-"""Token ids as callers bring them: a NumPy array, a list, or any one-dimensional integer buffer."""
+"""Token ids as callers pass them: a NumPy array, a list, or any one-dimensional integer buffer."""
 
 Rows: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer]
-"""Rows of the tables as callers bring them: one, or a flat sequence or array of them."""
+"""Rows of the tables as callers pass them: one row, or a flat sequence or array of rows."""
 
 LARGEST_SIZE: Final = 2**31 - 1
-"""Ids, counts and positions are int32."""
+"""Largest int32, the type of ids, counts and positions."""
 
 INT32: Final = np.dtype(np.int32)
 NO_NUMBERS: Final = (bool, np.bool_, np.timedelta64)
-"""Types that pass for numbers, in Python or in NumPy, and are none."""
+"""Types that pass for numbers in Python or in NumPy, and are refused."""
 UINT64: Final = np.dtype(np.uint64)
 LARGEST_INT64: Final = 2**63 - 1
 
@@ -82,7 +82,7 @@ def as_epoch(value: object, least: int = 0) -> int:
 
 
 def as_flag(value: object, what: str, error: type[PagedKVError] = ConfigurationError) -> bool:
-    """Check a truth value. Raises ConfigurationError (or ``error``) for anything else, numbers among it."""
+    """Check a truth value. Raises ConfigurationError (or ``error``) for any other type, numbers included."""
     if not isinstance(value, bool | np.bool_):
         raise error(f"{what} must be True or False, got {value!r}")
     return bool(value)
@@ -102,30 +102,30 @@ def as_number(value: object, what: str, error: type[PagedKVError] = Configuratio
 
 
 def as_fraction(value: object, what: str) -> float:
-    """Check a fraction of something that is never all of it. Raises ConfigurationError."""
+    """Check a number in [0, 1). Raises ConfigurationError."""
     if isinstance(value, NO_NUMBERS) or not isinstance(value, int | float | np.floating) or not 0 <= value < 1:
         raise ConfigurationError(f"{what} must be in [0, 1), got {value!r}")
     return float(value)
 
 
 def as_choice(value: object, choices: Collection[str], what: str) -> str:
-    """Check one of a few words. Raises ConfigurationError, which tells them."""
+    """Check that a value is one of several texts. Raises ConfigurationError with a list of them."""
     if not isinstance(value, str) or value not in choices:
         raise ConfigurationError(f"{what} must be one of {tuple(choices)}, got {value!r}")
     return value
 
 
 def require_instance(value: object, kind: type, what: str, error: type[PagedKVError] = ConfigurationError) -> None:
-    """Refuse what is of another type. Raises ConfigurationError (or ``error``)."""
+    """Check the type of a value. Raises ConfigurationError (or ``error``)."""
     if not isinstance(value, kind):
         raise error(f"{what} must be a {kind.__name__}, got {type(value).__name__}")
 
 
 def as_array(values: object, what: str, error: type[PagedKVError] = ConfigurationError) -> npt.NDArray[np.generic]:
-    """Turn what a caller brought into a plain array, of whatever shape and type.
+    """Turn a caller's argument into a plain array, of any shape and type.
 
-    Masked arrays are refused, those without a masked element too: a plain array forgets the mask, and what a caller
-    meant by a masked number nobody can tell.
+    Masked arrays are refused, even without a masked element: a plain array loses the mask, and the meaning of a masked
+    number is unknown.
 
     Raises:
         ConfigurationError: (or ``error``) a masked array, or lists of lists of unequal lengths.
@@ -165,10 +165,12 @@ def as_token_array(token_ids: TokenIds) -> npt.NDArray[np.int32]:
 
 
 def _packed(token_ids: "list[int] | tuple[int, ...]") -> npt.NDArray[np.int32] | None:
-    """Turn plain integers within int32 into an array: 8 us for 1,024 of them, NumPy takes 22. None for all others.
+    """Turn plain integers within int32 into an array, and return None for all others.
 
-    None is no verdict: NumPy is asked then, and finds the words. It takes booleans for integers only beside integers,
-    so the first one decides here.
+    This takes 8 us for 1,024 integers, where NumPy takes 22.
+
+    After None, NumPy is to convert the ids or to report the error. NumPy accepts booleans as integers only where they
+    stand beside integers, so checking the type of the first element suffices here.
     """
     if not token_ids or type(token_ids[0]) is not int:
         return None
@@ -199,7 +201,7 @@ def as_batch(rows: Rows) -> npt.NDArray[np.int32]:
 
 
 def as_counts(values: npt.ArrayLike, num_rows: int, what: str) -> npt.NDArray[np.int64]:
-    """Turn one number a row into an array; what range they must lie in the caller knows. Raises TokenError."""
+    """Turn one number a row into an array; the caller checks the range. Raises TokenError."""
     array = np.atleast_1d(as_array(values, what, TokenError))
     if array.shape != (num_rows,) or (array.size and array.dtype.kind not in "iu"):
         raise TokenError(f"{num_rows} rows need as many integer {what}, got {array.dtype} {array.shape}")

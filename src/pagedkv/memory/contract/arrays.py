@@ -1,4 +1,4 @@
-"""Types of the arrays that everything is kept in."""
+"""Types of the arrays in which all state is kept."""
 
 from typing import TypeAlias
 

@@ -1,9 +1,10 @@
-"""From bytes to blocks: how memory is split among the pools. Replays and devices are sized by this one function.
+"""The split of memory among the pools, from bytes to blocks; replays and devices are both sized by it.
 
-Memory is split so that every pool holds as many sequences, running or cached, of the mean length of the requests. A
-sequence keeps all its tokens in full attention, its last window or chunk where there is one (a cached prefix needs no
-more to hit: docs/decisions/0015), and of states the current one, the one at its prompt's end, and those at intervals.
-Beside that, windows have room for the tokens that one step computes before it slides.
+Memory is split so that every pool has room for equally many sequences, running or cached, of the mean length of the
+requests. Full attention keeps blocks for all tokens of a sequence. A window or chunk keeps the last one, which is all
+that a cached prefix needs in order to hit (docs/decisions/0015). A recurrent group keeps the current state, the state
+at the prompt's end, and those at intervals. Windows also have room for the tokens that one step computes before the
+window slides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,24 +18,24 @@ __all__ = ["GIB", "blocks_that_fit"]
 GIB: Final = 2**30
 """Bytes of a GiB."""
 SPARE_BLOCKS: Final = 2
-"""A window lies across one block more than it fills, and the next token may need another."""
+"""A window overlaps one block more than it fills, and the next token may need another."""
 FEWEST_BLOCKS: Final = 2
 STATES_BESIDE_INTERVALS: Final = 2
-"""The one that is current, and the one at the prompt's end."""
+"""The current state, and the state at the prompt's end."""
 MOST_OF_MEMORY: Final = 0.5
-"""Share of all memory that windows may set aside for the tokens of a step."""
+"""Largest share of all memory that windows may reserve for the tokens of a step."""
 
 
 def blocks_that_fit(
     groups: Sequence[GroupSpec], block_nbytes: Mapping[str, int], nbytes: float, mean_tokens: float, step_tokens: int
 ) -> dict[str, int]:
-    """Split memory among pools.
+    """Split memory among the pools.
 
     Args:
         groups: the groups, each in a pool of its own.
         block_nbytes: bytes of a block of each pool.
-        nbytes: bytes in all.
-        mean_tokens: tokens of a request, prompt and output, in the mean.
+        nbytes: bytes of all pools together.
+        mean_tokens: mean tokens of a request, prompt and output.
         step_tokens: most tokens that a step computes, or that are admitted at once.
 
     Returns:
@@ -76,7 +77,7 @@ def _is_window(group: GroupSpec) -> bool:
 
 
 def _kept_tokens(group: GroupSpec, mean_tokens: float) -> float:
-    """Tokens for which a sequence keeps blocks in a group: running, or cached so that a later prompt hits it."""
+    """Count the tokens for which a sequence keeps blocks in a group, running or cached for a later prompt."""
     whole = max(1.0, mean_tokens)
     match group:
         case FullAttention():

@@ -1,39 +1,39 @@
 """Every error pagedkv raises, as one tree.
 
-Scarcity is an answer, not an error: an operation that finds too few free blocks changes nothing and
-returns a :class:`~pagedkv.memory.contract.answers.Shortage`, or, in the words of the classic block managers, answers
-``AllocStatus.LATER`` when asked first and raises :class:`OutOfBlocksError` when not asked at all.
-Misuse raises, with the numbers that explain it. A broken invariant is a fault of this library: an
-``AssertionError`` that stops the program.
+A shortage is an answer, not an error: an operation that finds too few free blocks changes nothing and returns a
+:class:`~pagedkv.memory.contract.answers.Shortage`. In the classic block managers, checks such as ``can_allocate``
+answer ``AllocStatus.LATER``, and actions that are called all the same raise :class:`OutOfBlocksError`.
+Misuse raises an error that states the numbers. A broken invariant is a fault of this library and raises
+``AssertionError``, which stops the program.
 
 ::
 
     PagedKVError
     |-- ConfigurationError        a size, fraction or combination that cannot work
     |-- TokenError                empty prompt, ids outside int32, wrong shape or dtype
-    |-- OutOfBlocksError          an unasked action met a shortage (classic methods only)
+    |-- OutOfBlocksError          an action without the check before it met a shortage (classic methods only)
     |-- TooManySequencesError     more sequences at once than rows were configured
     |-- SequenceError             the sequence or row is not in a state that allows this
     |   |-- UnknownSequenceError  never allocated here
     |   |-- FreedSequenceError    freed before: double free, use after free
     |   |-- SwappedOutError       its blocks are in the host pool
     |   `-- LostSequenceError     an aborted step left its memory undefined
-    |-- SharedPrefixError         truncating into blocks that another sequence or a ticket holds
-    |-- TruncationError           the content needed at that length is gone, or length is absurd
+    |-- SharedPrefixError         truncating into blocks that another sequence or a ticket refers to
+    |-- TruncationError           the content needed at that length is gone, or the length is impossible
     |-- NoHostPoolError           swapping without a host pool
     |-- BlockError                a block id or ticket that is foreign, free, or released twice
     |-- StepError                 steps acknowledged or aborted out of order
-    |-- InterruptedSpaceError     an operation was stopped in the middle; build the space again
+    |-- InterruptedSpaceError     an operation was interrupted midway; build the space again
     |-- PlanError                 a buffer that is no plan: cut short, corrupt, of another version
     |-- TensorError               a tensor of the wrong type, shape or device, unpinned, or with slots out of range
-    |-- StorageError              memory that is given back, or asleep, while something uses it
-    |-- SamplingError             a row that no token can be chosen for, or a foreign processor that answers nonsense
-    |-- MissingExtraError         a package that an extra of pagedkv brings is not installed: which, and how to have it
-    |-- DeviceUnavailableError    Triton or a GPU is asked for where there is none
+    |-- StorageError              releasing memory that is in use, or using memory that is released
+    |-- SamplingError             a row without an allowed token, or a custom processor with a wrong result
+    |-- MissingExtraError         a package of an extra of pagedkv is not installed: which one, and pip's command
+    |-- DeviceUnavailableError    Triton or a GPU was requested on a machine without one
     |-- DeviceLostError           the device failed; which steps are done, and which are lost
-    |-- UnsupportedModelError     a model that paged memory would answer wrongly for: which layer, why, what to do
-    |-- RequestError              a request that cannot be served: empty, too long, contradictory, not built yet
-    |-- QueueFullError            as many requests wait as may: ask again later
+    |-- UnsupportedModelError     a model that would compute wrong answers on paged memory: layer, reason, remedy
+    |-- RequestError              a request that cannot be served: empty, too long, contradictory, not implemented
+    |-- QueueFullError            the waiting queue is full: submit again later
     |-- EngineError               the engine failed in a step, was closed, or is used in two ways at once
     |-- RecordingError            a running engine that cannot be recorded: source, reason, remedy
     `-- TraceError                a trace file that cannot be read: file, line, reason, remedy
@@ -85,7 +85,7 @@ class TokenError(PagedKVError, ValueError):
 
 
 class OutOfBlocksError(PagedKVError):
-    """A classic action was called without asking first, and the free blocks do not suffice."""
+    """A classic action was called without the check before it, and too few blocks are free."""
 
 
 class TooManySequencesError(PagedKVError):
@@ -113,7 +113,7 @@ class LostSequenceError(SequenceError):
 
 
 class SharedPrefixError(PagedKVError):
-    """Truncation would reach into blocks that another sequence, or a ticket, holds too."""
+    """Truncation would reach into blocks that another sequence or a ticket also refers to."""
 
 
 class TruncationError(PagedKVError, ValueError):
@@ -121,19 +121,19 @@ class TruncationError(PagedKVError, ValueError):
 
 
 class NoHostPoolError(PagedKVError):
-    """Swapping was asked for, but no host pool was configured."""
+    """Swapping was requested, but no host pool was configured."""
 
 
 class BlockError(PagedKVError):
-    """A block id that is foreign to the pool or not in use, or a block or ticket that is released twice."""
+    """A block id outside the pool or not in use, or a block or ticket that is released twice."""
 
 
 class StepError(PagedKVError):
-    """Steps must be acknowledged in the order in which they were planned."""
+    """Steps were not acknowledged in the order in which they were planned."""
 
 
 class InterruptedSpaceError(PagedKVError):
-    """An operation was stopped in the middle of its changes, so nothing here can be trusted: build a new space."""
+    """An operation was interrupted midway, so the space's state is inconsistent: build a new space."""
 
 
 class PlanError(PagedKVError, ValueError):
@@ -141,32 +141,32 @@ class PlanError(PagedKVError, ValueError):
 
 
 class TensorError(PagedKVError, ValueError):
-    """A tensor of the wrong type, shape or device, one that is not pinned, or with slots that do not exist."""
+    """A tensor of the wrong type, shape or device, one that is not pinned, or one with slots outside the pool."""
 
 
 class StorageError(PagedKVError):
-    """Memory is given back while copies are under way, or used while it is given back."""
+    """Memory is released while copies are under way, or used while it is released."""
 
 
 class SamplingError(PagedKVError):
-    """A row cannot be sampled: no token is allowed, logits are no numbers, a foreign processor answers nonsense."""
+    """A row cannot be sampled: no token is allowed, logits are NaN, or a custom processor returns a wrong result."""
 
 
 class MissingExtraError(PagedKVError, ModuleNotFoundError):
-    """A package is not installed, or too old, that comes with an extra of pagedkv; the message has pip's command."""
+    """A package of an extra of pagedkv is not installed, or too old; the message has pip's command."""
 
 
 class DeviceUnavailableError(PagedKVError):
-    """Triton or a GPU was asked for on a machine that has none."""
+    """Triton or a GPU was requested on a machine that has none."""
 
 
 class DeviceLostError(PagedKVError):
-    """The device failed, and nothing goes on in this process: what it held is lost.
+    """The device failed: its content is lost, and this process cannot use it any more.
 
     Args:
-        done_steps: steps that the executor had told, or can tell, to be done; acknowledging them is right.
-        lost_steps: steps that were launched, of which nothing is known.
-        reason: what the device said.
+        done_steps: steps that the executor reported, or can report, as done; acknowledging them is right.
+        lost_steps: steps that were launched, with an unknown outcome.
+        reason: the device's own message.
     """
 
     def __init__(self, done_steps: tuple[int, ...], lost_steps: tuple[int, ...], reason: str) -> None:
@@ -180,23 +180,23 @@ class DeviceLostError(PagedKVError):
 
 
 class UnsupportedModelError(PagedKVError):
-    """A model that an engine on paged memory would answer wrongly for; it is refused before it answers anything."""
+    """A model that would compute wrong answers on paged memory; it is refused before the first answer."""
 
 
 class RequestError(PagedKVError, ValueError):
-    """A request that cannot be served. Nothing else is disturbed by it."""
+    """A request that cannot be served. Other requests are not affected."""
 
 
 class QueueFullError(PagedKVError):
-    """As many requests wait as may, and this one was not to wait for room; it may be served later."""
+    """The waiting queue is full, and the request was submitted without waiting for room; it may be served later."""
 
 
 class EngineError(PagedKVError, RuntimeError):
-    """The engine cannot go on: a step failed, it was closed, or somebody else drives it."""
+    """The engine cannot go on: a step failed, it was closed, or another caller drives it."""
 
 
 class RecordingError(PagedKVError):
-    """A running engine whose events or metrics cannot be recorded.
+    """The events or metrics of a running engine cannot be recorded.
 
     Args:
         source: the endpoint or address, and which message of it.

@@ -1,6 +1,6 @@
-"""Cache events: what became findable and what ceased to be, as arrays.
+"""Cache events: which blocks were named and which lost their names, as arrays.
 
-A router or an outer tier follows them to know which blocks a replica holds. They cost nothing unless
+Routers and outer cache tiers read them to know which blocks a replica has cached. They cost nothing unless
 ``SpaceConfig.events`` is set.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["CacheEventKind", "CacheEvents"]
 
 
 class CacheEventKind(IntEnum):
-    """What happened to a name."""
+    """What happened to a block's name."""
 
     STORED = 1
     REMOVED = 2
@@ -33,18 +33,18 @@ GAP: Final = int(CacheEventKind.GAP)
 class CacheEvents:
     """Events of one pool, oldest first.
 
-    Of more events than ``SpaceConfig.max_events`` the oldest are lost, and a GAP comes first: what is known of the pool
-    is to be forgotten, since names may have gone unseen; :meth:`BlockSpace.stored_blocks
-    <pagedkv.BlockSpace.stored_blocks>` tells them all.
+    Beyond ``SpaceConfig.max_events`` the oldest events are lost, and a GAP comes first. A reader of a GAP must discard
+    its record of the pool, since it has missed changes, and list all names anew with :meth:`BlockSpace.stored_blocks
+    <pagedkv.BlockSpace.stored_blocks>`.
 
     Args:
         pool: name of the pool.
         kinds: int32 ``[n]``, values of :class:`CacheEventKind`.
         groups: int32 ``[n]``; -1 for CLEARED and GAP.
-        block_ids: int32 ``[n]``; 0 for CLEARED, and for GAP the number of events that were lost.
+        block_ids: int32 ``[n]``; 0 for CLEARED, and for GAP the number of lost events.
         digests: uint8 ``[n, 32]``, the block's digest; zeros for CLEARED and GAP.
-        parent_digests: uint8 ``[n, 32]``, for STORED the digest of the block before it, whose own block may be gone by
-            now; zeros for a first block and for the other kinds.
+        parent_digests: uint8 ``[n, 32]``, for STORED the digest of the block before it (which may not be cached any
+            more); zeros for a first block and for the other kinds.
     """
 
     pool: str

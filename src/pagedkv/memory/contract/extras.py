@@ -1,6 +1,6 @@
-"""Packages that are installed with an extra of pagedkv alone: where one is missing, the error names the extra.
+"""Packages that come with an extra of pagedkv: if one is missing, the error names the extra.
 
-Modules import such packages within :func:`needing`, behind their other imports.
+Modules import such packages inside a ``with needing(...)`` block, below their other imports.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,14 @@ __all__ = ["needing"]
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """Tell which extra to install where a package that is imported within is missing.
+    """Raise an error that names the extra to install if a package imported inside the block is missing.
 
     Args:
-        extra: its name, as in ``pip install 'pagedkv[cli]'``; what: what cannot be done without it.
+        extra: its name, as in ``pip install 'pagedkv[cli]'``.
+        what: the feature that needs the package.
 
     Raises:
-        MissingExtraError: names the package and the extra; one that was raised within stays as it is.
+        MissingExtraError: names the package and the extra; one that is raised inside the block is passed on unchanged.
     """
     try:
         yield
@@ -28,5 +29,5 @@ def needing(extra: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as problem:
         package = (problem.name or "").partition(".")[0]
         if package in {"", "pagedkv"}:
-            raise  # a fault of ours, which no installing mends
+            raise  # a fault of pagedkv, which no installation repairs
         raise MissingExtraError(f"{what} needs {package}: pip install 'pagedkv[{extra}]'", name=package) from problem

@@ -1,4 +1,4 @@
-"""How the fields of specifications are checked, and how these are written."""
+"""Checks of the fields of specifications, and their short ``repr``."""
 
 from dataclasses import fields
 from typing import Any
@@ -16,7 +16,7 @@ def require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as a
 
 
 def check_count(spec: object, name: str, *, least: int = 1) -> None:
-    """Replace a field of a frozen value by the plain integer that it must be."""
+    """Check a count in a field of a frozen dataclass, and store it there as a plain integer."""
     object.__setattr__(spec, name, as_count(getattr(spec, name), name, least=least))
 
 
@@ -27,6 +27,6 @@ def check_flag(spec: object, name: str) -> None:
 
 
 def short_repr(spec: Any) -> str:  # noqa: ANN401 - any dataclass
-    """Write a specification as Python would build it, without what is as it would be by itself."""
+    """Write a specification as Python would build it, without fields that have their default value."""
     told = [item for item in fields(spec) if item.init and getattr(spec, item.name) != item.default]
     return f"{type(spec).__name__}({', '.join(f'{item.name}={getattr(spec, item.name)!r}' for item in told)})"

@@ -1,13 +1,13 @@
-"""The fingerprint of a configuration: by it a device knows the plans that are meant for its memory and its tables.
+"""The fingerprint of a configuration: a device compares it to refuse plans that were made for another configuration.
 
-A plan is numbers of blocks, rows and entries. Where two spaces differ in block sizes, rows, groups or pools, the same
-numbers name something else, and writes succeed all the same. So plans bear the fingerprint of their space
-(:mod:`pagedkv.memory.contract.plan_buffer`), and storage, tables and executor compare it with that of the configuration
-they were built from. It is the same in every process, and no part of it is drawn at random: ranks build theirs by
-themselves.
+A plan consists of numbers of blocks, rows and table entries. If two spaces differ in block sizes, rows, groups or
+pools, the same number means different memory in each, and a wrong write succeeds unnoticed. So every plan carries the
+fingerprint of its space (:mod:`pagedkv.memory.contract.plan_buffer`), and storage, tables and executor compare it with
+that of the configuration they were built from. The fingerprint contains nothing random, so all processes compute the
+same one, each by itself.
 
-Of a configuration counts what a device relies on. Which cached blocks go first, what is recorded, how much admissions
-leave free, may differ: the plans are carried out in the same way.
+It covers only the settings that a device relies on. The eviction policy, recorded events, the watermark and other
+settings are left out, since a device carries out plans in the same way whatever they are.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ FINGERPRINT_NBYTES: Final = 16
 
 
 def fingerprint(config: SpaceConfig) -> bytes:
-    """Digest what a device relies on: the leading 16 bytes of a SHA-256. O(groups), some 50 us."""
+    """Digest the settings that a device relies on: the leading 16 bytes of a SHA-256. O(groups), about 50 us."""
     written = json.dumps(_relied_on(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(written.encode()).digest()[:FINGERPRINT_NBYTES]
 
 
 def difference(one: SpaceConfig, other: SpaceConfig) -> str:
-    """Tell in what two configurations differ that a device relies on; nothing where they do not."""
+    """Return the settings a device relies on in which two configurations differ; empty if there are none."""
     theirs = _relied_on(other)
     return "; ".join(
         f"{name} {mine!r} and {theirs[name]!r}" for name, mine in _relied_on(one).items() if mine != theirs[name]
@@ -37,7 +37,7 @@ def difference(one: SpaceConfig, other: SpaceConfig) -> str:
 
 
 def _relied_on(config: SpaceConfig) -> dict[str, object]:
-    """List by name what gives the numbers of a plan their meaning, and what order its steps keep."""
+    """Return by name the settings that give the numbers of a plan their meaning and its steps their order."""
     return {
         "groups": [asdict(group) for group in config.groups],
         "num_blocks": config.blocks_by_pool(),

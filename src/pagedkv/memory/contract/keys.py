@@ -1,8 +1,8 @@
-"""Extra keys: what, besides the tokens, makes a block's content what it is.
+"""Extra keys: the inputs besides the tokens that determine a block's content.
 
-Each kind of key has its own tag in the encoding, so that a tenant salt can never equal a LoRA name
-(a fault seen in vLLM, see docs/faults.md). Keys that hold for a whole sequence go into its first block, and the digest
-chain carries them on; a media key goes into every block that its placeholder tokens touch.
+Each kind of key has its own tag in the encoding, so that a tenant's salt never equals a LoRA name
+(a fault seen in vLLM, see docs/faults.md). Keys of a whole sequence are encoded in its first block only, since the
+digest chain covers the blocks after it. A media key is encoded in every block that overlaps its placeholder tokens.
 """
 
 import struct
@@ -26,7 +26,7 @@ class MediaSpan:
     Args:
         start: position of its first placeholder token.
         num_tokens: number of placeholder tokens, at least 1.
-        digest: what identifies the content, for example its SHA-256.
+        digest: identifies the content, for example its SHA-256.
     """
 
     start: int
@@ -44,13 +44,13 @@ class MediaSpan:
 
 
 class MediaArrays(NamedTuple):
-    """The media of a request, in its order, as compiled loops take them.
+    """The media of a request, in their order, as arrays for compiled loops.
 
     Args:
-        starts, ends: int64 ``[media]``, the positions that each covers.
+        starts, ends: int64 ``[media]``, the positions ``[start, end)`` of each medium.
         bounds: int64 ``[media + 1]``; the digest of medium i is ``digests[bounds[i] : bounds[i + 1]]``.
-        digests: uint8, all digests beside each other.
-        begin, end: the first position that any of them covers, and the one behind the last.
+        digests: uint8, all digests concatenated.
+        begin, end: the first position of any medium, and the one after the last.
     """
 
     starts: npt.NDArray[np.int64]
@@ -93,13 +93,13 @@ class RequestKeys:
 
     Args:
         lora_name: name of the LoRA adapter, or None for the base model.
-        lora_version: version of the adapter (its path or content digest), so that a re-pointed name
-            never finds the old adapter's blocks.
+        lora_version: version of the adapter (its path or content digest), so that after a name is assigned to another
+            adapter, the old adapter's blocks do not hit.
         salt: a tenant's secret; other tenants' requests never hit this one's blocks.
-        media: images and sounds in the prompt.
+        media: images, sounds and videos in the prompt.
 
     Attributes:
-        media_arrays: the media once more, made once, since every match and every growth reads them.
+        media_arrays: the media as arrays, built once, since every match and every growth reads them.
     """
 
     lora_name: str | None = None
@@ -121,7 +121,7 @@ class RequestKeys:
         object.__setattr__(self, "media_arrays", _as_arrays(self.media) if self.media else NO_MEDIA)
 
     def first_block_key(self, weights_epoch: str) -> bytes:
-        """Encode what goes into the first block only."""
+        """Encode the keys of the first block, except media."""
         encoded = b""
         if weights_epoch:
             encoded += _encode(EPOCH, _utf8(weights_epoch))
@@ -133,11 +133,11 @@ class RequestKeys:
 
     @property
     def media_reach(self) -> int:
-        """Position behind the last placeholder token, 0 without media."""
+        """Position after the last placeholder token; 0 without media."""
         return self.media_arrays.end
 
     def media_key(self, start: int, end: int) -> bytes:
-        """Encode the media that touch positions ``[start, end)``, with their offset from ``start``."""
+        """Encode the media that overlap positions ``[start, end)``, with their offset from ``start``."""
         touching = (span for span in self.media if span.start < end and start < span.start + span.num_tokens)
         return b"".join(
             _encode(MEDIA, struct.pack("<qq", span.start - start, span.num_tokens), span.digest) for span in touching
@@ -153,13 +153,13 @@ MEDIA: Final = 4
 
 
 def differing_tags(left: bytes, right: bytes) -> set[int]:
-    """Tell which kinds of extra keys differ between two encodings: ``EPOCH``, ``LORA``, ``SALT``, ``MEDIA``."""
+    """Return the kinds of extra keys that differ between two encodings: ``EPOCH``, ``LORA``, ``SALT``, ``MEDIA``."""
     mine, others = _by_tag(left), _by_tag(right)
     return {tag for tag in mine.keys() | others.keys() if mine.get(tag) != others.get(tag)}
 
 
 def _by_tag(encoding: bytes) -> dict[int, list[bytes]]:
-    """Take an encoding apart: by tag, what it says of each key."""
+    """Split an encoding into the encodings of single keys, by tag."""
     keys: dict[int, list[bytes]] = {}
     at = 0
     while at < len(encoding):
@@ -177,6 +177,6 @@ def _utf8(text: str) -> bytes:
 
 
 def _encode(tag: int, *fields: bytes) -> bytes:
-    """Tag, number of fields, then each field behind its length: no two inputs give the same bytes."""
+    """Encode a tag, the number of fields, and each field after its length: distinct inputs give distinct bytes."""
     lengths_and_fields = b"".join(struct.pack("<I", len(value)) + value for value in fields)
     return struct.pack("<BB", tag, len(fields)) + lengths_and_fields

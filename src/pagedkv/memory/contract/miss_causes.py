@@ -1,6 +1,6 @@
-"""Explanations: how much of a prompt hits, where that ends, and why.
+"""Explanations: how much of a prompt hits, where the hit ends, and why.
 
-Values alone; :mod:`pagedkv.memory.space.miss_analysis` finds them. ``str`` of an explanation is a sentence.
+Values only; :mod:`pagedkv.memory.space.miss_analysis` computes them. ``str`` of an explanation is one sentence.
 """
 
 from dataclasses import dataclass
@@ -13,60 +13,60 @@ __all__ = ["ORDER", "Explanation", "Miss", "MissCause", "number_of"]
 class MissCause(Enum):
     """Why tokens do not hit.
 
-    What was cached, and is known to be gone, comes before what is cached and differs, that before what nobody has seen.
+    Content that was cached and is gone comes first, then cached content that differs, then content without a record.
     """
 
     # The prompt itself
     NOT_FULL = "block not full"
-    """What is left fills no block, or ends with the prompt's last token, which is always computed."""
+    """The rest of the prompt fills no block, or ends with the prompt's last token, which is always computed."""
     BOUNDED = "bounded by the caller"
     NOT_CACHING = "no prefix caching"
 
     # Not there yet
     BEING_COMPUTED = "being computed"
-    """The open step computes it, and nobody else can take that over."""
+    """The open step computes it, and no other row can take over that computation."""
     LOADING = "being loaded"
 
-    # It was there, and went
+    # It was cached, and is gone
     EVICTED = "evicted"
-    """Handed out for other content, since the pool was full."""
+    """Allocated for other content, since the pool was full."""
     SUPERSEDED = "superseded"
-    """Its sequence was freed as replaced by another one, and its blocks were the first to be handed out."""
+    """Its sequence was freed as superseded by another one, so its blocks were evicted first."""
     WINDOW_GONE = "window gone"
-    """The beginning is known, but no longer what a window or a chunk reads before this place."""
+    """The beginning is cached, but not the blocks that a window or a chunk reads before this place."""
     STATE_GONE = "state gone"
     ORPHANED = "orphaned"
-    """Still cached, but what it continues was evicted and computed again: nobody finds it before it is computed too."""
+    """Still cached, but its prefix was evicted and computed again: it can be hit once it is computed again too."""
     OTHER_DIGEST = "another digest"
-    """Cached, but the digest that was brought for it, or with which it was stored, is not its own."""
+    """Cached, but the digest given for it, or with which it was stored, is not that of its content."""
     OVERWRITTEN = "overwritten"
     """The sequence that held it was rolled back."""
     CALLED_OFF = "called off"
-    """Never computed: the step failed, or everybody left who was to compute it."""
+    """Never computed: the step failed, or every row that was to compute it was freed."""
     WITHDRAWN = "withdrawn"
     FORGOTTEN = "forgotten on request"
     RESET = "cache reset"
     INVALIDATED = "memory given back"
     OTHER_EPOCH = "another weights epoch"
 
-    # Something else is there
+    # Other content is cached
     OTHER_ADAPTER = "another adapter"
     OTHER_SALT = "another salt"
     OTHER_MEDIA = "another medium"
     CHANGED_TOKENS = "changed tokens"
-    """What is cached goes on otherwise, after at least one token in common."""
+    """Cached content has at least one token in common, and then continues differently."""
 
-    # Nothing is known of it
+    # There is no record of it
     NEVER_STORED = "never stored"
     UNKNOWN = "unknown"
-    """Never stored, or so long ago that it is forgotten."""
+    """Never stored, or evicted so long ago that its ghost is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
     """Tokens ``[start, end)`` of a prompt that do not hit, and why.
 
-    Tokens behind a gap that are cached themselves do not hit because of the gap.
+    Tokens behind a gap do not hit because of the gap, even where they are cached.
     """
 
     start: int
@@ -75,7 +75,7 @@ class Miss:
 
     @property
     def num_tokens(self) -> int:
-        """Count them."""
+        """Count the tokens."""
         return self.end - self.start
 
 
@@ -86,14 +86,14 @@ class Explanation:
     Args:
         num_tokens: tokens of the prompt.
         num_hit_tokens: leading tokens that hit.
-        cause: why no more did.
-        position: the first token that the cause concerns: where the block begins that is missing, and for changed
-            tokens the first one that differs.
-        group: index of the group that lacks it; None where no group does.
-        token_id: for changed tokens what stands at that position in the cache, None where nothing does; else None.
-        age: blocks that the pool has handed out since the content went; None where it did not go, or nobody knows.
-        misses: all that does not hit, from ``num_hit_tokens`` to ``num_tokens``, in runs of one cause; empty in an
-            explanation that was recorded.
+        cause: why the hit ended there.
+        position: the first token that the cause concerns: the beginning of the missing block, or, for changed tokens,
+            the first one that differs.
+        group: index of the group that lacks the block; None where no group does.
+        token_id: for changed tokens, the cached token at that position, or None where there is none; else None.
+        age: blocks that the pool has allocated since the content was lost; None if it was not lost or has no record.
+        misses: all tokens that do not hit, from ``num_hit_tokens`` to ``num_tokens``, in runs of one cause; empty in a
+            recorded explanation.
     """
 
     num_tokens: int
@@ -117,9 +117,9 @@ class Explanation:
 
 
 ORDER: Final = tuple(MissCause)
-"""Causes by number, as records keep them."""
+"""Causes by number; records store the number."""
 
 
 def number_of(cause: MissCause) -> int:
-    """Tell a cause's number."""
+    """Return the number of a cause."""
     return ORDER.index(cause)

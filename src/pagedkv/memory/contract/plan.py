@@ -1,28 +1,28 @@
-"""What the core tells a device: immutable plans, and page lists for its kernels.
+"""The plan of a step, immutable, and the page lists of attention kernels: the core's output for a device.
 
-A :class:`StepPlan` is everything that one forward pass needs done in memory. Its parts are carried out
-in this order, each complete before the next::
+A :class:`StepPlan` lists all memory operations of one forward pass. Its parts are carried out in this order, each
+complete before the next::
 
-    1. swaps_out    device block -> host block      (reads before all else; the forward pass may write there again)
+    1. swaps_out    device block -> host block      (first, since the forward pass may overwrite the device block)
     2. swaps_in     host block -> device block
     3. copies       device block -> device block    (no block is both a source and a destination)
     4. table_writes into the device's copy of the block tables
     5. compute      the forward pass writes positions [start, end) of each row into its slots; rows that share
                     a block may write the same keys and values to it twice (a fork before its prompt ran); groups
-                    that stay out of prefix caching begin elsewhere, see :meth:`StepPlan.compute_in`
+                    outside prefix caching may begin at other positions, see :meth:`StepPlan.compute_in`
 
-Before them all, an engine that must not read stale memory zeroes ``new_blocks``, the blocks that this plan hands out
-without content.
+An engine that must not read stale memory first zeroes ``new_blocks``, the blocks that this plan allocates without
+content.
 
-All arrays are read-only. Destinations are distinct, so that each part can be one parallel kernel. When step k has
-run, the engine says ``acknowledge(k)``; blocks that the plan touches are not handed to anybody else before.
+All arrays are read-only. Destinations are distinct, so that each part can be one parallel kernel. After step k has
+run, the engine calls ``acknowledge(k)``; until then, no block of the plan is allocated to another row.
 
 A plan is one contiguous buffer of int32 words, ``plan.buffer``, and its arrays are views of it::
 
     | header | directory of the parts | pool names | moves | table writes | compute | new blocks | ... |
 
-It goes to a GPU or to other processes as it is, and :meth:`StepPlan.from_buffer` restores the plan there without
-copying; :mod:`pagedkv.memory.contract.plan_buffer` draws every word.
+The buffer is sent to a GPU or to other processes as it is, and :meth:`StepPlan.from_buffer` restores the plan there
+without copying; :mod:`pagedkv.memory.contract.plan_buffer` draws every word.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,10 +67,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMoves:
-    """Blocks to be copied within one group of equal shape: ``dst_ids[i]`` becomes ``src_ids[i]``.
+    """Copies between blocks of equal shape in one pool: ``dst_ids[i]`` becomes ``src_ids[i]``.
 
     Args:
-        pool: name of the device pool; swaps move between it and its host pool.
+        pool: name of the device pool; swaps copy between it and its host pool.
         src_ids: int32 ``[n]``.
         dst_ids: int32 ``[n]``, all different.
     """
@@ -88,11 +88,12 @@ class TableWrites:
     """New entries of one group's block table, as runs of consecutive logical blocks.
 
     Run i sets ``table[rows[i], starts[i] : starts[i] + counts[i]]`` to the next ``counts[i]`` of
-    ``block_ids``. Entries that fell out of a window are not rewritten: no kernel reads them.
+    ``block_ids``. Entries of blocks before a window are not rewritten, since no kernel reads them.
 
     Args:
-        group: index of the group; behind the groups those are numbered, in their order, that keep draft states: the run
-            is one of slots of the second table then (:class:`DraftStates`).
+        group: index of the group. Indices from the number of groups on mean the second tables of the groups that keep
+            draft states, in the order of these groups; the run then consists of slots of such a table
+            (:class:`DraftStates`).
         rows: int32 ``[r]``.
         starts: int32 ``[r]``, logical block index of each run.
         counts: int32 ``[r]``, entries of each run.
@@ -119,13 +120,13 @@ class TokenRanges:
 
     @property
     def num_tokens(self) -> int:
-        """Positions in all. O(rows)."""
+        """Number of positions of all rows. O(rows)."""
         return int(self.ends.sum(dtype=np.int64) - self.starts.sum(dtype=np.int64))
 
     def offsets(self) -> Int32Array:
-        """Tell where each row's positions begin in the flat order of the step: int32 ``[rows + 1]``. O(rows).
+        """Compute where each row's positions begin in the flat order of the step: int32 ``[rows + 1]``. O(rows).
 
-        FlashInfer's ``qo_indptr``, FlashAttention's ``cu_seqlens_q``; ``ends`` are the lengths of the sequences.
+        This is FlashInfer's ``qo_indptr`` and FlashAttention's ``cu_seqlens_q``; ``ends`` are the sequences' lengths.
         """
         offsets = np.zeros(len(self.rows) + 1, np.int32)
         np.cumsum(self.ends - self.starts, out=offsets[1:])
@@ -143,16 +144,17 @@ class TokenRanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnknownTokens:
-    """Which ranges are upper bounds: their rows had tokens that nobody knew when the step was planned.
+    """Ranges that are upper bounds, since their rows had unknown tokens when the step was planned.
 
-    The device moves the start, the end and the slots of a range down by as many tokens as were refused, by then, in
-    this row: in the step that samples the first unknown token, and in later ones before this step.
+    By the time this step runs, the steps before it may have refused some of these tokens: the step that samples the
+    first unknown token, and those between it and this step. The device moves the start, the end and the slots of the
+    row's range down by the number of refused tokens.
 
     Args:
-        counts: int32 ``[ranges]``, trailing unknown tokens of the row, up to the end of the range: 0 where all are
-            known. Some of them may lie before the range begins.
-        steps_back: int32 ``[ranges]``, how many steps ago the first of them is sampled: ``step_id - steps_back``; 0
-            where this step samples it, a draft. A step that is over stands for any that is.
+        counts: int32 ``[ranges]``, trailing unknown tokens of the row, up to the end of the range; 0 if all are
+            known. Some of them may lie before the start of the range.
+        steps_back: int32 ``[ranges]``; step ``step_id - steps_back`` samples the first of them; 0 if this step does (a
+            draft). If that step is over, the value may name any other step that is over.
     """
 
     counts: Int32Array
@@ -164,16 +166,17 @@ class UnknownTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftStates:
-    """Which positions have a state of their own, since they may be refused, in groups that keep such states.
+    """Positions with a state of their own, since they may be refused, in groups that keep draft states.
 
-    The state behind position ``p`` of a row is in slot ``p % num_draft_states`` of the group's second table if ``p >=
-    firsts[i]``, else in the block of ``p`` in its first table. So a step that computes ``[s, e)`` reads the state of
-    position ``s - 1`` from there, and writes there the state of every position from ``max(s, firsts[i])`` on; before,
-    as any step, that of the last position and of every checkpoint. ``s`` and ``e`` are those of the device: moved down
-    by what was refused. ``firsts`` do not move.
+    The state after position ``p`` of a row is in slot ``p % num_draft_states`` of the group's second table if ``p >=
+    firsts[i]``, else in the block of ``p`` in its first table. A step that computes ``[s, e)`` reads the state of
+    position ``s - 1`` from that place, and writes to that place the state of every position from ``max(s, firsts[i])``
+    on. Below ``firsts[i]`` it writes, as any step does, the state of the last position and of every checkpoint. Here
+    ``s`` and ``e`` are those on the device, moved down by the number of refused tokens; ``firsts`` do not move.
 
     Args:
-        firsts: int32 ``[ranges]``, the first position of each range's row with a state of its own, at most its end.
+        firsts: int32 ``[ranges]``, the first position of each range's row that has a state of its own, at most the
+            range's end.
     """
 
     firsts: Int32Array
@@ -184,10 +187,10 @@ class DraftStates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewBlocks:
-    """Blocks that a plan hands out without content: taken from the free ones since the plan before, none by a hit.
+    """Blocks that a plan allocates without content: taken from the free blocks since the plan before, none by a hit.
 
-    What stands in them is stale. Reserved blocks are among them; destinations of copies and swaps are not, nor blocks
-    that :meth:`~pagedkv.memory.space.block_space.BlockSpace.mark_computed` declared filled.
+    Their content is stale. They include reserved blocks, but not the destinations of copies and swaps, nor blocks
+    that :meth:`~pagedkv.memory.space.block_space.BlockSpace.mark_computed` declared as filled.
 
     Args:
         pool: name of the device pool.
@@ -218,10 +221,10 @@ class _Parts:
 
 @final
 class StepPlan:
-    """All that one step needs done in memory; see the module's text for the order. Immutable.
+    """All memory operations of one step; the module's docstring gives their order. Immutable.
 
-    A plan is its buffer: two are equal if their buffers are, and parts are looked up when they are first asked for
-    (8 us for the five of a decode step, which whoever ships the buffer on need not pay).
+    A plan is its buffer: plans are equal if their buffers are. The parts are parsed on first access, which takes 8 us
+    for the five of a decode step, so that a process which only forwards the buffer does not spend them.
 
     Attributes:
         step_id: number of the step.
@@ -231,7 +234,7 @@ class StepPlan:
     __slots__ = ("_known_parts", "_pool_names", "buffer", "step_id")
 
     def __init__(self, step_id: StepId, buffer: Int32Array, pool_names: tuple[str, ...]) -> None:
-        """View a buffer that is known to be the plan of that step; others come in by :meth:`from_buffer`."""
+        """View a buffer that is known to be the plan of that step; :meth:`from_buffer` opens unchecked ones."""
         self.step_id = step_id
         self.buffer = buffer
         self._pool_names = pool_names
@@ -242,8 +245,8 @@ class StepPlan:
         """Restore a plan from its buffer, without copying; changes nothing.
 
         Args:
-            buffer: ``plan.buffer``, or its bytes from elsewhere: bytes, bytearray, memoryview or array, contiguous.
-                The plan's arrays are read-only views of it: whoever may write to it must not do so meanwhile.
+            buffer: ``plan.buffer``, or its bytes from another process: bytes, bytearray, memoryview or array,
+                contiguous. The plan's arrays are read-only views of it, so it must not be written meanwhile.
 
         Raises:
             PlanError: the buffer is cut short, of another version, or contradicts itself.
@@ -255,59 +258,60 @@ class StepPlan:
 
     @property
     def swaps_out(self) -> tuple[BlockMoves, ...]:
-        """Moves from device blocks to host blocks, one entry a pool that has any."""
+        """Copies from device blocks to host blocks, one entry for each pool that has any."""
         return self._parts().swaps_out
 
     @property
     def swaps_in(self) -> tuple[BlockMoves, ...]:
-        """Moves from host blocks to device blocks, one entry a pool that has any."""
+        """Copies from host blocks to device blocks, one entry for each pool that has any."""
         return self._parts().swaps_in
 
     @property
     def copies(self) -> tuple[BlockMoves, ...]:
-        """Copies between device blocks, one entry a pool that has any."""
+        """Copies between device blocks, one entry for each pool that has any."""
         return self._parts().copies
 
     @property
     def table_writes(self) -> tuple[TableWrites, ...]:
-        """New entries of the block tables, one entry a group that has any."""
+        """New entries of the block tables, one entry for each table that has any."""
         return self._parts().table_writes
 
     @property
     def compute(self) -> TokenRanges:
-        """Positions of the forward pass."""
+        """Positions that the forward pass computes."""
         return self._parts().compute
 
     def compute_in(self, group: int) -> TokenRanges:
-        """Positions to be written in one group: those of :attr:`compute`, and of the same rows.
+        """Positions to be written in one group, for the same rows and with the same ends as :attr:`compute`.
 
-        A group that stays out of prefix caching begins each range somewhere else: earlier where the others hit, and
-        at its end, perhaps, where there is nothing for it to do. So does a window that is computed again
-        (:class:`~pagedkv.Replay`): what its first positions would see before the start is gone, and 0 in the table.
+        In a group outside prefix caching, ranges may have other starts: an earlier one where the other groups hit, and
+        the range's end where this group has nothing to compute. A window that is replayed
+        (:class:`~pagedkv.Replay`) also has starts of its own; the blocks before such a start, which its first
+        positions would attend to, are gone and 0 in the table.
 
         Args:
-            group: index of the group; one that the plan does not know has the ranges of all.
+            group: index of the group; a group without starts of its own has the ranges of :attr:`compute`.
         """
         return self.compute_outside.get(group, self.compute)
 
     @property
     def compute_outside(self) -> Mapping[int, TokenRanges]:
-        """What :meth:`compute_in` answers for each group with starts of its own, by its index."""
+        """The ranges that :meth:`compute_in` returns for each group with starts of its own, by its index."""
         return self._parts().compute_outside
 
     @property
     def unknown(self) -> UnknownTokens | None:
-        """Which ranges of :attr:`compute` end in tokens that were not known; None if all were."""
+        """The ranges of :attr:`compute` that end in unknown tokens; None if there are none."""
         return self._parts().unknown
 
     @property
     def draft_states(self) -> DraftStates | None:
-        """Which positions of :attr:`compute` have a state of their own; None if none has."""
+        """The positions of :attr:`compute` that have a state of their own; None if there are none."""
         return self._parts().draft_states
 
     @property
     def new_blocks(self) -> tuple[NewBlocks, ...]:
-        """Blocks handed out without content, one entry a pool that has any."""
+        """Blocks that are allocated without content, one entry for each pool that has any."""
         return self._parts().new_blocks
 
     def __repr__(self) -> str:
@@ -326,7 +330,7 @@ class StepPlan:
         return hash(self.buffer.tobytes())
 
     def __reduce__(self) -> tuple[Callable[[bytes], "StepPlan"], tuple[bytes]]:
-        """Pickle as the buffer, from which the other side restores the plan."""
+        """Pickle the buffer, from which unpickling restores the plan."""
         return StepPlan.from_buffer, (self.buffer.tobytes(),)
 
     def _parts(self) -> _Parts:
@@ -378,15 +382,15 @@ def _arrays(words: Int32Array, offset: int, length: int, num_arrays: int) -> lis
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageLists:
-    """The pages of some rows in one list, as FlashInfer takes them (compressed sparse rows).
+    """The pages of several rows in one list, as FlashInfer takes them (compressed sparse rows).
 
     Row i has the pages ``indices[indptr[i] : indptr[i + 1]]``, which hold its positions from ``starts[i]`` on.
 
     Args:
         indptr: int32 ``[rows + 1]``.
         indices: int32 ``[pages]``, block ids; never the null block.
-        last_page_len: int32 ``[rows]``, tokens in the last page of each row; 0 where there is no page.
-        starts: int32 ``[rows]``, position of the first token in the first page: 0, or where a window begins.
+        last_page_len: int32 ``[rows]``, tokens in the last page of each row; 0 for a row without pages.
+        starts: int32 ``[rows]``, position of the first token of the first page: 0, or the start of a window.
     """
 
     indptr: Int32Array

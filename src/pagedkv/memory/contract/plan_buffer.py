@@ -1,12 +1,12 @@
 """The layout of a plan as one buffer of int32 words, little-endian: one packet to a GPU, one message to other ranks.
 
-Owns where everything lies, and the proof that a buffer from elsewhere is one of ours. What the parts mean is said in
-:mod:`pagedkv.memory.contract.plan`, whose objects are views of such a buffer. With P pools and G tables, one a group,
-and behind these the second ones of groups that keep draft states::
+Defines the position of every part, and checks that a buffer from outside is a valid plan. The meaning of the parts is
+described in :mod:`pagedkv.memory.contract.plan`; its objects are views of such a buffer. There are P pools and G
+tables: one a group, followed by the second tables of groups that keep draft states::
 
     word  0  MAGIC  VERSION  NUM_WORDS  NUM_PARTS  STEP_LOW  STEP_HIGH  NUM_POOLS  NUM_TABLES
           8  FINGERPRINT of the space's configuration, 16 bytes (:mod:`pagedkv.memory.contract.fingerprint`)
-         12  the directory, a part a line, every part in the same line of every plan of a space:
+         12  the directory: one line a part; a part has the same line in all plans of a space:
              KIND          OWNER OFFSET LENGTH      arrays of LENGTH words each
              POOL_NAMES    0                        1  for each pool the bytes of its name, then its UTF-8, padded
              SWAPS_OUT     0 .. P-1                 2  src_ids, dst_ids
@@ -21,12 +21,12 @@ and behind these the second ones of groups that keep draft states::
              DRAFT_STATES  0                        1  firsts: as many as ranges, or none   (a line where any group
                                                        keeps draft states)
      12 + 4 x NUM_PARTS
-             the arrays, in the order of the directory, each filled up with zeros to a multiple of 4 words, so that
-             each begins at a multiple of 16 bytes; a part without words has OFFSET 0
+             the arrays, in the order of the directory, each padded with zeros to a multiple of 4 words, so that each
+             begins at a multiple of 16 bytes; a part without words has OFFSET 0
 
-Names of pools travel along, a few words a plan, so that a buffer can be read without the configuration that made it;
-and the fingerprint, so that it is never carried out with another one. A change of what there is raises VERSION; new
-kinds of parts get new lines at the end.
+The pool names (a few words a plan) make a buffer readable without its configuration. The fingerprint prevents a device
+from carrying out a plan of another configuration. A change of an existing part raises VERSION; new kinds of parts are
+added as new lines at the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ __all__ = ["PlanLayout", "add_moves", "open_buffer", "padded", "read_directory",
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.integer]
 Directory: TypeAlias = list[list[int]]
-"""Of each part: kind, owner, offset and length."""
+"""For each part: kind, owner, offset and length."""
 
 # Words of the header.
 MAGIC: Final = 0
@@ -85,7 +85,7 @@ TOLD_OF_RANGES: Final = frozenset({STARTS, UNKNOWN, DRAFT_STATES})
 ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2, 1)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
 CURRENT_VERSION: Final = 4
-ALIGNMENT: Final = 4  # words: 16 bytes, what a GPU's thread loads at once
+ALIGNMENT: Final = 4  # words: 16 bytes, which a GPU thread loads at once
 WORD_NBYTES: Final = 4
 
 
@@ -95,7 +95,7 @@ def padded(num_words: int) -> int:
 
 
 def _num_fixed_parts(num_pools: int, num_tables: int) -> int:
-    """Count the parts of any plan, those of groups outside prefix caching, and of draft states, aside."""
+    """Count the parts that every plan has: all except STARTS and DRAFT_STATES."""
     return 3 + 4 * num_pools + 2 * num_tables
 
 
@@ -113,17 +113,17 @@ def _parts(
 
 
 class PlanLayout:
-    """What is the same in all plans of one space.
+    """The parts of the buffer that are equal in all plans of one space.
 
     Attributes:
         pool_names: the pools, in the order of the directory.
         fingerprint: of the space's configuration.
         lines: the line of each part in the directory, by kind and owner.
-        template: header, directory and names, as words, before anything is added.
+        template: header, directory and names as words, without any other part.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
-        """Lay out the directory for the pools and the tables of a configuration."""
+        """Lay out the directory for the pools and tables of a configuration."""
         self.pool_names = config.pool_names
         self.fingerprint = fingerprint(config)
         num_tables = len(config.groups) + len(config.drafting)
@@ -143,7 +143,7 @@ class PlanLayout:
         self.template = template
 
     def new_buffer(self, step_id: int, num_words: int) -> Int32Array:
-        """Make the buffer of a step's plan, with room for so many words of parts that are still to be added."""
+        """Make the buffer of a step's plan, with room for ``num_words`` words of parts that are added later."""
         template = self.template
         buffer = np.empty(len(template) + num_words, np.int32)
         buffer[: len(template)] = template
@@ -161,7 +161,7 @@ def _names_as_words(names: Sequence[str]) -> Int32Array:
 
 
 def add_moves(buffer: Int32Array, line: int, pairs: Mapping[int, int]) -> None:
-    """Put moves at the end of a buffer: destination -> source. Nothing where there are none."""
+    """Append moves, given as destination -> source, to a buffer; an empty mapping appends nothing."""
     if not pairs:
         return
     entry = HEADER_WORDS + LINE_WORDS * line
@@ -174,29 +174,29 @@ def add_moves(buffer: Int32Array, line: int, pairs: Mapping[int, int]) -> None:
 
 
 def read_step_id(buffer: Int32Array) -> int:
-    """Put a step's number together."""
+    """Join the two halves of a step's number."""
     return (int(buffer[STEP_HIGH]) << 32) + (int(buffer[STEP_LOW]) & 0xFFFF_FFFF)
 
 
 def read_fingerprint(buffer: Int32Array) -> bytes:
-    """Read of which configuration a plan's space is."""
+    """Read the fingerprint of a plan's configuration."""
     return buffer[FINGERPRINT:HEADER_WORDS].tobytes()
 
 
 def read_directory(buffer: Int32Array) -> Directory:
-    """Read the directory of a buffer that is known to be a plan."""
+    """Read the directory of a buffer that was checked to be a plan."""
     end = HEADER_WORDS + LINE_WORDS * int(buffer[NUM_PARTS])
     directory: Directory = buffer[HEADER_WORDS:end].reshape(-1, LINE_WORDS).tolist()
     return directory
 
 
 def open_buffer(source: Buffer) -> tuple[Int32Array, tuple[str, ...]]:
-    """View anything that holds bytes as a plan's words, read-only, and prove that they are one.
+    """View any object that holds bytes as the read-only words of a plan, and check all of it.
 
-    Returns the words, and the names of the pools.
+    Returns the words and the names of the pools.
 
     Raises:
-        PlanError: what does not fit, with the numbers.
+        PlanError: which check failed, with the numbers.
     """
     words = _as_words(source)
     _check_header(words)
@@ -230,7 +230,7 @@ def _check_header(words: Int32Array) -> None:
         raise PlanError(f"the plan has {num_words} words, but the buffer {len(words)}")
     if step_high < 0 or num_pools < 1 or num_tables < num_pools:
         raise PlanError(f"no plan has {num_pools} pools, {num_tables} tables and a step of which {step_high} is a half")
-    # Of small numbers only is the directory laid out: these come from elsewhere.
+    # These numbers come from outside: check them before a directory of their size is built.
     num_others = num_parts - _num_fixed_parts(num_pools, num_tables)
     if num_parts * LINE_WORDS + HEADER_WORDS > len(words) or not 0 <= num_others <= num_tables:
         raise PlanError(
@@ -239,7 +239,7 @@ def _check_header(words: Int32Array) -> None:
 
 
 def _check_directory(words: Int32Array, directory: Directory) -> None:
-    """Every part is of the kind and owner that its line says, and begins where the one before it ends."""
+    """Check that every part has the kind and owner of its line, and begins where the one before it ends."""
     end = HEADER_WORDS + LINE_WORDS * len(directory)
     num_pools, num_tables = int(words[NUM_POOLS]), int(words[NUM_TABLES])
     others = directory[_num_fixed_parts(num_pools, num_tables) :]
@@ -263,7 +263,7 @@ def _check_directory(words: Int32Array, directory: Directory) -> None:
 
 
 def _check_values(words: Int32Array, directory: Directory) -> None:
-    """No number is negative, runs have as many entries as they say, ranges are not empty."""
+    """Check that no number is negative, that runs have as many entries as counted, and that no range is empty."""
     _, _, offset, length = directory[0]
     numbers = words[offset + padded(length) :]
     if numbers.min(initial=0) < 0:
@@ -276,32 +276,32 @@ def _check_values(words: Int32Array, directory: Directory) -> None:
             if not (starts < ends).all():
                 place = int((starts >= ends).argmax())
                 raise PlanError(f"range {place} begins at {starts[place]} and ends at {ends[place]}")
-    _check_what_ranges_have(words, directory)
+    _check_values_of_ranges(words, directory)
 
 
-def _check_what_ranges_have(words: Int32Array, directory: Directory) -> None:
-    """What is told of ranges beside their positions is told of each, or of none, and lies before its end."""
+def _check_values_of_ranges(words: Int32Array, directory: Directory) -> None:
+    """Check that each array with one value a range has as many values as ranges, none beyond its range's end."""
     _, _, compute, num_ranges = next(line for line in directory if line[KIND] == COMPUTE)
     ends = words[compute + 2 * padded(num_ranges) :][:num_ranges]
     for kind, owner, offset, length in directory:
         if kind not in TOLD_OF_RANGES or (kind != STARTS and length == 0):
             continue
         if length != num_ranges:
-            raise PlanError(_told_of_others(kind, owner, length, num_ranges))
+            raise PlanError(_wrong_number_of_values(kind, owner, length, num_ranges))
         told = words[offset : offset + length]
         if (told > ends).any():
             place = int((told > ends).argmax())
-            raise PlanError(_told_beyond_end(kind, owner, place, int(told[place]), int(ends[place])))
+            raise PlanError(_value_beyond_end(kind, owner, place, int(told[place]), int(ends[place])))
 
 
-def _told_of_others(kind: int, owner: int, length: int, num_ranges: int) -> str:
+def _wrong_number_of_values(kind: int, owner: int, length: int, num_ranges: int) -> str:
     if kind == STARTS:
         return f"group {owner} has {length} starts, but {num_ranges} ranges are computed"
     what = "unknown tokens" if kind == UNKNOWN else "draft states"
     return f"{what} are told of {length} ranges, but {num_ranges} are computed"
 
 
-def _told_beyond_end(kind: int, owner: int, place: int, told: int, end: int) -> str:
+def _value_beyond_end(kind: int, owner: int, place: int, told: int, end: int) -> str:
     if kind == STARTS:
         return f"range {place} begins at {told} in group {owner}, and ends at {end}"
     if kind == UNKNOWN:

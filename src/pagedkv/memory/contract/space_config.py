@@ -1,4 +1,4 @@
-"""The configuration of a space: its groups, pools, and what is to be kept of content."""
+"""The configuration of a space: its groups, its pools, and what it records."""
 
 from collections import abc
 from collections.abc import Mapping
@@ -20,20 +20,21 @@ __all__ = ["DEFAULT_EVICTION", "EVICTION_POLICIES", "SpaceConfig", "TenantLimits
 EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
 """Names of the eviction policies, in the order of :mod:`pagedkv.memory.pool.eviction.registry`."""
 DEFAULT_EVICTION: Final = "lru"
-"""The policy of whoever names none, in a space, an engine and a simulation alike."""
+"""The policy if none is named, in a space, an engine and a simulation alike."""
 FEWEST_BLOCKS: Final = 2  # the null block, and one more
 NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one tenant may have of the device pools, and what it can count on.
+    """The most blocks of the device pools that one tenant may have, and the blocks guaranteed to it.
 
-    One number where there is one pool, else a mapping that names the pools. A space checks them when it is configured.
+    Each is one number where there is one pool, else a mapping that names the pools. A space checks both when it is
+    configured.
 
     Args:
-        cap: most blocks that are charged to it at any time, in use or cached; None: no cap.
-        floor: blocks that it can always take, whatever others do, and that are not evicted for others.
+        cap: most blocks, in use or cached, that are charged to it at any time; None: no cap.
+        floor: blocks that it can always allocate, and that are never evicted for other tenants.
     """
 
     cap: int | Mapping[str, int | None] | None = None
@@ -42,45 +43,46 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True)
 class SpaceConfig:
-    """Everything a block space needs to know; checked when built.
+    """The settings of a block space; checked when built.
 
     Args:
         groups: the model's KV-cache groups, in the order of the tables; a list becomes a tuple.
-        num_blocks: blocks of each pool, the null block included; one number when there is one pool.
+        num_blocks: blocks of each pool, the null block included; one number if there is one pool.
         num_host_blocks: blocks of the host pool of each device pool (0: no swapping).
         max_sequences: rows of the tables: sequences that can be live or swapped out at once.
         max_tokens: longest sequence, lookahead included; sets the width of the tables.
         watermark: fraction of a pool that admissions leave free for running sequences, in [0, 1).
         prefix_caching: name full blocks and share them between sequences.
-        shed_windows: of what windows, chunks and states leave behind, keep cached what later prompts can hit: what lies
-            before the ends of prompts and sequences, and before places where prompts were seen to branch. False keeps
-            it all until it is evicted; so does a space without full attention, which would not see where prompts
-            branch.
-        min_partial_hit: fewest tokens for whose sake a block is copied: where a prompt leaves a cached chain inside a
-            block, or ends inside one, the leading tokens of that block hit as well, if they are as many, and the plan
-            copies it into the sequence's own block. 0: hits end where blocks end.
-        in_order: steps are carried out one after the other on one stream, so that a block which is given back waits for
-            no forward pass: whatever writes it next comes later. Without it, a block waits until the last step that
-            may touch it is acknowledged.
+        shed_windows: of the blocks that windows, chunks and states leave behind, keep cached only those that later
+            prompts can hit: those before the ends of prompts and sequences, and before places where prompts were seen
+            to branch. False keeps all of them until they are evicted. So does a space without full attention, since
+            only full attention shows where prompts branch.
+        min_partial_hit: fewest tokens for which a block is copied. Where a prompt leaves a cached chain or ends inside
+            a block, the leading tokens of that block hit as well if there are at least so many, and the plan copies the
+            block into the sequence's own block. 0: hits end at block boundaries.
+        in_order: steps run one after the other on one stream, so a freed block can be allocated at once: whatever
+            writes it next runs later. If False, a freed block waits until the last step that may read or write it is
+            acknowledged.
         events: record stored/removed/cleared events.
-        max_events: events a pool that wait to be drained; of more, the oldest are lost, and a gap is told.
-        receipts: count what each sequence takes (:meth:`BlockSpace.receipt <pagedkv.BlockSpace.receipt>`).
-        explain: remember content that is gone, so that :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` can tell
-            what was evicted from what was never there, and why each request's hit ended
+        max_events: events a pool that wait to be drained; beyond that the oldest are dropped, and a GAP event is
+            recorded.
+        receipts: count what each sequence uses (:meth:`BlockSpace.receipt <pagedkv.BlockSpace.receipt>`).
+        explain: remember lost content, so that :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` can distinguish
+            evicted content from content that was never stored, and record why each request's hit ended
             (:meth:`BlockSpace.explanation <pagedkv.BlockSpace.explanation>`).
-        ghosts_per_block: where ``explain`` is set, how many blocks' content is remembered once it is gone, for each
-            block of a pool; 13 bytes each.
-        leases: cached content can be kept until a time, at 16 bytes a block (:meth:`BlockSpace.lease
+        ghosts_per_block: where ``explain`` is set, ghosts of lost blocks that are kept for each block of a pool; 13
+            bytes each.
+        leases: cached content can be kept until a given time, at 16 bytes a block (:meth:`BlockSpace.lease
             <pagedkv.BlockSpace.lease>`).
-        tenants: by name, who shares the pools under limits; whoever allocates says for whom
-            (:meth:`BlockSpace.allocate <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: nobody
-            is told apart.
-        eviction: name of the policy that says which cached blocks go first: one of :data:`EVICTION_POLICIES`.
-        weights_epoch: version of the model's weights. Text is part of every block's identity, and has no order. A
-            number is counted, and may only grow: blocks remember which epochs contributed to them, at 8 bytes a block,
-            and rows can tell (:meth:`BlockSpace.set_weights_epoch <pagedkv.BlockSpace.set_weights_epoch>`).
-        max_epoch_lag: how many epochs back the oldest weights may lie that contributed to a hit; more than 0 only where
-            epochs are counted.
+        tenants: limits by tenant name. Callers name the tenant when they allocate (:meth:`BlockSpace.allocate
+            <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: tenants are not distinguished.
+        eviction: name of the policy that chooses which cached blocks are evicted first: one of
+            :data:`EVICTION_POLICIES`.
+        weights_epoch: version of the model's weights. A text is part of every block's identity, and has no order. A
+            number may only grow: blocks remember the epochs that contributed to them, at 8 bytes a block, and each row
+            reports them (:meth:`BlockSpace.set_weights_epoch <pagedkv.BlockSpace.set_weights_epoch>`).
+        max_epoch_lag: the most epochs by which the oldest weights that contributed to a hit may be behind; more than 0
+            only where ``weights_epoch`` is a number.
     """
 
     groups: abc.Sequence[GroupSpec]
@@ -188,7 +190,7 @@ class SpaceConfig:
 
     @property
     def replaying(self) -> tuple[int, ...]:
-        """Groups whose windows can be computed again."""
+        """Groups with windows that can be computed again."""
         return tuple(index for index, group in enumerate(self.groups) if replay_of(group))
 
     @property
@@ -198,13 +200,13 @@ class SpaceConfig:
 
     @property
     def own_starts(self) -> tuple[int, ...]:
-        """Groups in which plans may begin ranges elsewhere: those outside prefix caching, and those replayed."""
+        """Groups where plans may begin ranges at other positions: those outside prefix caching, and replayed ones."""
         outside = [index for index, group in enumerate(self.groups) if self.prefix_caching and not group.prefix_caching]
         return tuple(sorted({*outside, *self.replaying}))
 
     @property
     def has_features(self) -> bool:
-        """Whether a pool keeps more than names, or evicts otherwise than LRU: if not, none runs code that could."""
+        """Whether pools need optional code: any recording or limit beyond names, or a policy other than LRU."""
         partial = self.prefix_caching and self.min_partial_hit > 0
         bounded = self.prefix_caching and any(most_checkpoints(spec) is not None for spec in self.groups)
         asked = (self.explain, self.counts_epochs, self.leases, partial, bounded, self.tenants, self.events)
@@ -229,7 +231,7 @@ class SpaceConfig:
         return self._by_pool(self.num_host_blocks, "num_host_blocks")
 
     def limits_by_pool(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """Cap and floor of each tenant in each device pool, of whoever names none first; no cap is all of the pool."""
+        """Cap and floor of each tenant in each device pool, the unnamed tenant first; no cap means all of the pool."""
         num_usable = {pool: num_blocks - 1 for pool, num_blocks in self.blocks_by_pool().items()}
         limits = {pool: [(count, 0)] for pool, count in num_usable.items()}
         for tenant, given in (self.tenants or {}).items():

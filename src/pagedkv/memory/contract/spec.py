@@ -1,7 +1,7 @@
-"""The words everything above shares: ids, group rules, sequences, statuses.
+"""The types that all other rooms share: ids, group rules, sequences, statuses.
 
-Owns no state and knows no algorithm. A *group* is the set of layers that share one retention rule
-and one block table; four rules exist:
+Holds no state and no algorithm. A *group* is the set of layers that share one retention rule
+and one block table; there are four rules:
 
 ==================  ==============================================  =============================
 rule                what a query at position q still needs          a prefix hit of L tokens needs
@@ -45,13 +45,13 @@ Row = NewType("Row", int)
 """Row of the tables that serves one live sequence."""
 
 StepId = NewType("StepId", int)
-"""Number of a planned step; they grow by one."""
+"""Number of a planned step; each is one more than the one before."""
 
 DEFAULT_POOL: Final = "device"
 
 
 class AllocStatus(Enum):
-    """Answer to "does this fit": now, after others have freed blocks, or not even an empty pool."""
+    """Answer to "does this fit": now (OK), after other sequences have freed blocks (LATER), or never (NEVER)."""
 
     OK = "ok"
     LATER = "later"
@@ -73,10 +73,10 @@ class FullAttention:
     Args:
         block_size: tokens a block.
         pool: name of the block pool the group draws from; groups may share one.
-        prefix_caching: False keeps the group out of prefix caching, as any other: its blocks are never named or hit,
-            and no hit waits for it. After a hit the sequence's first tokens are to be computed in this group alone
-            (:meth:`StepPlan.compute_in <pagedkv.StepPlan.compute_in>`), as one can whose layers are a model of their
-            own: that of the drafts, say.
+        prefix_caching: False keeps the group out of prefix caching: its blocks are never named or hit, and it limits
+            no hit. After a hit, the sequence's leading tokens must be computed in this group alone
+            (:meth:`StepPlan.compute_in <pagedkv.StepPlan.compute_in>`). That is possible where the group's layers are a
+            model of their own, such as a draft model. Every rule takes this argument.
     """
 
     block_size: int = 16
@@ -92,18 +92,18 @@ class FullAttention:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How a window that is gone is computed again, where full attention still has the prompt.
+    """How a window that is no longer cached is computed again, where full attention still has the prompt cached.
 
-    The step computes the last tokens of the hit once more, in the layers of windows alone; layers of full attention
-    read the keys that they have cached. The first of these tokens lack what lay before them, and each layer carries
-    that on by a window: with n layers of windows behind one another the window before the hit's end is exact where
-    ``num_tokens >= n * (window - 1)``. Rounded up to whole blocks, so much is computed then that the blocks that are
-    kept of it are exact throughout. With less it is approximate: nothing of it is published, nor anything that the
-    sequence computes from there on.
+    The step computes the last tokens of the hit once more, but only in the layers with windows; layers of full
+    attention read their cached keys. The first of these tokens lack the tokens before them, and every window layer
+    carries this error on by one window. With n window layers one after another, the window before the hit's end is
+    exact if ``num_tokens >= n * (window - 1)``. In that case the number is rounded up to whole blocks, so that every
+    block kept of it is exact throughout. With fewer tokens the window is approximate: neither it nor anything that the
+    sequence computes afterwards is published.
 
     Args:
         num_tokens: tokens to compute again, at least 1.
-        num_layers: layers of windows that lie behind one another in the model, those of other groups included.
+        num_layers: layers with windows that follow one another in the model, those of other groups included.
     """
 
     num_tokens: int
@@ -116,14 +116,14 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Layers whose query at position q attends to positions in ``(q - window, q]`` and the sinks.
+    """Layers in which a query at position q attends to positions in ``(q - window, q]`` and the sinks.
 
     Args:
         window: tokens attended to, the query's own included; at least 1.
         num_sink_tokens: leading tokens that stay attended to (StreamingLLM); their blocks are kept.
-        replay: how windows that the cache has lost may be computed again, where a match allows it
-            (:meth:`BlockSpace.match <pagedkv.BlockSpace.match>`). None: never. All of a space's groups with prefix
-            caching are full attention or windows with a replay then.
+        replay: how windows that are no longer cached may be computed again, where a match allows it
+            (:meth:`BlockSpace.match <pagedkv.BlockSpace.match>`). None: never. If set, every group of the space with
+            prefix caching must be full attention or a window with a replay.
     """
 
     window: int
@@ -148,7 +148,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedLocal:
-    """Layers whose query attends only to its own chunk of ``chunk_size`` positions (Llama 4)."""
+    """Layers in which a query attends only to its own chunk of ``chunk_size`` positions (Llama 4)."""
 
     chunk_size: int
     block_size: int = 16
@@ -166,25 +166,25 @@ class ChunkedLocal:
 class RecurrentState:
     """Layers that keep a state instead of keys and values (Mamba, linear attention, convolutions).
 
-    A block holds one state. A sequence holds the block of its current state; with prefix caching on,
-    the state at every multiple of ``checkpoint_interval`` tokens stays in a block of its own, so that
-    prefixes hit there. The step that computes positions ``[s, e)`` reads the state from the block of
-    position ``s - 1``, and writes it to the block of ``e - 1`` and of every checkpoint it passes. Where a
-    step ends at :attr:`Allocation.checkpoint <pagedkv.Allocation.checkpoint>`, that state is kept as well.
+    A block holds one state. A sequence holds the block of its current state. With prefix caching, the state at
+    every multiple of ``checkpoint_interval`` tokens stays in a block of its own, so that prefixes can hit it. A step
+    that computes positions ``[s, e)`` reads the state from the block of position ``s - 1``, and writes states to the
+    block of ``e - 1`` and to that of every checkpoint in between. Where a step ends at
+    :attr:`Allocation.checkpoint <pagedkv.Allocation.checkpoint>`, that state is kept as well.
 
-    With ``num_draft_states`` tokens may be refused again: positions that are not accepted yet, drafts and unknown
-    tokens, each have a state of their own, and the accepted one becomes the current
+    With ``num_draft_states``, tokens may still be refused: every position that is not accepted yet (a draft or an
+    unknown token) has a state of its own. The state of the last accepted position becomes the current state
     (:attr:`StepPlan.draft_states <pagedkv.StepPlan.draft_states>`).
 
     Args:
         checkpoint_interval: tokens between checkpoints: the group's block size.
-        max_checkpoints: most states that stay cached while nobody uses them, at least 1; of more, the least valuable
-            goes at once: those that a prompt has passed before those at its end, and these before those where prompts
-            branch, the older first. None: as many as the pool has room for.
+        max_checkpoints: most unreferenced states that stay cached, at least 1. Beyond that the least valuable is
+            evicted at once: first states that a prompt has passed, then those at a prompt's end, then those where
+            prompts branch; of each kind the oldest. None: limited by the pool alone.
         num_draft_states: most tokens of a sequence, drafts and unknown ones, that are not accepted at one time; each
-            takes a block. For d drafts a step, d where a step is planned once the one before was sampled, and 2d + 2
-            where it is planned while that one runs, and filled in before it is acknowledged. 0: the state is advanced
-            in place, and takes no drafts.
+            takes a block. For d drafts a step: d if a step is planned after the one before was sampled; 2d + 2 if it
+            is planned while that one runs, and filled in before that one is acknowledged. 0: the state is advanced in
+            place, and the group takes no drafts.
     """
 
     checkpoint_interval: int
@@ -213,12 +213,12 @@ class RecurrentState:
 
 
 GroupSpec: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | RecurrentState
-"""The rule of a group. What differs between rules is asked by the functions below, and by others that match over them:
-each answers for every rule, so that mypy names them all when a rule joins."""
+"""The rule of a group. Every difference between rules is answered by a function that matches over all of them (those
+below, and others elsewhere), so mypy lists all places to extend when a rule is added."""
 
 
 def keeps_state(group: GroupSpec) -> bool:
-    """Tell whether a group keeps a state for a sequence, rather than something for each of its tokens."""
+    """Whether a group keeps one state for a sequence, rather than an entry for each of its tokens."""
     match group:
         case RecurrentState():
             return True
@@ -229,7 +229,7 @@ def keeps_state(group: GroupSpec) -> bool:
 
 
 def keeps_whole_prefix(group: GroupSpec) -> bool:
-    """Tell whether a group keeps what it has of every token, for as long as the sequence lives."""
+    """Whether a group keeps the entries of every token for as long as the sequence lives."""
     match group:
         case FullAttention():
             return True
@@ -240,7 +240,7 @@ def keeps_whole_prefix(group: GroupSpec) -> bool:
 
 
 def num_sink_tokens(group: GroupSpec) -> int:
-    """Count the leading tokens that a group keeps whatever else it gives up."""
+    """Count the leading tokens of which a group always keeps the blocks (attention sinks)."""
     match group:
         case SlidingWindow():
             return group.num_sink_tokens
@@ -251,7 +251,7 @@ def num_sink_tokens(group: GroupSpec) -> int:
 
 
 def replay_of(group: GroupSpec) -> Replay | None:
-    """Tell how what a group has given up may be computed again; None: it may not."""
+    """Return how a group's lost windows may be computed again; None: they may not."""
     match group:
         case SlidingWindow():
             return group.replay
@@ -273,7 +273,7 @@ def num_draft_states(group: GroupSpec) -> int:
 
 
 def most_checkpoints(group: GroupSpec) -> int | None:
-    """Tell how many states of a group stay cached at most while nobody uses them; None: no such bound."""
+    """Return the most unreferenced states of a group that stay cached; None: no such limit."""
     match group:
         case RecurrentState():
             return group.max_checkpoints
@@ -287,7 +287,7 @@ def most_checkpoints(group: GroupSpec) -> int | None:
 class Sequence:
     """One sequence as the classic block managers see it: an id and its tokens so far.
 
-    The engine appends to ``token_ids``; the manager reads what it has not seen yet.
+    The engine appends to ``token_ids``; the manager reads the tokens that it has not read yet.
     """
 
     seq_id: int

@@ -1,16 +1,16 @@
-"""The floor of one pool: its blocks, the queue of free ones, eviction, and names. It knows no sequences.
+"""One pool: its blocks, the queue of free blocks, eviction, and names. This room does not handle sequences.
 
-Reading order: ``blocks`` (what is known of a block); ``block_record``, ``links``, ``contents`` and ``keep_reasons``,
-which write some of that and decide nothing; ``free_queue`` and ``spare_blocks`` (in which order content goes);
-``moments`` (at which what stands beside the core may act); ``prefix_index`` (names); ``life_cycle`` (when a block is
-taken, shared, released, evicted). Beside these the features: ``eviction``, ``epochs``, ``event_log``, ``ghosts``,
-``siblings``, ``cached_bounds``, tenants (``tenant_charges``) and leases (``lease_order``, ``leasing``); they meet in
-``features``, ``lease_victims``, ``tenant_victims`` and ``feature_audits``, and ``sets`` says what a pool runs. Then
-``block_pool`` (a pool as an object), ``holding`` (readers outside), ``paths`` (prompts without rows), and what a name
-is made of: ``sha_instructions``, ``sha256``, ``digests``, ``extra_keys`` and ``block_keys``.
+Reading order: ``blocks`` (the record of a block); ``block_record``, ``links``, ``contents`` and ``keep_reasons``, which
+write its columns and decide nothing; ``free_queue`` and ``spare_blocks`` (the order in which free blocks are allocated);
+``moments`` (the hooks of features); ``prefix_index`` (names); ``life_cycle`` (when a block is allocated, shared,
+released, evicted). The features are ``eviction``, ``epochs``, ``event_log``, ``ghosts``, ``siblings``, ``cached_bounds``,
+tenants (``tenant_charges``) and leases (``lease_order``, ``leasing``). They are combined in ``features``, ``lease_victims``,
+``tenant_victims`` and ``feature_audits``, and ``sets`` selects those of a pool. Then come ``block_pool`` (a pool as an
+object), ``holding`` (references of external readers), ``paths`` (prompts without rows), and the computation of digests:
+``sha_instructions``, ``sha256``, ``digests``, ``extra_keys`` and ``block_keys``.
 
-What is named here is for rooms of other wings: a pool, its policies, and how prompts are followed in it. ``tables`` and
-``space`` stand on this floor, and use its modules as they are.
+The names imported here are for rooms of other wings: a pool, its policies, and the matching of prompts in it. The rooms
+``tables`` and ``space`` build on this one and import its modules directly.
 """
 
 from pagedkv.memory.pool.block_pool import BlockPool

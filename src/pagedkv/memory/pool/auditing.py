@@ -1,7 +1,7 @@
-"""The audit of one pool: its lists partition the blocks, and its index finds exactly what has a name.
+"""The audit of one pool: its lists partition the blocks, and its index finds exactly the named blocks.
 
-Compiled loops look for the first contradiction and return its number in :data:`FAULTS`, 0 if there is none; what the
-eviction policy promises is the policy's to prove, and what features promise theirs (:data:`FEATURE_AUDITS`). O(blocks).
+Compiled loops search for the first contradiction and return its number in :data:`FAULTS`, 0 if there is none. The
+eviction policy checks its own arrays, and so do the features (:data:`FEATURE_AUDITS`). O(blocks).
 """
 
 from typing import Final
@@ -107,7 +107,7 @@ FAULTS: Final = (
 
 
 def check_pool(pool: BlockPool) -> None:
-    """Prove what a pool promises. Raises AssertionError with the first contradiction. O(blocks)."""
+    """Check a pool's invariants. Raises AssertionError with the first contradiction. O(blocks)."""
     arrays = pool.arrays
     _require(pool, _links_fault(arrays))
     counted = int(arrays.counts[NUM_FREE])
@@ -135,7 +135,7 @@ def _require(pool: BlockPool, fault: int, block: int = NULL_BLOCK) -> None:
 
 @compiled
 def _links_fault(pool: PoolArrays) -> int:
-    """Whatever is in a list stands between its neighbours."""
+    """Check that each member of a list is linked with its neighbours in both directions."""
     records = pool.records
     num_blocks = len(records) - NUM_SENTINELS
     for place in range(len(records)):
@@ -151,7 +151,7 @@ def _links_fault(pool: PoolArrays) -> int:
 
 @compiled
 def _spare_fault(pool: PoolArrays, spare: Int32Array) -> int:
-    """Spare blocks have names, and nobody counts on them."""
+    """Check that spare blocks are named, and that the open step is not to compute any."""
     for block in spare:
         record = pool.records[block]
         if record[QUEUE] != FREE or record[KEPT] != SPARE or not record[NAME]:
@@ -163,7 +163,7 @@ def _spare_fault(pool: PoolArrays, spare: Int32Array) -> int:
 
 @compiled
 def _free_fault(pool: PoolArrays, order: Int32Array, num_spare: int) -> int:
-    """Free blocks but spare and leased ones, in the order in which they are handed out: those without content first."""
+    """Check the free blocks, except spare and leased ones, in their order: those without content come first."""
     records = pool.records
     num_cached = 0
     fault = NONE
@@ -190,7 +190,7 @@ def _free_fault(pool: PoolArrays, order: Int32Array, num_spare: int) -> int:
 
 @compiled
 def _deferred_fault(pool: PoolArrays) -> int:
-    """The blocks that wait for a step stand in the list of that step, and none of them is due."""
+    """Check that each deferred block is in the list of the step that it waits for, and that no such step is settled."""
     records, counts = pool.records, pool.counts
     num_linked = 0
     for step in range(NUM_DEFERRED_LISTS):
@@ -217,7 +217,7 @@ def _deferred_fault(pool: PoolArrays) -> int:
 
 @compiled
 def _places_fault(pool: PoolArrays) -> int:
-    """A block has references as long as it is in no list; the null block has nothing."""
+    """Check that a block has references exactly while it is in no list, and that the null block is untouched."""
     records = pool.records
     for block in range(1, len(records) - NUM_SENTINELS):
         if (records[block, REF_COUNT] > 0) != (records[block, QUEUE] <= IN_USE):
@@ -230,7 +230,7 @@ def _places_fault(pool: PoolArrays) -> int:
 
 @compiled
 def _index_fault(pool: PoolArrays, is_indexed: Uint8Array) -> int:
-    """The buckets reach exactly the named blocks, each once."""
+    """Check that the buckets reach exactly the named blocks, each once."""
     records = pool.records
     num_blocks = len(records) - NUM_SENTINELS
     num_indexed = 0
@@ -252,7 +252,7 @@ def _index_fault(pool: PoolArrays, is_indexed: Uint8Array) -> int:
 
 @compiled
 def _identities_fault(pool: PoolArrays) -> tuple[int, int]:
-    """Each block stands in the bucket of its name, and no two have one name."""
+    """Check that each block is in the bucket of its name, and that names are unique."""
     records = pool.records
     for bucket in range(len(pool.buckets)):
         block = pool.buckets[bucket]
@@ -270,7 +270,7 @@ def _identities_fault(pool: PoolArrays) -> tuple[int, int]:
 
 @compiled
 def _chains_fault(pool: PoolArrays) -> int:
-    """Links along chains stay in the pool, and the root lives for ever."""
+    """Check that the links of chains stay within the pool, and that the null block's life never changes."""
     records = pool.records
     num_blocks = len(records) - NUM_SENTINELS
     for block in range(num_blocks):

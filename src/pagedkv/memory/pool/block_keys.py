@@ -1,7 +1,7 @@
-"""The extra keys of a request, block by block: one sweep over its media, for the blocks that they touch.
+"""The extra keys of a request, block by block, in one pass over its media.
 
-The encoding is that of :mod:`pagedkv.memory.contract.keys`, whose plain functions look at one block; here the media of
-all blocks are written beside each other in one pass, each medium into every block that it touches, in the request's
+The encoding is that of :mod:`pagedkv.memory.contract.keys`, where each call encodes one block. Here one pass writes
+the media of all blocks into one array, each medium into the keys of all blocks that it overlaps, in the request's
 order::
 
     key of block 0                      | key of block 3     | key of block 4
@@ -21,13 +21,13 @@ __all__ = ["keys_of_blocks"]
 
 NUM_FIELDS: Final = 2
 POSITION_NBYTES: Final = 16
-HEAD_NBYTES: Final = 2 + 4 + POSITION_NBYTES + 4  # what stands before a medium's digest
+HEAD_NBYTES: Final = 2 + 4 + POSITION_NBYTES + 4  # bytes before a medium's digest
 
 
 def keys_of_blocks(keys: RequestKeys, weights_epoch: str, block_size: int, first: int, stop: int) -> dict[int, bytes]:
     """Encode the extra keys of logical blocks ``[first, stop)``; blocks without any are left out.
 
-    O(media + blocks from the first to the last that media touch).
+    O(media + blocks from the first to the last that media overlap).
     """
     encodings = _media_keys(keys.media_arrays, block_size, first, stop) if keys.media else {}
     if first == 0 and stop > 0:
@@ -53,7 +53,7 @@ def _media_keys(media: MediaArrays, block_size: int, first: int, stop: int) -> d
 
 @compiled
 def _measure(media: MediaArrays, block_size: int, first: int, begins: Int64Array) -> None:
-    """Find where the key of each block from ``first`` on begins; the last entry is the length of all."""
+    """Compute where the key of each block from ``first`` on begins; the last entry is the total length."""
     stop = first + len(begins) - 1
     for span in range(len(media.starts)):
         nbytes = HEAD_NBYTES + media.bounds[span + 1] - media.bounds[span]
@@ -65,7 +65,7 @@ def _measure(media: MediaArrays, block_size: int, first: int, begins: Int64Array
 
 @compiled
 def _encode(media: MediaArrays, block_size: int, first: int, cursors: Int64Array, out: Uint8Array) -> None:
-    """Write the keys of all blocks; ``cursors`` are where they begin, and end where they end."""
+    """Write the keys of all blocks. On entry ``cursors`` are the beginnings of the keys; on return, their ends."""
     stop = first + len(cursors) - 1
     for span in range(len(media.starts)):
         begin, end = media.bounds[span], media.bounds[span + 1]

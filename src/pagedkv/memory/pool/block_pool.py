@@ -1,7 +1,7 @@
-"""The blocks of one pool, as an object: its arrays, and questions and changes for people, tests and the floors above.
+"""The blocks of one pool, as an object: its arrays, with queries and changes for users, tests and other rooms.
 
-``BlockPool`` owns the arrays of :mod:`~pagedkv.memory.pool.blocks` as a whole: it makes them and knows their sizes.
-What happens to a block is :mod:`~pagedkv.memory.pool.life_cycle`'s; compiled loops call that on the same arrays.
+``BlockPool`` creates the arrays of :mod:`~pagedkv.memory.pool.blocks` and stores their sizes. The transitions of a
+block are those of :mod:`~pagedkv.memory.pool.life_cycle`, which compiled loops call on the same arrays.
 """
 
 from collections import Counter
@@ -46,14 +46,14 @@ __all__ = ["BlockPool", "KVCacheBlock"]
 
 @dataclass(frozen=True, slots=True)
 class KVCacheBlock:
-    """One block as it is now (a copy of its record; later changes do not show).
+    """A copy of one block's record; later changes do not show.
 
     Args:
         block_id: its id.
-        ref_count: table entries that point to it, and tickets that hold it.
-        group: index of the group under whose name it can be found, or None.
-        digest: SHA-256 of its chain while it can be found, else None.
-        is_computed: no step in flight or open still writes it.
+        ref_count: table entries and tickets that refer to it.
+        group: index of the group of its name, or None without a name.
+        digest: SHA-256 of its chain, or None without a name.
+        is_computed: no step that is open or in flight still writes it.
         place: "in use", "free" or "deferred".
     """
 
@@ -71,11 +71,11 @@ class BlockPool:
     Args:
         name: for messages.
         num_blocks: blocks, the null block included.
-        block_size: most tokens that one of its blocks stands for.
-        caching: keep tokens and digests, so that blocks can be named.
-        policy: the order in which cached blocks are evicted; without caching there are none.
-        in_order: blocks that are given back wait for moves only (:class:`~pagedkv.SpaceConfig`).
-        features: what it keeps only where that is asked for.
+        block_size: most tokens of one block.
+        caching: store tokens and digests, so that blocks can be named.
+        policy: the order in which cached blocks are evicted; not used without caching.
+        in_order: released blocks wait for moves only (:class:`~pagedkv.SpaceConfig`).
+        features: the optional records of the pool.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class BlockPool:
         in_order: bool = False,
         features: PoolFeatures = PLAIN,
     ) -> None:
-        """Build an empty pool. O(num_blocks). Raises ConfigurationError for impossible sizes and foreign policies."""
+        """Build an empty pool. O(num_blocks). Raises ConfigurationError for impossible sizes and unlisted policies."""
         if num_blocks < 2 or block_size < 1:  # noqa: PLR2004 - the null block and one more
             raise ConfigurationError(
                 f"pool {name!r} needs at least 2 blocks of at least 1 token, got {num_blocks} of {block_size}"
@@ -106,29 +106,29 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out now, cached ones included. O(1)."""
+        """Blocks that can be allocated now, cached ones included. O(1)."""
         return int(self.arrays.counts[NUM_FREE])
 
     @property
     def accounts(self) -> Int32Array:
-        """View what each tenant has (:mod:`pagedkv.memory.pool.tenant_charges`): int32 ``[tenants, 4]``. O(1)."""
+        """View each tenant's counts (:mod:`pagedkv.memory.pool.tenant_charges`): int32 ``[tenants, 4]``. O(1)."""
         return accounts_of(self.arrays.tenants, self.num_blocks)
 
     def num_permitted(self, tenant: int) -> int:
-        """Count the blocks that a tenant may take now, within its cap and beside what floors promise others. O(1).
+        """Count the free blocks that a tenant may allocate now, given its cap and the floors of other tenants. O(1).
 
-        All that are free, if there are no tenants.
+        Without tenants these are all free blocks.
         """
         tenants = self.arrays.tenants
         return num_permitted(tenants, self.num_blocks, tenant, self.num_free) if len(tenants) else self.num_free
 
     def let_pay(self, tenant: int) -> None:
-        """Charge what is taken from now on to a tenant. Nothing if there are none."""
+        """Charge all later allocations to a tenant. No effect without tenants."""
         set_payer(self.arrays.tenants, tenant)
 
     @property
     def num_cached(self) -> int:
-        """Free blocks that can be found. O(1)."""
+        """Free blocks that have a name. O(1)."""
         return int(self.arrays.counts[NUM_CACHED])
 
     @property
@@ -138,7 +138,7 @@ class BlockPool:
 
     @property
     def num_deferred(self) -> int:
-        """Unreferenced blocks that wait for a step. O(1)."""
+        """Unreferenced blocks that wait until a step is over. O(1)."""
         return int(self.arrays.counts[NUM_DEFERRED])
 
     @property
@@ -148,11 +148,11 @@ class BlockPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory that the bookkeeping of all blocks takes."""
+        """Bytes of host memory for the records of all blocks."""
         return sum(array.nbytes for array in self.arrays)
 
     def block(self, block_id: int) -> KVCacheBlock:
-        """Look at one block. Raises BlockError for a foreign id. O(1)."""
+        """Return a copy of one block's record. Raises BlockError for an id outside the pool. O(1)."""
         self._require_own(block_id)
         record = self.arrays.records[block_id]
         named = bool(record[NAME])
@@ -166,9 +166,9 @@ class BlockPool:
         )
 
     def acquire(self, n: int) -> list[int] | None:
-        """Take ``n`` blocks, evicting as needed, or None and nothing changed. Raises BlockError if n < 0. O(n).
+        """Allocate ``n`` blocks, evicting as needed; None, with nothing changed, if too few are free. O(n).
 
-        They are charged to nobody; the floors of tenants stay free.
+        They are charged to no tenant; the floors of tenants are respected. Raises BlockError if n < 0.
         """
         if n < 0:
             raise BlockError(f"cannot take {n} blocks from pool {self.name!r}")
@@ -178,10 +178,10 @@ class BlockPool:
         return [acquire(self.arrays) for _ in range(n)]
 
     def release(self, block_ids: list[int]) -> None:
-        """Give one reference to each block back.
+        """Release one reference to each block; a block that is listed twice loses two.
 
         Raises:
-            BlockError: a block is foreign or has fewer references; nothing was changed.
+            BlockError: a block is outside the pool or has fewer references; nothing was changed.
         """
         for block_id, given_back in Counter(block_ids).items():
             self._require_own(block_id)
@@ -189,21 +189,21 @@ class BlockPool:
             if given_back > held:
                 message = f"block {block_id} of pool {self.name!r} has {held} references, {given_back} were released"
                 raise BlockError(message)
-        last_planned = int(self.arrays.counts[OPEN_STEP]) - 1  # nobody says which step may still touch them
+        last_planned = int(self.arrays.counts[OPEN_STEP]) - 1  # the last step that may still use them is not known
         for block_id in block_ids:
             release(self.arrays, block_id, last_planned)
 
     def advance(self, now_s: float) -> None:
-        """Set the clock that eviction policies look at, in seconds; the caller has checked that it never goes back."""
+        """Set the clock of the eviction policies, in seconds; the caller has checked that it never decreases."""
         advance_clock(self.arrays.counts, now_s)
 
     def clear_names(self, cause: int = RESET) -> None:
-        """Make everything unfindable, and record that as one event; ``cause``: why. O(blocks)."""
+        """Remove all names, for ``cause``, and log that as one event. O(blocks)."""
         drop_all_names(self.arrays._replace(event_log=self.arrays.event_log[:0]), cause)
         event_log.log_cleared(self.arrays)
 
     def drain_events(self) -> CacheEvents:
-        """Take the events recorded since the last call, those that the log had room for. O(events)."""
+        """Take the events since the last call; if the log was full, the oldest are missing. O(events)."""
         return event_log.drain(self.name, self.arrays)
 
     def _require_own(self, block_id: int) -> None:

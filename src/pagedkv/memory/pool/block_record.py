@@ -1,15 +1,15 @@
-"""Where a block is, what holds it, and which steps touch it: the columns that change most often, and nothing else.
+"""The columns of a block's record that change most often: its place, its references, and the steps that use it.
 
-Owns ``QUEUE`` (the place), ``REF_COUNT``, ``HOLD_STEP``, ``PENDING_STEP`` and ``LIFE``, with the counts that follow
-from places. Each function is one change of one block and decides nothing: when a block changes is decided by its life
-cycle (:mod:`~pagedkv.memory.pool.life_cycle`), by what orders free blocks, and by operations on rows where steps write
-blocks.
+Only this module writes ``QUEUE`` (the place), ``REF_COUNT``, ``HOLD_STEP``, ``PENDING_STEP`` and ``LIFE``, and the
+counts that follow from places. Each function makes one change to one block. The decisions are made by the block's life
+cycle (:mod:`~pagedkv.memory.pool.life_cycle`), by the modules that order free blocks, and by operations on rows where
+steps write blocks.
 
 ::
 
-    NEW --content is on its way--> IN_USE ----------> FREE             a place; FREE and a name: the block is cached
+    NEW --content is on its way--> IN_USE ----------> FREE             places; a block that is FREE and named is cached
      ^                               ^  '--> DEFERRED --'
-     '------------ begin ------------+----------------'                a reference to a free block leads back
+     '---------- begin_life ---------+----------------'                a reference to a free block leads back
 """
 
 import numpy as np
@@ -63,14 +63,14 @@ __all__ = [
 
 
 def all_free(records: Int32Array, counts: Int64Array, num_blocks: int) -> None:
-    """Begin with all blocks free but the null block, which is none."""
+    """Mark all blocks except the null block as free."""
     records[1:num_blocks, QUEUE] = FREE
     counts[NUM_FREE] = num_blocks - 1
 
 
 @inlined
 def begin_life(records: Int32Array, block: int) -> None:
-    """Let a block that was taken out of the free ones begin another life, with one reference and no content."""
+    """Start a new life of a block that was taken from the free ones, with one reference and no content."""
     records[block, REF_COUNT] = 1
     records[block, LIFE] += 1
     records[block, HOLD_STEP] = 0
@@ -80,25 +80,25 @@ def begin_life(records: Int32Array, block: int) -> None:
 
 @inlined
 def end_life(records: Int32Array, block: int) -> None:
-    """Give the content of a block up: links to it die."""
+    """Mark the content of a block as lost, so that links to it become invalid."""
     records[block, LIFE] += 1
 
 
 @inlined
 def note_content(records: Int32Array, block: int) -> None:
-    """Note that a new block has content, or that a move brings it: no plan has it cleared."""
+    """Mark a new block as having content, present or brought by a move: it is not listed to be cleared."""
     records[block, QUEUE] = IN_USE
 
 
 @inlined
 def note_no_content(records: Int32Array, block: int) -> None:
-    """Note that a block in use has no content: the next plan may have it cleared."""
+    """Mark a block in use as having no content: the next plan may list it to be cleared."""
     records[block, QUEUE] = NEW
 
 
 @inlined
 def enter_free(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Count a block among the free ones, and among the cached ones if it has a name."""
+    """Mark a block as free, and count it; a named one also as cached."""
     records[block, QUEUE] = FREE
     counts[NUM_FREE] += 1
     if records[block, NAME]:
@@ -107,7 +107,7 @@ def enter_free(records: Int32Array, counts: Int64Array, block: int) -> None:
 
 @inlined
 def leave_free(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Count a block among the free ones no longer."""
+    """Mark a block as no longer free, and no longer count it as free or cached."""
     records[block, QUEUE] = IN_USE
     counts[NUM_FREE] -= 1
     if records[block, NAME]:
@@ -116,27 +116,27 @@ def leave_free(records: Int32Array, counts: Int64Array, block: int) -> None:
 
 @inlined
 def count_taken(counts: Int64Array, num_blocks: int) -> None:
-    """Count so many blocks without a name among the free ones no longer; :func:`begin_life` of each sets its place."""
+    """Subtract a number of unnamed blocks from the free ones; :func:`begin_life` of each sets its place."""
     counts[NUM_FREE] -= num_blocks
 
 
 @inlined
 def enter_deferred(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Let an unreferenced block wait for a step."""
+    """Mark an unreferenced block as deferred, and count it."""
     records[block, QUEUE] = DEFERRED
     counts[NUM_DEFERRED] += 1
 
 
 @inlined
 def leave_deferred(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Let a block wait for a step no longer."""
+    """Mark a block as no longer deferred, and no longer count it."""
     records[block, QUEUE] = IN_USE
     counts[NUM_DEFERRED] -= 1
 
 
 @inlined
 def stand_aside(records: Int32Array, block: int) -> None:
-    """Mark a free block that is out of every order for a while. It counts as free, and :func:`stand_again` follows."""
+    """Mark a free block that is temporarily in no list. It still counts as free; :func:`stand_again` must follow."""
     records[block, QUEUE] = IN_USE
 
 
@@ -151,13 +151,13 @@ def stand_again(records: Int32Array, block: int) -> None:
 
 @inlined
 def add_references(records: Int32Array, block: int, num_references: int) -> None:
-    """Count more references to a block."""
+    """Add references to a block."""
     records[block, REF_COUNT] += num_references
 
 
 @inlined
 def drop_reference(records: Int32Array, block: int) -> None:
-    """Count one reference to a block less."""
+    """Subtract one reference from a block."""
     records[block, REF_COUNT] -= 1
 
 
@@ -166,13 +166,13 @@ def drop_reference(records: Int32Array, block: int) -> None:
 
 @inlined
 def hold_until(records: Int32Array, block: int, step: int) -> None:
-    """Note that ``step`` is the last that a block waits for."""
+    """Set the last step that a block waits for."""
     records[block, HOLD_STEP] = step
 
 
 @inlined
 def become_copy(source: Int32Array, block: int, destination: Int32Array, place: int, step: int) -> None:
-    """Note that a plan copies a block to a place, here or on the other side: both wait for that step."""
+    """Record that a plan copies a block to another, here or on the other side (host or device): both wait for it."""
     destination[place, PENDING_STEP] = source[block, PENDING_STEP]
     destination[place, QUEUE] = IN_USE
     source[block, HOLD_STEP] = step
@@ -181,30 +181,30 @@ def become_copy(source: Int32Array, block: int, destination: Int32Array, place: 
 
 @inlined
 def raise_hold(records: Int32Array, block: int, step: int) -> None:
-    """Note that a block waits for ``step`` at least."""
+    """Make a block wait at least until ``step``."""
     records[block, HOLD_STEP] = max(records[block, HOLD_STEP], step)
 
 
 @inlined
 def stamp_release(records: Int32Array, block: int, number: int) -> None:
-    """Number the release of a free leased block, which no step holds; 0 takes the number away."""
+    """Set the release number of a free leased block, which no step holds; 0 removes it."""
     records[block, RELEASED] = number
 
 
 @inlined
 def set_pending(records: Int32Array, block: int, step: int) -> None:
-    """Note that ``step`` is the last that writes a block."""
+    """Set the last step that writes a block."""
     records[block, PENDING_STEP] = step
 
 
 @inlined
 def raise_pending(records: Int32Array, block: int, step: int) -> None:
-    """Note that ``step`` writes a block."""
+    """Record that ``step`` writes a block."""
     records[block, PENDING_STEP] = max(records[block, PENDING_STEP], step)
 
 
 def lower_steps(records: Int32Array, num_before: int, is_held: npt.NDArray[np.bool_]) -> None:
-    """Take so many from all steps that blocks note. ``is_held``: of each record whether it notes one as its hold."""
+    """Lower all step numbers in the records by ``num_before``. ``is_held``: whether a record has a HOLD_STEP."""
     records[:, PENDING_STEP] = np.maximum(records[:, PENDING_STEP] - num_before, 0)
     records[is_held, HOLD_STEP] = np.maximum(records[is_held, HOLD_STEP] - num_before, 0)
 

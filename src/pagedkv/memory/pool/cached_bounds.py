@@ -1,14 +1,14 @@
-"""Bounds: of some groups a pool keeps no more than so many cached blocks that nobody uses.
+"""Bounds: limits on the number of unreferenced cached blocks of a group.
 
-States are large and each serves few prompts, so how many are kept can be bounded by group. The bounded blocks of one
-group stand in a list of their own beside the free queue, in the order in which they became cached; one more than the
-bound, and the least valuable gives up its name. What it is worth says the reason for which it is kept (``KEPT``), and
-among equals the older goes first::
+States are large, and each serves few prompts, so their number can be limited by group. The cached blocks of a limited
+group form a list beside the free queue, in the order in which they became cached. When they exceed the limit, the least
+valuable one loses its name. The value is the reason for which a block is kept (``KEPT``); among equals the oldest
+goes first::
 
-    given up:  spare (inside a prompt) | before an end | before a junction | what a feature keeps
+    lost first:  spare (inside a prompt) | before an end | before a junction | kept by a feature
 
-The links of a block are in its row of ``PoolArrays.bounds``; behind the blocks stands a row for each name, the ends of
-its list, with how many there are and may be. The bound is a matter of names: given up, a block stays free.
+The links of a block are in its row of ``PoolArrays.bounds``. After the rows of the blocks there is one for each name,
+with the ends of its list, its length and its limit. Only names are limited: a block that lost its name stays free.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ from pagedkv.memory.pool.moments import stays
 
 __all__ = ["AFTER", "MOST", "NUM_BOUNDED", "first_unbounded", "least_valuable", "leave", "new_bounds", "stand"]
 
-# Columns of ``bounds``: of a block, and of a name.
+# Columns of ``bounds``, for a block and for a name.
 AFTER: Final = 0
 BEFORE: Final = 1
 NUM_BOUNDED: Final = 2
@@ -31,7 +31,7 @@ NUM_COLUMNS: Final = 4
 
 
 def new_bounds(num_blocks: int, most_by_name: dict[int, int]) -> Int32Array:
-    """Make the lists of a pool of which these names are bounded; empty if there are none."""
+    """Make the empty lists for the limits by name; an empty array if there are none."""
     if not most_by_name:
         return np.zeros((0, NUM_COLUMNS), np.int32)
     bounds = np.zeros((num_blocks + 1 + max(most_by_name), NUM_COLUMNS), np.int32)
@@ -42,14 +42,14 @@ def new_bounds(num_blocks: int, most_by_name: dict[int, int]) -> Int32Array:
 
 @inlined
 def row_of_name(pool: PoolArrays, block: int) -> int:
-    """Tell which row stands for a named block's name; 0 if that is not bounded."""
+    """Return the row of a block's name; 0 if that name has no limit."""
     row = len(pool.records) - NUM_SENTINELS + pool.records[block, NAME]
     return row if row < len(pool.bounds) and pool.bounds[row, MOST] else 0
 
 
 @compiled
 def stand(pool: PoolArrays, block: int) -> bool:
-    """Put a block that has become cached behind the others of its name; tell whether they are too many now."""
+    """Append a block that has become cached to the list of its name; return whether the list exceeds its limit."""
     row = row_of_name(pool, block)
     if row == 0:
         return False
@@ -63,7 +63,7 @@ def stand(pool: PoolArrays, block: int) -> bool:
 
 @compiled
 def leave(pool: PoolArrays, block: int) -> None:
-    """Take a block that is cached no longer out of its list, while it still has its name."""
+    """Remove a block that is no longer cached from its list, while it still has its name."""
     row = row_of_name(pool, block)
     if row == 0:
         return
@@ -75,7 +75,7 @@ def leave(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def least_valuable(pool: PoolArrays, block: int) -> int:
-    """Find what is to be given up of the cached blocks that bear a block's name. O(those)."""
+    """Find the least valuable cached block with the same name as a block. O(blocks with the name)."""
     row = row_of_name(pool, block)
     least = pool.bounds[row, AFTER]
     other = pool.bounds[least, AFTER]
@@ -88,13 +88,13 @@ def least_valuable(pool: PoolArrays, block: int) -> int:
 
 @inlined
 def _worth(pool: PoolArrays, block: int) -> int:
-    """Rank a cached block: first what is spare, then what lies before ends and before junctions, then leases."""
+    """Return the value of a cached block: spare, then before ends, then before junctions, then leased."""
     return 2**30 if stays(pool, block) else int(pool.records[block, KEPT])
 
 
 @compiled
 def first_unbounded(pool: PoolArrays, is_linked: Uint8Array) -> int:
-    """Name a block that should, or should not, stand in a list, or the row of a list that is wrong; 0 if all is well.
+    """Find a block that is wrongly in or not in a list, or the row of a list that is wrong; 0 if all is consistent.
 
     For ``check()``. O(blocks).
 

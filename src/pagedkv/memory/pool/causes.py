@@ -1,6 +1,6 @@
-"""Why a name went: for whoever asks later. The pool says it when it takes a name away, and remembers nothing of it.
+"""The causes for which names are lost. The pool passes one whenever it removes a name, but does not store it.
 
-What remembers are ghosts (:mod:`~pagedkv.memory.pool.ghosts`), where a pool has any.
+Ghosts store them (:mod:`~pagedkv.memory.pool.ghosts`), in pools that have ghosts.
 """
 
 from typing import Final
@@ -18,14 +18,14 @@ __all__ = [
     "WITHDRAWN",
 ]
 
-# Why a name went. 0 is no cause.
-EVICTED: Final = 1  # handed out for other content, while it was cached
-SHED: Final = 2  # handed out while it was spare: passed by a window, or superseded
-OVERWRITTEN: Final = 3  # the row that held it was rolled back, or advanced its state in place
-CALLED_OFF: Final = 4  # never computed: its step failed, or whoever was to compute it left
-WITHDRAWN: Final = 5  # declared bad, or not to be told from what is
+# 0 is no cause.
+EVICTED: Final = 1  # allocated for other content, while it was cached
+SHED: Final = 2  # allocated for other content, while it was spare: left behind by a window, or superseded
+OVERWRITTEN: Final = 3  # the row that referred to it was rolled back, or advanced its state in place
+CALLED_OFF: Final = 4  # never computed: its step failed, or the row that was to compute it was freed
+WITHDRAWN: Final = 5  # declared bad, or not distinguishable from bad content
 RESET: Final = 6
 EPOCH: Final = 7  # other weights
-INVALIDATED: Final = 8  # the memory was given back
+INVALIDATED: Final = 8  # the memory was released
 DISMISSED: Final = 9  # forgotten on request
 NUM_CAUSES: Final = 10

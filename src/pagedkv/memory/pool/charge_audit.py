@@ -1,4 +1,4 @@
-"""The audit of what tenants are charged for: every block to one of them, and every account adds up. O(blocks)."""
+"""The audit of tenants: every block is charged to one of them, and every account adds up. O(blocks)."""
 
 import numpy as np
 
@@ -40,7 +40,7 @@ __all__ = ["check_charges"]
 
 
 def check_charges(pool: BlockPool) -> None:
-    """Prove that the accounts are those of the blocks; nothing where there are no tenants. Raises AssertionError."""
+    """Check that the accounts agree with the blocks; no effect without tenants. Raises AssertionError."""
     arrays = pool.arrays
     if not len(arrays.tenants):
         return
@@ -64,7 +64,7 @@ def check_charges(pool: BlockPool) -> None:
 
 
 def _check_lists(pool: BlockPool, tenant: int, num_cached: int, cold: list[int]) -> None:
-    """A tenant's lists have what it has cached, each block in the list of its kind, in the order of release."""
+    """Check that a tenant's lists hold its cached blocks, each in the list of its kind, in the order of release."""
     arrays, where = pool.arrays, f"{pool.name}, tenant {tenant}"
     num_listed = 0
     for kind in (IN_SPARE, IN_CACHED, IN_LEASED):
@@ -82,7 +82,7 @@ def _check_lists(pool: BlockPool, tenant: int, num_cached: int, cold: list[int])
 
 
 def _walk(tenants: Int32Array, sentinel: int, most: int) -> list[int]:
-    """Read a list, forward and backward, of at most so many blocks."""
+    """Read a list of at most ``most`` blocks, checking the links in both directions."""
     listed: list[int] = []
     place = sentinel
     while (following := int(tenants[place, AFTER])) != sentinel and len(listed) <= most:
@@ -93,7 +93,7 @@ def _walk(tenants: Int32Array, sentinel: int, most: int) -> list[int]:
 
 
 def _kind_of(pool: PoolArrays, block: int) -> int:
-    """Tell which list a block belongs in; -1 if in none."""
+    """Return the list that a block belongs to; -1 if none."""
     if pool.records[block, QUEUE] != FREE or not pool.records[block, NAME]:
         return -1
     if len(pool.leases) and pool.leases[block] > 0:

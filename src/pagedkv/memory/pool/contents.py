@@ -1,8 +1,8 @@
-"""What blocks hold, as far as it is known: their tokens, digests and extra keys, and nothing else.
+"""The content of blocks, as far as it is recorded: their tokens, digests and extra keys.
 
-Owns the arrays ``tokens`` and ``digests`` and the column ``EXTRA``: what verifies a hit, and what a name is found by.
-Whether a block has a name is :mod:`~pagedkv.memory.pool.prefix_index`'s, how a digest is computed
-:mod:`~pagedkv.memory.pool.digests`'.
+Only this module writes the arrays ``tokens`` and ``digests``, by which hits are verified and found, and the column
+``EXTRA``. Names are set by :mod:`~pagedkv.memory.pool.prefix_index`, and digests computed by
+:mod:`~pagedkv.memory.pool.digests`.
 """
 
 from pagedkv.memory.compilation.compiled import inlined, unsigned
@@ -27,20 +27,20 @@ __all__ = [
 
 @inlined
 def set_token(pool: PoolArrays, block: int, slot: int, token: int) -> None:
-    """Write down one token of a block."""
+    """Record one token of a block."""
     pool.tokens[block, unsigned(slot)] = token
 
 
 @inlined
 def write_down(pool: PoolArrays, block: int, slot: int, tokens: Int32Array, first: int, num_tokens: int) -> None:
-    """Write down a run of ``tokens``, from place ``first`` on, in a block's slots from ``slot`` on."""
+    """Record ``num_tokens`` of ``tokens``, from index ``first`` on, in a block's slots from ``slot`` on."""
     for place in range(num_tokens):
         pool.tokens[block, slot + place] = tokens[first + place]
 
 
 @inlined
 def copy_content(source: PoolArrays, block: int, destination: PoolArrays, place: int, num_tokens: int) -> None:
-    """Write down that a block becomes a copy of another one, here or on the other side: extra keys and tokens."""
+    """Copy the recorded extra keys and tokens of a block to another, here or on the other side (host or device)."""
     destination.records[place, EXTRA] = source.records[block, EXTRA]
     for slot in range(num_tokens):
         destination.tokens[place, slot] = source.tokens[block, slot]
@@ -48,41 +48,41 @@ def copy_content(source: PoolArrays, block: int, destination: PoolArrays, place:
 
 @inlined
 def clear_extra(records: Int32Array, block: int) -> None:
-    """Note that a block has no extra keys."""
+    """Record that a block has no extra keys."""
     records[block, EXTRA] = NO_EXTRA
 
 
 @inlined
 def set_extra(records: Int32Array, block: int, extra: int) -> None:
-    """Note a block's extra keys, by their id."""
+    """Record a block's extra keys, by their id."""
     records[block, EXTRA] = extra
 
 
 def set_extras(pool: PoolArrays, block_ids: Int32Array, extra_ids: Int32Array) -> None:
-    """Note the extra keys of several blocks, by their ids."""
+    """Record the extra keys of several blocks, by their ids."""
     pool.records[block_ids, EXTRA] = extra_ids
 
 
 @inlined
 def digest_content(pool: PoolArrays, block: int, parent: Uint32Array, num_tokens: int, keys: ExtraKeyArrays) -> None:
-    """Digest a block's leading tokens, which follow ``parent``, with its extra keys, and write that down."""
+    """Compute the digest of a block from the digest ``parent``, its leading tokens and its extra keys; record it."""
     digest_block(parent, pool.tokens[block, :num_tokens], keys, pool.records[block, EXTRA], pool.digests[block])
 
 
 @inlined
 def set_digest(pool: PoolArrays, block: int, digest: Uint32Array) -> None:
-    """Write down a block's digest."""
+    """Record a block's digest."""
     for word in range(DIGEST_WORDS):
         pool.digests[block, word] = digest[word]
 
 
 @inlined
 def copy_digest(source: PoolArrays, block: int, destination: PoolArrays, place: int) -> None:
-    """Write down that a block has the digest of another one, here, in another pool or on the other side."""
+    """Copy the recorded digest of a block to another one, in any pool or on the other side (host or device)."""
     for word in range(DIGEST_WORDS):
         destination.digests[place, word] = source.digests[block, word]
 
 
 def set_digests(pool: PoolArrays, block_ids: Int32Array, digests: Uint32Array) -> None:
-    """Write down the digests of several blocks: uint32 ``[blocks, 8]``."""
+    """Record the digests of several blocks: uint32 ``[blocks, 8]``."""
     pool.digests[block_ids] = digests

@@ -6,8 +6,8 @@ The message of a block, all integers little-endian::
 
 The parent of a sequence's first block is ``ROOT_DIGEST``, the hash of this encoding's name; a change of
 the encoding changes that name. ``hash_block_tokens`` and ``hash_request_tokens`` are the plain reference,
-used by people and by other tiers; the compiled loops below give the same bytes (tested) for whole
-batches of rows, without a Python object a block.
+for users and for other cache tiers. The compiled loops below give the same bytes (tested) for whole
+batches of rows, without a Python object for each block.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def hash_block_tokens(parent_digest: bytes, token_ids: TokenIds, extra_keys: byt
 
     Raises:
         ConfigurationError: a parent's digest that is not 32 bytes, or extra keys that are not bytes.
-        TokenError: what no token can be.
+        TokenError: token ids that are not int32.
 
     >>> hash_block_tokens(ROOT_DIGEST, [1, 2, 3, 4]).hex()[:16]
     'a4e76dd5e10ec71c'
@@ -67,11 +67,11 @@ def hash_request_tokens(
 ) -> list[bytes]:
     """Digests of all full blocks of a request, first to last. O(tokens).
 
-    Other libraries' function of this name takes the block size first, or a hash function before it.
+    In other libraries, the function of this name takes the block size first, or a hash function before it.
 
     Raises:
-        ConfigurationError: a block size below 1, keys that are none, or arguments in another order.
-        TokenError: what no token can be.
+        ConfigurationError: a block size below 1, keys that are no RequestKeys, or arguments in another order.
+        TokenError: token ids that are not int32.
     """
     if callable(token_ids) or isinstance(token_ids, int | np.integer) or not isinstance(block_size, int | np.integer):
         raise ConfigurationError(
@@ -98,7 +98,7 @@ def _kind(argument: object) -> str:
 
 
 def words_of_digests(digests: npt.ArrayLike, num_blocks: int) -> Uint32Array:
-    """Turn digests brought by a caller (uint8 ``[num_blocks, 32]``) into words, ``[num_blocks, 8]``."""
+    """Turn digests from a caller (uint8 ``[num_blocks, 32]``) into words, ``[num_blocks, 8]``."""
     as_bytes = np.ascontiguousarray(digests, np.uint8).reshape(num_blocks, DIGEST_NBYTES)
     return as_bytes.view(">u4").astype(np.uint32)
 

@@ -1,4 +1,4 @@
-"""The arrays of a pool in which nothing is cached and no block is in use."""
+"""The arrays of an empty pool: no block is in use or cached."""
 
 import numpy as np
 
@@ -22,9 +22,9 @@ __all__ = ["new_pool_arrays"]
 
 
 def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features: PoolFeatures = PLAIN) -> PoolArrays:
-    """Make the arrays of an empty pool, every block but the null block in the free queue.
+    """Make the arrays of an empty pool, with every block except the null block in the free queue.
 
-    Cost: O(num_blocks); pages of ``tokens`` and ``digests`` are not touched before they are used.
+    Cost: O(num_blocks); memory pages of ``tokens`` and ``digests`` are not touched before their first use.
     """
     arrays = PoolArrays(
         records=np.zeros((num_blocks + NUM_SENTINELS, NUM_FIELDS), np.int32),

@@ -1,12 +1,12 @@
-"""Epochs of the weights that computed what a block holds: a range a block, where epochs are counted.
+"""Epochs of the weights that computed a block's content: a range a block, where epochs are counted.
 
-The range spans everything that contributed to a block's content: the tokens before it as well, since their keys and
-values were read when it was computed. Kept beside the records, and only where they are asked for::
+The range covers everything that contributed to a block's content, including the tokens before it, since their keys and
+values were read when it was computed. It is stored in an array beside the records::
 
     epochs[block] | OLDEST NEWEST |          8 bytes a block; the null block's are the epoch in force
 
-A block that no plan has computed anything into is *undated*: nobody knows yet with which weights, those in force now,
-as it seems. Two blocks hold equal content only if their ranges are equal.
+A block into which no plan has computed anything is *undated*: its weights are not known yet, and it is treated as if
+they were those in force. Two blocks have equal content only if their ranges are equal.
 """
 
 from pagedkv.memory.compilation.compiled import inlined
@@ -29,20 +29,20 @@ __all__ = [
 
 @inlined
 def has_epochs(pool: PoolArrays) -> bool:
-    """Tell whether epochs are counted."""
+    """Whether epochs are counted."""
     return len(pool.epochs) > 0
 
 
 @inlined
 def seeming(pool: PoolArrays, block: int, column: int) -> int:
-    """Tell an epoch of a block's range; of an undated one, the epoch in force."""
+    """Return one end of a block's range; for an undated block, the epoch in force."""
     epoch = pool.epochs[block, column]
     return int(pool.epochs[NULL_BLOCK, column] if epoch == UNDATED else epoch)
 
 
 @inlined
 def same_epochs(pool: PoolArrays, block: int, other_pool: PoolArrays, other: int) -> bool:
-    """Tell whether weights of the same epochs computed two blocks; always where none are counted."""
+    """Whether weights of the same epochs computed two blocks; always true if epochs are not counted."""
     if not has_epochs(pool):
         return True
     return bool(
@@ -53,13 +53,13 @@ def same_epochs(pool: PoolArrays, block: int, other_pool: PoolArrays, other: int
 
 @inlined
 def is_fresher(pool: PoolArrays, block: int, other: int) -> bool:
-    """Tell whether hits may rest on a block for longer than on another one."""
+    """Whether a block can be hit for longer than another one, since its oldest epoch is newer."""
     return seeming(pool, block, OLDEST) > seeming(pool, other, OLDEST)
 
 
 @inlined
 def copy_epochs(source: PoolArrays, block: int, destination: PoolArrays, place: int) -> None:
-    """Note that a block becomes a copy of another one, in the same pool or on the other side."""
+    """Copy the range of a block to a copy of it, here or on the other side (host or device)."""
     if has_epochs(source):
         destination.epochs[place, OLDEST] = source.epochs[block, OLDEST]
         destination.epochs[place, NEWEST] = source.epochs[block, NEWEST]
@@ -67,7 +67,7 @@ def copy_epochs(source: PoolArrays, block: int, destination: PoolArrays, place: 
 
 @inlined
 def undate(pool: PoolArrays, block: int) -> None:
-    """Note that nothing is computed into a block yet. Nothing where epochs are not counted."""
+    """Mark a block as undated. No effect if epochs are not counted."""
     if has_epochs(pool):
         pool.epochs[block, OLDEST] = UNDATED
         pool.epochs[block, NEWEST] = UNDATED
@@ -75,19 +75,19 @@ def undate(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def undate_newest(pool: PoolArrays, block: int) -> None:
-    """Note that only what a block continues is computed yet."""
+    """Mark a block as undated, except that the oldest epoch of its prefix is known."""
     pool.epochs[block, NEWEST] = UNDATED
 
 
 @inlined
 def date_oldest(pool: PoolArrays, block: int, epoch: int) -> None:
-    """Note the oldest epoch that contributed to a block's chain."""
+    """Set the oldest epoch that contributed to a block's chain."""
     pool.epochs[block, OLDEST] = epoch
 
 
 @inlined
 def date(pool: PoolArrays, block: int, oldest: int, epoch: int) -> None:
-    """Note that weights of an epoch compute into a block whose chain is as old as ``oldest``."""
+    """Record that weights of ``epoch`` compute into a block with a chain as old as ``oldest``."""
     pool.epochs[block, OLDEST] = oldest
     newest = pool.epochs[block, NEWEST]
     if newest < epoch or newest == UNDATED:
@@ -95,10 +95,10 @@ def date(pool: PoolArrays, block: int, oldest: int, epoch: int) -> None:
 
 
 def set_ranges(pool: PoolArrays, block_ids: Int32Array, oldest: int, newest: int) -> None:
-    """Note one range for several blocks."""
+    """Set one range for several blocks."""
     pool.epochs[block_ids] = oldest, newest
 
 
 def set_epoch_in_force(pool: PoolArrays, epoch: int) -> None:
-    """Note which epoch is in force. Nothing where epochs are not counted."""
+    """Set the epoch in force. No effect if epochs are not counted."""
     pool.epochs[:1] = epoch

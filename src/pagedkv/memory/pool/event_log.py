@@ -1,6 +1,6 @@
-"""What is recorded of names that come and go: a ring of events, which the caller drains.
+"""The log of names set and removed: a ring of events, which the caller drains.
 
-Owns ``PoolArrays.event_log`` and ``NUM_EVENTS``. Nothing is recorded while the ring has no room.
+Only this module writes ``PoolArrays.event_log`` and ``NUM_EVENTS``. A ring of size 0 records nothing.
 """
 
 import numpy as np
@@ -25,13 +25,13 @@ __all__ = ["complete_event", "drain", "log_cleared", "log_event", "new_log", "te
 
 
 def new_log(most: int) -> Uint32Array:
-    """Make a ring that keeps so many events, the latest."""
+    """Make a ring for the latest ``most`` events."""
     return np.zeros((most, EVENT_FIELDS), np.uint32)
 
 
 @inlined
 def log_event(pool: PoolArrays, kind: int, block: int) -> None:
-    """Record an event, when events are on, over the oldest if the log is full."""
+    """Record an event, over the oldest one if the log is full; no effect if events are off."""
     if len(pool.event_log) == 0:
         return
     event = pool.counts[NUM_EVENTS] % len(pool.event_log)
@@ -49,20 +49,20 @@ def log_event(pool: PoolArrays, kind: int, block: int) -> None:
 
 @inlined
 def tell_parent(pool: PoolArrays, digest: Uint32Array) -> None:
-    """Write into the event recorded last whose child the stored block is, where its parent's block may be gone."""
+    """Set the parent's digest in the latest event, for a parent that may not be cached any more."""
     event = (pool.counts[NUM_EVENTS] - 1) % len(pool.event_log)
     for word in range(DIGEST_WORDS):
         pool.event_log[event, 3 + DIGEST_WORDS + word] = digest[word]
 
 
 def complete_event(pool: PoolArrays, number: int, parent_digest: Uint32Array) -> None:
-    """Write into the event with a number, counted since the last drain, whose child the stored block is."""
+    """Set the parent's digest in the event with a given number, counted since the last drain."""
     event = pool.event_log[number % len(pool.event_log)]
     event[-DIGEST_WORDS:] = parent_digest
 
 
 def log_cleared(pool: PoolArrays) -> None:
-    """Record that no block has a name any more, when events are on."""
+    """Record that all names were removed; no effect if events are off."""
     log = pool.event_log
     if len(log):
         event = int(pool.counts[NUM_EVENTS]) % len(log)
@@ -72,7 +72,7 @@ def log_cleared(pool: PoolArrays) -> None:
 
 
 def drain(name: str, pool: PoolArrays) -> CacheEvents:
-    """Take the events recorded since the last call, those that the log had room for. O(events)."""
+    """Take the events since the last call; if the ring was full, the oldest are missing. O(events)."""
     num_events, capacity = int(pool.counts[NUM_EVENTS]), len(pool.event_log)
     num_lost = max(0, num_events - capacity)
     log = pool.event_log[np.arange(num_lost, num_events) % max(1, capacity)]

@@ -1,7 +1,7 @@
-"""Extra keys, interned: every different encoding gets a small id that a block's record can hold.
+"""Interned extra keys: every distinct encoding gets a small id that a block's record can store.
 
-Equal ids mean equal bytes, so verifying a hit's extra keys is one comparison. Ids of encodings that no
-block carries any more are given to new ones, so that a million different salts do not grow the table.
+Equal ids mean equal bytes, so a hit's extra keys are verified by one comparison. The ids of encodings that no
+block has any more are reused, so that a million different salts do not grow the table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,16 +17,16 @@ __all__ = ["NO_EXTRA", "ExtraKeyArrays", "ExtraKeyTable"]
 NO_EXTRA: Final = 0
 
 
-MESSAGE_NBYTES: Final = 256  # parent, length and SHA-256's padding, generously; tokens and keys come on top
+MESSAGE_NBYTES: Final = 256  # more than enough for parent, length and SHA-256's padding; tokens and keys are added
 
 
 class ExtraKeyArrays(NamedTuple):
-    """What digesting a block takes besides the block, as compiled loops take it.
+    """The inputs of a block's digest besides the block, as arrays for compiled loops.
 
     Args:
         data: uint8; the encoding of key i is ``data[bounds[i, 0] : bounds[i, 1]]``.
         bounds: int64 ``[keys, 2]``.
-        message: uint8, scratch in which the message of any block fits.
+        message: uint8, scratch memory with room for the message of any block.
         digest: uint32 ``[8]``, scratch.
     """
 
@@ -37,7 +37,7 @@ class ExtraKeyArrays(NamedTuple):
 
 
 class ExtraKeyTable:
-    """Owner of the ids of extra keys. Id 0 is "no extra key"."""
+    """The table of extra keys and their ids. Id 0 means "no extra keys"."""
 
     def __init__(self, block_size: int) -> None:
         """Start with no keys, for blocks of at most ``block_size`` tokens."""
@@ -52,21 +52,25 @@ class ExtraKeyTable:
         return len(self._ids)
 
     def id_of(self, encoding: bytes) -> int | None:
-        """Tell the id of an encoding, or None when no block can carry it. Changes nothing. O(1)."""
+        """Return the id of an encoding, or None if no block has it. Changes nothing. O(1)."""
         return self._ids.get(encoding)
 
     def encoding_of(self, key_id: int) -> bytes:
-        """Tell what an id that is in use stands for. O(length)."""
+        """Return the encoding of an id that is in use. O(length)."""
         begin, end = self.arrays.bounds[key_id].tolist()
         return self.arrays.data[begin:end].tobytes()
 
     @property
     def num_ids(self) -> int:
-        """All ids lie below it, those that were given back included."""
+        """One more than the largest id given so far, whether in use or vacant."""
         return len(self._ids) + len(self._vacant)
 
+    def intern(self, encoding: bytes) -> int:
+        """Return the id of an encoding, which may be new. O(length), amortised."""
+        return self.intern_all([encoding])[0]
+
     def intern_all(self, encodings: Sequence[bytes]) -> list[int]:
-        """Give many encodings their ids. O(length of all), amortised."""
+        """Return the ids of many encodings, which may be new. O(length of all), amortised."""
         known = self._ids
         new: dict[bytes, int] = {}
         for encoding in encodings:
@@ -77,7 +81,7 @@ class ExtraKeyTable:
         return [known[encoding] for encoding in encodings]
 
     def retain(self, used_ids: Iterable[int]) -> None:
-        """Forget every key but these (and the empty one)."""
+        """Remove all keys except these and the empty one."""
         used = {NO_EXTRA, *used_ids}
         kept = {encoding: key_id for encoding, key_id in self._ids.items() if key_id in used}
         self._vacant += [key_id for key_id in self._ids.values() if key_id not in used]
@@ -87,7 +91,7 @@ class ExtraKeyTable:
         self._write(kept)
 
     def _write(self, ids: dict[bytes, int]) -> None:
-        """Write encodings behind all others, and where each lies beside its id."""
+        """Append encodings to the data, and record their bounds by id."""
         data, bounds, *_ = self.arrays
         key_ids = np.fromiter(ids.values(), np.int64, len(ids))
         ends = self._end + np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)))

@@ -1,4 +1,4 @@
-"""The audits of a pool's features: what each of them promises of its own arrays."""
+"""The audits of a pool's features, each of the feature's own arrays."""
 
 from collections.abc import Callable
 from typing import Final
@@ -33,4 +33,4 @@ FEATURE_AUDITS: Final[tuple[Callable[[BlockPool], None], ...]] = (
     _check_siblings,
     _check_bounds,
 )
-"""Each proves what a feature promises, and raises AssertionError. O(blocks)."""
+"""Each checks the invariants of a feature, and raises AssertionError. O(blocks)."""

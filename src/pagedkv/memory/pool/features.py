@@ -1,15 +1,15 @@
-"""What acts at the moments of a pool's blocks where the pool has features, and where the features meet.
+"""The functions that act at the moments of a pool with features, and the rules where several features meet.
 
-A feature imports the core and no other feature. In which order features act at a moment stands here, once, and what two
-of them mean for each other::
+A feature imports the core and no other feature. This module alone sets the order in which features act at a moment, and
+combines them by these rules::
 
-    a free block is of one kind:   leased | spare | cached as the policy says     (a lease goes before spareness)
-    leased and spare blocks        are none of the policy's
-    whatever kind it is            is counted for its tenant, and among the bounded ones of its group
-    what is to be taken            a tenant at its cap gives up its own (tenant_victims.py); leases go last
+    a free block is of one kind:   leased | spare | cached in the policy's order    (a lease overrides the spare mark)
+    leased and spare blocks        are excluded from the policy
+    every free named block         is counted for its tenant, and towards the limit of its group
+    eviction                       a tenant at its cap loses a block of its own (tenant_victims.py); leases end last
 
-What a pool does not keep (an array of it is empty) is found out when it runs: one set of machine code serves all
-features. A pool without any has none of this (:mod:`pagedkv.memory.pool.sets`).
+Whether a pool has a feature is checked when a function runs (the feature's array is empty if not), so that one set of
+machine code serves all features. A pool without any feature does not run this module (:mod:`pagedkv.memory.pool.sets`).
 """
 
 from typing import ClassVar, Final
@@ -35,7 +35,7 @@ from pagedkv.memory.pool.tenant_victims import make_room as make_room_under_caps
 __all__ = ["ALL_FEATURES", "FeaturedArrays"]
 
 
-# A block is taken
+# Allocating a block
 
 
 @inlined
@@ -69,7 +69,7 @@ def _note_take(pool: PoolArrays, block: int) -> None:
 @inlined
 def _note_drop(pool: PoolArrays, block: int) -> None:
     if not (is_leased(pool, block) and pool.records[block, QUEUE] == FREE):
-        policy.note_drop(pool, block)  # else it was dropped when it became leased
+        policy.note_drop(pool, block)  # a free leased block was dropped when it became leased
 
 
 @inlined
@@ -88,7 +88,7 @@ def _note_unnamed(pool: PoolArrays, block: int, cause: int) -> None:
     end_lease(pool, block)
 
 
-# A block is given back
+# Releasing a block
 
 
 @inlined
@@ -112,22 +112,22 @@ def _note_cached(pool: PoolArrays, block: int) -> None:
     if len(pool.tenants):
         tenant_charges.join(pool, block, _kind_of(pool, block))
     if len(pool.bounds):
-        _keep_bound(pool, block)
+        _enforce_bound(pool, block)
 
 
 @inlined
 def _kind_of(pool: PoolArrays, block: int) -> int:
-    """Tell in which of its tenant's lists a free named block belongs."""
+    """Return which of its tenant's lists a free named block belongs to."""
     if is_leased(pool, block):
         return IN_LEASED
     return IN_SPARE if is_spare(pool, block) else IN_CACHED
 
 
 @compiled
-def _keep_bound(pool: PoolArrays, block: int) -> None:
-    """A block has become cached: if its group has too many now, the least valuable loses its name."""
-    if cached_bounds.stand(pool, block):
-        least = cached_bounds.least_valuable(pool, block)
+def _enforce_bound(pool: PoolArrays, block: int) -> None:
+    """Enforce the limit of a group, of which a block has become cached: evict its least valuable block if necessary."""
+    if bounding.stand(pool, block):
+        least = bounding.least_valuable(pool, block)
         drop_name(pool, least, SHED if is_spare(pool, least) else EVICTED)
 
 
@@ -198,7 +198,7 @@ ALL_FEATURES: Final = Moments(
 
 
 class FeaturedArrays(PoolArrays):
-    """The arrays of a pool that has features, and evicts as LRU does unless a class made of this one says otherwise."""
+    """The arrays of a pool with features, for LRU; a policy's own class derives from this one."""
 
     __slots__ = ()
     moments: ClassVar = ALL_FEATURES

@@ -1,20 +1,20 @@
-"""The order in which free blocks are handed out: an intrusive, circular, doubly linked list.
+"""The order in which free blocks are allocated: an intrusive, circular, doubly linked list.
 
-Owns which list a free or deferred block stands in, and where. Links are set by :mod:`~pagedkv.memory.pool.links`,
-places and counts by :mod:`~pagedkv.memory.pool.block_record`. Does not know what a block contains: callers append
-blocks worth keeping at the back, least worth first, and put blocks without content at the front. A list of spare blocks
-(:mod:`~pagedkv.memory.pool.spare_blocks`) is handed out as soon as no block without content is left, and a protected
-list last: it is empty unless the eviction policy (:mod:`~pagedkv.memory.pool.eviction`) puts blocks there. Leased
-blocks (:mod:`~pagedkv.memory.pool.leasing`) stand in no list: they go into the others before these run out. Every
-operation on one block is O(1), removal from the middle included, which is what a prefix hit on freed blocks needs.
+This module decides in which list a free or deferred block is, and where. Links are written by
+:mod:`~pagedkv.memory.pool.links`, places and counts by :mod:`~pagedkv.memory.pool.block_record`. The value of a block's
+content is decided by callers, which append cached blocks at the back, the least valuable first, and put blocks without
+content at the front. The spare list (:mod:`~pagedkv.memory.pool.spare_blocks`) is used as soon as no block without content
+is left. The protected list is used last; only some eviction policies (:mod:`~pagedkv.memory.pool.eviction`) put blocks
+there. Leased blocks (:mod:`~pagedkv.memory.pool.leasing`) are in no list; they are moved to the lists before these run
+out. Every operation on one block is O(1), also its removal from the middle, which a prefix hit on a free block needs.
 
 ::
 
     sentinel (null block) -> block without content, newest freed first -> ...
                           -> cached block, least recently used first, tail of a sequence before its head
                           -> sentinel
-    sentinel (second record behind the blocks) -> spare block, the one that became spare first -> ... -> sentinel
-    sentinel (first record behind the blocks) -> protected block, least recently used first -> ... -> sentinel
+    sentinel (second record after the blocks) -> spare block, the one that became spare first -> ... -> sentinel
+    sentinel (first record after the blocks) -> protected block, least recently used first -> ... -> sentinel
 """
 
 from typing import cast
@@ -61,24 +61,24 @@ __all__ = [
 
 @inlined
 def deferred_sentinel(records: Int32Array, step: int) -> int:
-    """Sentinel of the list of blocks that wait for a step (and for others as many steps away as there are lists)."""
+    """Sentinel of the list of blocks that wait for a step; steps NUM_DEFERRED_LISTS apart share a list."""
     return len(records) - 1 - step % NUM_DEFERRED_LISTS
 
 
 @inlined
 def protected_sentinel(records: Int32Array) -> int:
-    """Sentinel of the list of free blocks that are handed out last."""
+    """Sentinel of the protected list: the free blocks that are allocated last."""
     return len(records) - NUM_SENTINELS
 
 
 @inlined
 def spare_sentinel(records: Int32Array) -> int:
-    """Sentinel of the list of cached blocks that are handed out before the others."""
+    """Sentinel of the spare list: the cached blocks that are allocated before the others."""
     return len(records) - NUM_SENTINELS + 1
 
 
 def free_leased(pool: PoolArrays) -> npt.NDArray[np.bool_]:
-    """Tell of each record whether it is that of a free block with a lease, which is handed out when nothing else is."""
+    """Mark the records of free leased blocks, which are allocated after all others: bool ``[records]``."""
     is_one = np.zeros(len(pool.records), np.bool_)
     is_one[: len(pool.leases)] = (pool.leases > 0) & (pool.records[: len(pool.leases), QUEUE] == FREE)
     is_one[NULL_BLOCK] = False
@@ -87,35 +87,35 @@ def free_leased(pool: PoolArrays) -> npt.NDArray[np.bool_]:
 
 @inlined
 def insert_before(records: Int32Array, counts: Int64Array, place: int, block: int) -> None:
-    """Free a block into a list before ``place`` (before a sentinel: at the back of its list)."""
+    """Free a block, and insert it before ``place`` (if that is a sentinel: at the back of its list)."""
     link_before(records, place, block)
     enter_free(records, counts, block)
 
 
 @inlined
 def append(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Add a block at the back: handed out last."""
+    """Add a block at the back, where it is allocated last."""
     insert_before(records, counts, NULL_BLOCK, block)
 
 
 @inlined
 def prepend(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Add a block at the front: handed out next."""
+    """Add a block at the front, where it is allocated next."""
     insert_before(records, counts, unsigned(records[NULL_BLOCK, NEXT]), block)
 
 
 @inlined
 def remove(records: Int32Array, counts: Int64Array, block: int) -> None:
-    """Take a free block out, wherever it stands."""
+    """Take a free block out of whichever list it is in."""
     unlink(records, block)
     leave_free(records, counts, block)
 
 
 @inlined
 def begin_with(records: Int32Array, counts: Int64Array, block: int, num_before: int) -> None:
-    """Let the cold list begin with a block of it (or end, with the null block), and the blocks before it be taken out.
+    """Remove the first ``num_before`` blocks of the cold list; ``block`` (the null block: none) is its first then.
 
-    Their links stay as they are; where they are from now on is for the caller to note.
+    The links of the removed blocks remain; the caller sets their new place.
     """
     begin_list(records, NULL_BLOCK, block)
     count_taken(counts, num_before)
@@ -123,7 +123,7 @@ def begin_with(records: Int32Array, counts: Int64Array, block: int, num_before: 
 
 @inlined
 def wait_for(records: Int32Array, counts: Int64Array, block: int, step: int) -> None:
-    """Put an unreferenced block into the list of those that wait for a step."""
+    """Put an unreferenced block into the list of blocks that wait for a step."""
     link_before(records, deferred_sentinel(records, step), block)
     enter_deferred(records, counts, block)
 
@@ -137,7 +137,7 @@ def stop_waiting(records: Int32Array, counts: Int64Array, block: int) -> None:
 
 @inlined
 def first(records: Int32Array) -> int:
-    """Name the first block; the caller has checked that there is one."""
+    """Return the block to be allocated next; the caller has checked that there is one."""
     block = unsigned(records[NULL_BLOCK, NEXT])
     if block == NULL_BLOCK or records[block, NAME]:
         spare = unsigned(records[spare_sentinel(records), NEXT])
@@ -150,16 +150,16 @@ def first(records: Int32Array) -> int:
 
 @inlined
 def popleft(records: Int32Array, counts: Int64Array) -> int:
-    """Take the first block out; the caller has checked that there is one."""
+    """Take out the block to be allocated next; the caller has checked that there is one."""
     block = first(records)
     remove(records, counts, block)
     return block
 
 
 class FreeBlockQueue:
-    """The free blocks of one pool, in the order in which they will be handed out.
+    """The free blocks of one pool, in the order in which they will be allocated.
 
-    The face that people and tests use; compiled loops call this module's functions on the same arrays.
+    A wrapper for users and tests; compiled loops call this module's functions on the same arrays.
 
     >>> from pagedkv.memory.pool.empty_pool import new_pool_arrays
     >>> queue = FreeBlockQueue(new_pool_arrays(5, 16, caching=False))
@@ -178,7 +178,7 @@ class FreeBlockQueue:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks in the queue. O(1)."""
+        """Number of free blocks. O(1)."""
         return int(self._counts[NUM_FREE])
 
     def popleft(self) -> int:
@@ -193,12 +193,12 @@ class FreeBlockQueue:
         return [int(popleft(self._records, self._counts)) for _ in range(n)]
 
     def remove(self, block_id: int) -> None:
-        """Take one block from anywhere. Raises BlockError when it is not in the queue. O(1)."""
+        """Take one block from any place. Raises BlockError if it is not in the queue. O(1)."""
         self._require(block_id, FREE)
         remove(self._records, self._counts, block_id)
 
     def append(self, block_id: int) -> None:
-        """Add one block at the back. Raises BlockError when it is in a queue already. O(1)."""
+        """Add one block at the back. Raises BlockError if it is in the queue already. O(1)."""
         self._require(block_id, IN_USE)
         append(self._records, self._counts, block_id)
 
@@ -213,9 +213,9 @@ class FreeBlockQueue:
             append(self._records, self._counts, block_id)
 
     def get_all_free_blocks(self) -> list[int]:
-        """All free blocks in order, leased ones last in that of their release, changing nothing.
+        """List all free blocks in the order of allocation, leased ones last in the order of their release.
 
-        O(free blocks), with leases O(blocks log blocks).
+        Changes nothing. O(free blocks), with leases O(blocks log blocks).
         """
         num_free = self.num_free_blocks
         cold = blocks_of_list(self._records, NULL_BLOCK, num_free)
@@ -240,7 +240,7 @@ class FreeBlockQueue:
 
 @compiled
 def _walk(records: Int32Array, sentinel: int, out: Int32Array) -> int:
-    """Write the blocks of a list to ``out``; return how many there are, at most ``len(out) + 1``."""
+    """Write the blocks of a list to ``out``; return their number, at most ``len(out) + 1``."""
     block = records[sentinel, NEXT]
     num_blocks = 0
     while block != sentinel and num_blocks <= len(out):

@@ -1,4 +1,4 @@
-"""The audit of ghosts: they are of content that nobody can find, each once, and know why it went."""
+"""The audit of ghosts: every ghost names content that is not cached, is unique, and has a cause."""
 
 from typing import Final
 
@@ -15,14 +15,14 @@ NONE, GHOST_OF_NAMED, SAME_GHOST, NO_CAUSE = range(len(FAULTS))
 
 
 def check_ghosts(pool: BlockPool) -> None:
-    """Prove it. Raises AssertionError with the first contradiction. O(blocks + ghosts)."""
+    """Check the ghosts. Raises AssertionError with the first contradiction. O(blocks + ghosts)."""
     fault = _ghosts_fault(pool.arrays)
     assert fault == NONE, f"{pool.name}: {FAULTS[fault]}"
 
 
 @compiled
 def _ghosts_fault(pool: PoolArrays) -> int:
-    """Ghosts are of content that nobody can find, each once, and know why it went."""
+    """Check that every ghost names content that is not cached, is unique, and has a cause."""
     for block in range(len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME] and find_ghost(pool, pool.records[block, NAME], pool.digests[block]) >= 0:
             return GHOST_OF_NAMED

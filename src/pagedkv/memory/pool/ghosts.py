@@ -1,19 +1,20 @@
-"""Ghosts: what a pool remembers of content that nobody can find any more, and why that is.
+"""Ghosts: a pool's records of content that is no longer cached, with the cause of its loss.
 
-Owns one table, :attr:`PoolArrays.ghosts <pagedkv.memory.pool.blocks.PoolArrays>`, for ``explain`` and for eviction
-policies alike. A name that goes leaves a ghost; content that is named again takes its ghost back. A ghost is the
-fragment of a digest, so finding one means "probably that content", and is never evidence for a hit.
+Only this module writes the table :attr:`PoolArrays.ghosts <pagedkv.memory.pool.blocks.PoolArrays>`, which serves both
+``explain`` and eviction policies. A name that is removed leaves a ghost, and the ghost is removed when the content is
+named again. A ghost contains only a fragment of a digest, so finding one means "probably this content", and is never
+evidence for a hit.
 
-The table is bounded and set-associative: the digest's first word chooses a set, which is one cache line, and where a
-set is full the ghost that has been there longest makes room. A set notes when that happened last, so that content of
-which nothing is known is known never to have been here as long as its set has lost nothing::
+The table is bounded and set-associative. The digest's first word chooses a set, which is one cache line; if the set is
+full, its oldest ghost is overwritten. A set stores the clock of its latest overwritten ghost. As long as it has
+overwritten none, content without a ghost was certainly never stored::
 
     set, 16 words    | clock of the latest ghost lost, or 0 | ghost | ghost | ghost | ghost | ghost |
     ghost, 3 words   | second word of the digest | third word, with the group, but for 4 bits: the cause | clock |
 
-12.8 bytes a ghost. Clocks count the blocks that the pool has handed out, in 32 bits: older ages are told too small.
-Places are numbered (``set * GHOSTS_A_SET + way``), and a ghost stays at its place, so that a policy can keep what it
-likes beside each ghost in a table of its own: :func:`remember` and :func:`find_ghost` tell the place.
+A ghost takes 12.8 bytes. Clocks count the blocks that the pool has allocated, in 32 bits, so greater ages are reported
+too small. Places are numbered (``set * GHOSTS_A_SET + way``), and a ghost never moves, so that a policy can keep data
+of each ghost in a table of its own; :func:`remember` and :func:`find_ghost` return the place.
 """
 
 from typing import Final
@@ -40,7 +41,7 @@ __all__ = [
 CAUSE_MASK: Final = 15
 
 # A set.
-FORGOTTEN: Final = 0  # clock of the latest ghost that made room for another
+FORGOTTEN: Final = 0  # clock of the latest ghost that was overwritten by another
 FIRST_GHOST: Final = 1
 GHOST_WORDS: Final = 3
 GHOSTS_A_SET: Final = 5
@@ -58,31 +59,31 @@ NOWHERE: Final = -1
 
 
 def new_ghosts(num_ghosts: int) -> Uint32Array:
-    """Make an empty table for at least so many ghosts; none for 0."""
+    """Make an empty table for at least ``num_ghosts`` ghosts; an empty array for 0."""
     return aligned_zeros(-(-num_ghosts // GHOSTS_A_SET), SET_WORDS).view(np.uint32)
 
 
 @inlined
 def _set_of(pool: PoolArrays, first_word: int) -> int:
-    """Tell in which set a digest belongs."""
+    """Return the set of a digest."""
     return (int(first_word) * len(pool.ghosts)) >> 32
 
 
 @inlined
 def _fragment(name: int, third_word: int) -> int:
-    """Mix the third word of a digest with the name of its group; the cause's bits are 0."""
+    """Mix the third word of a digest with the name of its group; the bits of the cause are 0."""
     return (int(third_word) ^ (int(name) * GROUP_SPREAD)) & FRAGMENT_MASK
 
 
 @inlined
 def _word_of(place: int) -> int:
-    """Tell where in its set a ghost begins."""
+    """Return the index of the first word of a ghost in its set."""
     return FIRST_GHOST + GHOST_WORDS * (place % GHOSTS_A_SET)
 
 
 @compiled
 def find_ghost(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
-    """Find what is remembered of content that a group had under a digest; -1 if nothing is. Changes nothing. O(1)."""
+    """Find the ghost of the content that a group had under a digest; -1 if there is none. Changes nothing. O(1)."""
     if len(pool.ghosts) == 0:
         return NOWHERE
     number = _set_of(pool, digest[0])
@@ -98,13 +99,13 @@ def find_ghost(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
 
 @inlined
 def ghost_cause(pool: PoolArrays, place: int) -> int:
-    """Tell why the content at a place went."""
+    """Return the cause of the ghost at a place."""
     return int(pool.ghosts[place // GHOSTS_A_SET, _word_of(place) + GROUP_AND_CAUSE]) & CAUSE_MASK
 
 
 @inlined
 def ghost_age(pool: PoolArrays, place: int) -> int:
-    """Tell how many blocks the pool has handed out since the content at a place went."""
+    """Return how many blocks the pool has allocated since the ghost at a place was made."""
     return (
         int(pool.counts[NUM_ACQUIRED]) - int(pool.ghosts[place // GHOSTS_A_SET, _word_of(place) + CLOCK])
     ) & CLOCK_MASK
@@ -112,13 +113,13 @@ def ghost_age(pool: PoolArrays, place: int) -> int:
 
 @inlined
 def is_ghost(pool: PoolArrays, place: int) -> bool:
-    """Tell whether anything is remembered at a place."""
+    """Whether there is a ghost at a place."""
     return bool(pool.ghosts[place // GHOSTS_A_SET, _word_of(place) + GROUP_AND_CAUSE] != 0)
 
 
 @inlined
 def are_same(pool: PoolArrays, place: int, other: int) -> bool:
-    """Tell whether two places of one set remember the same content."""
+    """Whether the ghosts at two places of one set are of the same content."""
     ghosts = pool.ghosts[place // GHOSTS_A_SET]
     left, right = _word_of(place), _word_of(other)
     mine, others = int(ghosts[left + GROUP_AND_CAUSE]), int(ghosts[right + GROUP_AND_CAUSE])
@@ -128,13 +129,13 @@ def are_same(pool: PoolArrays, place: int, other: int) -> bool:
 
 @inlined
 def has_forgotten(pool: PoolArrays, digest: Uint32Array) -> bool:
-    """Tell whether content with this digest may have been here, and was forgotten: without ghosts, always."""
+    """Whether a ghost of this digest may have been overwritten; always true without ghosts."""
     return len(pool.ghosts) == 0 or pool.ghosts[_set_of(pool, digest[0]), FORGOTTEN] != 0
 
 
 @compiled
 def remember(pool: PoolArrays, block: int, cause: int) -> int:
-    """Leave a ghost of a named block whose name is about to go; return its place, -1 without ghosts. O(1)."""
+    """Make the ghost of a block that is about to lose its name; return its place, -1 without ghosts. O(1)."""
     if len(pool.ghosts) == 0:
         return NOWHERE
     digest = pool.digests[block]
@@ -149,7 +150,7 @@ def remember(pool: PoolArrays, block: int, cause: int) -> int:
 
 @inlined
 def _way_for_another(pool: PoolArrays, number: int) -> int:
-    """Find an empty place in a set, or the ghost that has been there longest, and note that it is lost."""
+    """Find an empty place in a set, or the place of its oldest ghost, recording that this one is lost."""
     ghosts = pool.ghosts[number]
     now = int(pool.counts[NUM_ACQUIRED])
     oldest, most = 0, -1
@@ -166,9 +167,9 @@ def _way_for_another(pool: PoolArrays, number: int) -> int:
 
 @compiled
 def recall(pool: PoolArrays, block: int) -> int:
-    """Take back the ghost of content that has just got its name again; return where it was, -1 if there was none. O(1).
+    """Remove the ghost of content that was just named again; return its former place, -1 if there was none. O(1).
 
-    Whoever keeps something beside ghosts looks there before the next one comes.
+    Data that is kept beside ghosts is valid at that place until the next ghost is made.
     """
     place = find_ghost(pool, pool.records[block, NAME], pool.digests[block])
     if place != NOWHERE:

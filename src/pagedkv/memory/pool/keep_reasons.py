@@ -1,8 +1,8 @@
-"""Why a block stays cached, or what lies ahead of it in its chain: one column of its record, and nothing else.
+"""Writes of one column of a block's record: why the block stays cached, or a hint for walks of its chain.
 
-A group that is walked looks ahead (``AHEAD``), and needs no reason to keep a block; a window group is not walked, and
-has reasons (``KEPT``): bits whose meaning is :mod:`pagedkv.memory.tables.retaining`'s, or ``SPARE`` for none. A spare
-block of a walked group leads nowhere.
+In groups with chains that are walked the column is ``AHEAD``, a block further down the chain for prefetching; their
+blocks stay cached without a reason. In window groups, which are not walked, it is ``KEPT``, the reasons for which a
+block is kept: bits that :mod:`pagedkv.memory.tables.retaining` defines. ``SPARE`` marks a spare block in both.
 """
 
 from pagedkv.memory.compilation.compiled import inlined
@@ -22,19 +22,19 @@ __all__ = [
 
 @inlined
 def note_ahead(records: Int32Array, block: int, ahead: int) -> None:
-    """Note what lies ``LOOKAHEAD`` places further down a block's chain: a hint, which may be wrong or out of date."""
+    """Record a block ``LOOKAHEAD`` places further down a block's chain: a hint, which may be wrong or outdated."""
     records[block, AHEAD] = ahead
 
 
 @inlined
 def forget_reasons(records: Int32Array, block: int) -> None:
-    """Note that nothing keeps a block, and that nothing is known to lie ahead of it."""
+    """Clear a block's reasons, or its hint."""
     records[block, KEPT] = NULL_BLOCK
 
 
 @inlined
 def mark_spare(records: Int32Array, block: int) -> None:
-    """Mark a block as one that is to be handed out before other cached ones."""
+    """Mark a block as one to be allocated before other cached ones."""
     records[block, KEPT] = SPARE
 
 
@@ -46,16 +46,16 @@ def add_reasons(records: Int32Array, block: int, why: int) -> None:
 
 @inlined
 def keep_only_for(records: Int32Array, block: int, why: int) -> None:
-    """Take all reasons away for which a block is kept, but these."""
+    """Remove all reasons of a block except those in ``why``."""
     records[block, KEPT] &= why
 
 
 @inlined
 def keep_instead(records: Int32Array, block: int, former: int, why: int) -> None:
-    """Replace a reason for which a block is kept, and which it has, by others."""
+    """Replace ``former``, a reason that the block has, by the reasons in ``why``."""
     records[block, KEPT] = (records[block, KEPT] ^ former) | why
 
 
 def add_reasons_of(records: Int32Array, block: int, why: int) -> None:
-    """Do what :func:`add_reasons` does, from Python."""
+    """Add reasons as :func:`add_reasons` does, from Python."""
     records[block, KEPT] |= why

@@ -1,4 +1,4 @@
-"""The audit of leases: whatever is leased has a name, and stands where the order of leases has it while it is free."""
+"""The audit of leases: every leased block is named, and every free one is at its place in the order of leases."""
 
 from typing import Final
 
@@ -35,7 +35,7 @@ NONE, NOT_LEASED, LEASED_ELSEWHERE, PROMISED_TO_NOBODY = range(len(FAULTS))
 
 
 def check_leases(pool: BlockPool) -> None:
-    """Prove it. Raises AssertionError with the first contradiction. O(blocks)."""
+    """Check the leases. Raises AssertionError with the first contradiction. O(blocks)."""
     misplaced = first_misplaced(pool.arrays)
     assert misplaced == NULL_BLOCK, f"{pool.name}: leased block {misplaced} is not where the order of leases has it"
     fault = _leased_fault(pool.arrays, np.flatnonzero(free_leased(pool.arrays)).astype(np.int32))
@@ -44,7 +44,7 @@ def check_leases(pool: BlockPool) -> None:
 
 @compiled
 def _leased_fault(pool: PoolArrays, leased: Int32Array) -> int:
-    """Leased blocks that are free, and only these, stand in their list; whatever is leased has a name."""
+    """Check that the free leased blocks are exactly those counted and listed, and that every leased block is named."""
     records = pool.records
     for block in leased:
         if records[block, QUEUE] != FREE or not is_leased(pool, block) or records[block, KEPT] == SPARE:

@@ -1,16 +1,17 @@
-"""The order of leased blocks that nobody uses: by the ends of their leases, and beneath the blocks that they continue.
+"""The order of free leased blocks: by the ends of their leases, and below their parents.
 
-Owns the links of these blocks (``lease_links``, and the two links of their records, since they stand in no list), when
-each was released (``RELEASED``), and which of them are *unsettled*. Does not know what becomes of a lease that ends.
+Only this module writes the links of these blocks (``lease_links``, and the two links of their records, since they are
+in no list), the number of their release (``RELEASED``), and the list of *unsettled* blocks. The consequences of the end
+of a lease are handled elsewhere.
 
-A free leased block is in two orders (:mod:`pagedkv.memory.pool.treap`): by its end, so that the leases that end first
-and last are found, and beneath its parent, so that what shares a block with a lease is found. That a parent bears no
-earlier end than its children, none apart, is not so at all times: its own lease may be younger, or that of a window
-which has moved on. A child that outlasts its parent is unsettled, and stands in a list instead of beneath it until
-:func:`settle_all`::
+A free leased block is in two orders (:mod:`pagedkv.memory.pool.treap`): by end, to find the leases that end first and
+last, and below its parent, to find the leased blocks that share a prefix. Usually a parent's lease ends no earlier than
+those of its children, or the parent has none. This does not hold at all times, as a parent's lease may be newer, or a
+window may have moved on. A child with a later end than its parent is unsettled, and is in a list instead of below
+its parent until :func:`settle_all`::
 
-    lease_links    of a block beneath its parent: before, after    of an unsettled one: previous, next
-                   row of the null block: the root beneath parents | the first unsettled block
+    lease_links    of a block below its parent: before, after      of an unsettled one: previous, next
+                   row of the null block: the root of that order | the first unsettled block
 """
 
 from typing import Final
@@ -57,20 +58,20 @@ LAST_RELEASE: Final = 2**31 - 2
 
 @inlined
 def set_end(pool: PoolArrays, block: int, until: float) -> None:
-    """Set until when a block is leased that is in no order, or begins to be; the null block's is the clock."""
+    """Set the end of the lease of a block that is in no order yet; the null block's is the clock."""
     pool.leases[block] = until
 
 
 @inlined
 def end_lease(pool: PoolArrays, block: int) -> None:
-    """Take the lease from a block that is in no order. Nothing where there are no leases."""
+    """Remove the lease of a block that is in no order. No effect without leases."""
     if len(pool.leases):
         pool.leases[block] = 0
 
 
 @compiled
 def stamp(pool: PoolArrays, block: int) -> None:
-    """Note that a block is released now, after all that are leased. O(1), once in 2^31 times O(blocks log blocks)."""
+    """Number the release of a block that becomes free now. O(1), once in 2^31 times O(blocks log blocks)."""
     if pool.counts[NUM_RELEASED] >= LAST_RELEASE:
         _renumber(pool)
     pool.counts[NUM_RELEASED] += 1
@@ -79,7 +80,7 @@ def stamp(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def _renumber(pool: PoolArrays) -> None:
-    """Count releases from 1 again, in the same order."""
+    """Number releases from 1 again, in the same order."""
     chain = NULL_BLOCK
     for block in range(1, len(pool.leases)):
         if pool.records[block, QUEUE] == FREE and pool.leases[block] > 0:
@@ -98,9 +99,9 @@ def _renumber(pool: PoolArrays) -> None:
 
 @compiled
 def in_order_of_release(pool: PoolArrays, chain: int) -> int:
-    """Sort blocks that are linked by ``NEXT``, the null block behind them, and in no order; return the first.
+    """Sort a chain (linked by ``NEXT``) of blocks that are in no order, by their release; return the first block.
 
-    Merges runs that are as they should be already: O(blocks) for one, else O(blocks log blocks).
+    Merges sorted runs: O(blocks) if the chain is one run, else O(blocks log blocks).
     """
     records = pool.records
     while True:
@@ -133,7 +134,7 @@ def in_order_of_release(pool: PoolArrays, chain: int) -> int:
 
 @compiled
 def _cut_run(pool: PoolArrays, block: int) -> int:
-    """End a chain behind the run that begins with a block; return what came behind."""
+    """Cut a chain after the sorted run that begins with a block; return the rest."""
     records = pool.records
     following = int(records[block, NEXT])
     while following != NULL_BLOCK and records[block, RELEASED] < records[following, RELEASED]:
@@ -144,7 +145,7 @@ def _cut_run(pool: PoolArrays, block: int) -> int:
 
 @inlined
 def _live_parent(pool: PoolArrays, block: int) -> int:
-    """Name the block that a named block continues, if that is so still; else the null block."""
+    """Return the parent of a named block if it still has the content of that time; else the null block."""
     parent = int(pool.records[block, PARENT])
     is_alive = pool.records[parent, LIFE] == pool.records[block, PARENT_LIFE]
     return parent if is_alive else NULL_BLOCK
@@ -152,21 +153,21 @@ def _live_parent(pool: PoolArrays, block: int) -> int:
 
 @inlined
 def _outlasts_parent(pool: PoolArrays, block: int) -> bool:
-    """Tell whether a block's parent is leased as well, and for less long."""
+    """Whether a block's parent is leased too, and its lease ends earlier."""
     parent = _live_parent(pool, block)
     return bool(parent != NULL_BLOCK and 0 < pool.leases[parent] < pool.leases[block])
 
 
 @compiled
 def add(pool: PoolArrays, block: int) -> None:
-    """Put a leased block that has become free, and was stamped, into both orders. O(log leased blocks)."""
+    """Put a newly freed leased block with a numbered release into both orders. O(log leased blocks)."""
     insert(pool, BY_END, block)
     move_below(pool, block)
 
 
 @compiled
 def move_below(pool: PoolArrays, block: int) -> None:
-    """Put a block beneath its parent, or among the unsettled ones if it outlasts that."""
+    """Put a block below its parent, or among the unsettled blocks if its lease ends later than the parent's."""
     if not _outlasts_parent(pool, block):
         insert(pool, BY_PARENT, block)
         return
@@ -181,27 +182,27 @@ def move_below(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def take(pool: PoolArrays, block: int) -> None:
-    """Take a block out of both orders. O(log leased blocks)."""
+    """Remove a block from both orders. O(log leased blocks)."""
     remove(pool, BY_END, block)
     take_from_below(pool, block)
 
 
 @compiled
 def take_from_below(pool: PoolArrays, block: int) -> None:
-    """Take a block from beneath its parent, or out of the unsettled ones."""
+    """Remove a block from below its parent, or from the unsettled blocks."""
     if not has_unsettled(pool) or has(pool, BY_PARENT, block):
         remove(pool, BY_PARENT, block)
         return
     links = pool.lease_links
     previous, following = int(links[block, PREVIOUS_UNSETTLED]), int(links[block, NEXT_UNSETTLED])
-    set_branch(links, previous, NEXT_UNSETTLED, following)  # of the null block where it was the first
+    set_branch(links, previous, NEXT_UNSETTLED, following)  # the null block's link if the block was the first
     if following != NULL_BLOCK:
         set_branch(links, following, PREVIOUS_UNSETTLED, previous)
 
 
 @compiled
 def change_end(pool: PoolArrays, block: int, until: float) -> None:
-    """Let a free leased block's lease end at another time."""
+    """Change the end of a free block's lease."""
     take(pool, block)
     set_end(pool, block, until)
     add(pool, block)
@@ -209,7 +210,7 @@ def change_end(pool: PoolArrays, block: int, until: float) -> None:
 
 @compiled
 def unsettle_children(pool: PoolArrays, parent: int) -> None:
-    """Note which children outlast a block that has just been leased."""
+    """Move the children with a later end than a newly leased block to the unsettled ones."""
     child = last_child(pool, parent)
     while child != NULL_BLOCK and pool.leases[child] > pool.leases[parent]:
         remove(pool, BY_PARENT, child)
@@ -219,13 +220,13 @@ def unsettle_children(pool: PoolArrays, parent: int) -> None:
 
 @inlined
 def has_unsettled(pool: PoolArrays) -> bool:
-    """Tell whether any block outlasts its parent, or did."""
+    """Whether there are unsettled blocks, including blocks that no longer outlast their parents."""
     return bool(pool.lease_links[NULL_BLOCK, NEXT_UNSETTLED] != NULL_BLOCK)
 
 
 @compiled
 def settle_all(pool: PoolArrays) -> None:
-    """Let every parent bear an end as late as its children's, those apart that have none."""
+    """Raise the end of every leased parent of an unsettled block to the block's own, and put the block below it."""
     block = int(pool.lease_links[NULL_BLOCK, NEXT_UNSETTLED])
     while block != NULL_BLOCK:
         take_from_below(pool, block)
@@ -236,7 +237,7 @@ def settle_all(pool: PoolArrays) -> None:
 
 @compiled
 def raise_parents(pool: PoolArrays, block: int) -> None:
-    """Let what a block continues bear an end as late as its own, as far as it is leased, and for less long."""
+    """Raise the ends of a block's leased ancestors to its own, until one is not leased or ends no earlier."""
     end = pool.leases[block]
     parent = _live_parent(pool, block)
     while parent != NULL_BLOCK and pool.leases[parent] != 0 and pool.leases[parent] < end:
@@ -249,7 +250,7 @@ def raise_parents(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def first_misplaced(pool: PoolArrays) -> int:
-    """Name a free leased block that is not where it should be, or the null block. O(log) for each of them."""
+    """Find a free leased block that is at a wrong place; the null block if there is none. O(log) for each block."""
     if len(pool.leases) == 0:
         return NULL_BLOCK
     for order in (BY_END, BY_PARENT):
@@ -272,7 +273,7 @@ def first_misplaced(pool: PoolArrays) -> int:
 
 @compiled
 def _num_unsettled(pool: PoolArrays) -> int:
-    """Count the unsettled blocks; -1 if one is linked wrongly, or is none."""
+    """Count the unsettled blocks; -1 if one is wrongly linked or is not a free leased block."""
     num_unsettled, previous, block = 0, NULL_BLOCK, int(pool.lease_links[NULL_BLOCK, NEXT_UNSETTLED])
     while block != NULL_BLOCK:
         is_leased = pool.leases[block] > 0 and pool.records[block, QUEUE] == FREE

@@ -1,6 +1,6 @@
-"""Which leases end: those that are over, and the largest where nothing else is left to be handed out.
+"""The leases that end: those that are over, and the largest one if no other block can be allocated.
 
-Leases meet tenants here: leased blocks are in order by their tenant, and of what each may give up.
+Leases and tenants are combined here: leased blocks are ordered by tenant, and some tenants' blocks are not evictable.
 """
 
 from pagedkv.memory.compilation.compiled import compiled
@@ -25,13 +25,13 @@ __all__ = ["end_overdue", "give_largest_up"]
 
 @compiled
 def give_largest_up(pool: PoolArrays, scope: int) -> None:
-    """End the largest lease, since nothing else is left to be handed out; before, all that has high priority.
+    """End the largest lease, since no other free block is left; before any lease, high priority ends.
 
-    What other leases share with it bears their end from now on; where that is all of it, the next one ends as well.
-    O(log leased blocks) for each block that bears one of these, and O(tenants).
+    Blocks that this lease shares with other leases get the largest of their ends. If it shares all of its blocks, the
+    next largest ends as well. O(log leased blocks) for each block of these leases, and O(tenants).
 
-    ``scope``: which blocks may go; one of them is leased. Where all of them are shared with as large a lease of blocks
-    that may not, the one goes all the same that was released first.
+    ``scope``: which blocks are evictable; at least one of them is leased. If each of them is shared with an equally
+    large lease of blocks that are not evictable, the one that was released first loses its lease all the same.
     """
     num_leased = pool.counts[NUM_LEASED]
     while pool.counts[NUM_LEASED] == num_leased:
@@ -43,7 +43,7 @@ def give_largest_up(pool: PoolArrays, scope: int) -> None:
 
 @compiled
 def _largest(pool: PoolArrays, scope: int) -> float:
-    """Tell when the largest lease ends of blocks that may go; high priority comes before all. O(tenants)."""
+    """Return the end of the largest lease of evictable blocks; high priority precedes all leases. O(tenants)."""
     largest = 0.0
     for tenant in range(num_tenants(pool)):
         if not tenant_may_give(pool, tenant, scope):
@@ -58,11 +58,12 @@ def _largest(pool: PoolArrays, scope: int) -> float:
 
 @compiled
 def _take_largest(pool: PoolArrays, scope: int) -> int:
-    """Take all that bear the largest lease out of the order; return them, linked by ``NEXT``.
+    """Take all blocks with the largest lease out of the order; return them as a chain, linked by ``NEXT``.
 
-    Where others share all of it, also what bears the next one, and so on, until one has a block that nothing leased
-    continues: what they share goes with that, unless other leases keep it. Where that cannot be told beforehand, since
-    a parent may not go with its children or is to bear their end first, only the largest.
+    If other leases share all of them, the blocks of the next largest lease are taken too, and so on, until one of these
+    leases has a block without a leased child. Shared blocks lose the lease with it, unless other leases keep them. This
+    cannot be decided in advance if some blocks are not evictable, or if unsettled children may raise a parent's end;
+    then only the largest lease is taken.
     """
     chain = NULL_BLOCK
     is_told = scope == ANY and not has_unsettled(pool)
@@ -74,9 +75,9 @@ def _take_largest(pool: PoolArrays, scope: int) -> int:
 
 @compiled
 def _take_class(pool: PoolArrays, chain: int, until: float, scope: int) -> tuple[int, bool]:
-    """Take what bears one lease, and may go, out of the order; tell whether nothing leased continues some of it.
+    """Take the evictable blocks with a lease until ``until`` out of the order, and put them in front of a chain.
 
-    It is put before others, which are linked by ``NEXT``.
+    Returns the new chain, linked by ``NEXT``, and whether any of its new blocks has no leased child.
     """
     rest, has_tip = chain, False
     for tenant in range(num_tenants(pool)):
@@ -100,7 +101,7 @@ def _take_class(pool: PoolArrays, chain: int, until: float, scope: int) -> tuple
 
 @compiled
 def _leave_to_others(pool: PoolArrays, chain: int) -> None:
-    """Give what was taken out of the order to the largest other leases that continue it, and end what is left."""
+    """Give the blocks of a chain the largest end of their leased descendants; end the leases of those without any."""
     settle_all(pool)
     block = chain
     while block != NULL_BLOCK:
@@ -123,7 +124,7 @@ def _leave_to_others(pool: PoolArrays, chain: int) -> None:
 
 @compiled
 def _end_first(pool: PoolArrays, until: float, scope: int) -> None:
-    """End one lease of a block that may go: of those that end at one time, the one released first."""
+    """End the lease of one evictable block: of those with a lease until ``until``, the one that was released first."""
     oldest = NULL_BLOCK
     for tenant in range(num_tenants(pool)):
         if tenant_may_give(pool, tenant, scope):
@@ -137,7 +138,7 @@ def _end_first(pool: PoolArrays, until: float, scope: int) -> None:
 
 @compiled
 def end_overdue(pool: PoolArrays, now: float) -> None:
-    """Set the clock, and end the leases of free blocks that have ended by then, in the order of their release.
+    """Set the clock, and end the leases of free blocks that end by then, in the order of the blocks' release.
 
     O(log leased blocks) for each of them, and O(tenants).
     """

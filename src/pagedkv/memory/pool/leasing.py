@@ -1,25 +1,25 @@
-"""Leases: cached content that goes last, until a time that its callers have named.
+"""Leases: cached content that is evicted last, until a time that callers set.
 
-A lease is soft. It keeps no block from being handed out, so that whoever is promised a free block gets it; but while
-there is any other, leased blocks stay::
+A lease is soft. It does not prevent the allocation of a block, so a caller that was granted a free block gets it; but
+as long as there is any other free block, leased blocks stay cached::
 
-    handed out:  without content | spare | cached, as the eviction policy says | leased, the largest first
+    allocated:   without content | spare | cached, in the eviction policy's order | leased, the largest first
 
-``PoolArrays.leases`` says until when, in seconds of the space's clock, 0 where there is no lease; the null block's is
-the clock. Content of high priority has the smallest number there is: it goes before leases, and never ends by itself. A
-free block with a lease stands in an order of its own and is none of the policy's, like a spare one: to it, the name was
-dropped, and begins anew when the lease ends or somebody hits the block. A block in use, or deferred, only bears the
-number, and is looked at when it becomes free.
+``PoolArrays.leases`` contains the end of each block's lease in seconds of the space's clock, 0 without a lease; the
+null block's entry is the clock. Content of high priority has the smallest positive number: it is evicted before leases,
+and its lease never ends by itself. Free leased blocks have an order of their own. They are excluded from the eviction
+policy, like spare ones: it is called as if the name were dropped, and set again when the lease ends or the block is
+hit. A block that is in use or deferred only stores the number, which takes effect when it becomes free.
 
-The *largest* lease is the one that ends last: who is to come back last waits for it in vain first. A lease covers all
-that its content continues, so what several leases share bears the latest of their ends; when that one is given up, the
-others keep what they need::
+The *largest* lease is the one that ends last. It is ended first, so that the content which is expected back last is
+lost first. A lease covers the whole prefix of its content, so a block that several leases share stores
+the latest of their ends. When that lease ends early, the others keep the blocks that they need::
 
     30 -- 30 -- 30 -- 30                             20 -- 20    both end
-           +--- 20 -- 20     once 30 is given up:           +--- 20 -- 20
+           +--- 20 -- 20     once 30 is ended:              +--- 20 -- 20
 
-Which leases end last and first, and what shares a block, :mod:`pagedkv.memory.pool.lease_order` knows, so that all this
-costs O(log leased blocks) for each block that bears the lease, however many there are.
+:mod:`pagedkv.memory.pool.lease_order` finds the leases that end first and last and the blocks that they share, so that
+all this costs O(log leased blocks) for each block of the lease, whatever the number of leases.
 """
 
 from typing import Final
@@ -55,19 +55,19 @@ HIGH: Final = float(np.finfo(np.float64).tiny)
 
 @inlined
 def is_leased(pool: PoolArrays, block: int) -> bool:
-    """Tell whether a block bears a lease, or high priority."""
+    """Whether a block has a lease or high priority."""
     return len(pool.leases) > 0 and bool(pool.leases[block] > 0)
 
 
 @inlined
 def is_due(pool: PoolArrays, block: int) -> bool:
-    """Tell whether a block's lease has ended."""
+    """Whether a block's lease has ended."""
     return bool(HIGH < pool.leases[block] <= pool.leases[NULL_BLOCK])
 
 
 @compiled
 def enqueue_leased(pool: PoolArrays, block: int) -> None:
-    """Put a named block that nobody uses among the leased ones. O(log leased blocks)."""
+    """Put an unreferenced named block among the leased ones. O(log leased blocks)."""
     moments.note_drop(pool, block)
     stamp(pool, block)
     enter_free(pool.records, pool.counts, block)
@@ -77,22 +77,22 @@ def enqueue_leased(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def unlink_leased(pool: PoolArrays, block: int) -> None:
-    """Take a leased block, with what it bears, from the free ones. O(log leased blocks)."""
+    """Take a leased block, with its lease, out of the free ones. O(log leased blocks)."""
     take(pool, block)
     _leave(pool, block)
 
 
 @inlined
 def _leave(pool: PoolArrays, block: int) -> None:
-    """Note that a block which was taken out of the order of leased ones is free no more."""
+    """Mark a block that was taken out of the order of leased blocks as no longer free."""
     leave_free(pool.records, pool.counts, block)
-    stamp_release(pool.records, block, 0)  # and that no step holds it
+    stamp_release(pool.records, block, 0)  # clears HOLD_STEP too: no step holds it
     pool.counts[NUM_LEASED] -= 1
 
 
 @compiled
 def end_leased(pool: PoolArrays, block: int) -> None:
-    """Make a leased block, which was taken out of the order, one like other cached ones, as if it were released now."""
+    """Make a leased block that was taken out of the order an ordinary cached one, as if it were released now."""
     _leave(pool, block)
     end_lease(pool, block)
     moments.note_name(pool, block)
@@ -112,7 +112,7 @@ def end_all(pool: PoolArrays, chain: int) -> None:
 
 @compiled
 def lease(pool: PoolArrays, block: int, until: float) -> None:
-    """Keep a named block that is not spare until a time, or longer if it is kept for longer. O(log leased blocks)."""
+    """Keep a named block that is not spare at least until a time. O(log leased blocks)."""
     before = pool.leases[block]
     if until <= before:
         return

@@ -1,22 +1,23 @@
-"""The life cycle of a block: take, share, release, hold, evict, and the loss of its name, as compiled functions.
+"""The life cycle of a block: allocate, share, release, hold, evict, and lose its name, as compiled functions.
 
-A block's journey::
+The places of a block, and the transitions between them::
 
             acquire                     release, count 0, no step needs it: cached -> back, else -> front
     FREE ------------> IN USE --------------------------------------------------------> FREE
       ^                 |   ^
       |                 |   | reuse (a prefix hit)
       |   settle        v   |
-      +-------------- DEFERRED   release, count 0, a step in flight or a planned copy may still use it
+      +-------------- DEFERRED   release, count 0, a step in flight or a planned copy may still use the block
 
-Steps are numbered. ``OPEN_STEP`` is being put together, every step up to ``SETTLED_STEP`` is over, those between are in
-flight. A reference is given back with the step that may be the last to touch the block for that holder's sake, and the
-block's hold is raised to that, also while references remain: with the last one gone, it waits for the latest of all
-these steps. Every step has a list of the blocks that wait for it, so that settling costs what it frees.
+Steps are numbered. ``OPEN_STEP`` is being put together, every step up to ``SETTLED_STEP`` is over, and those between
+are in flight. A reference is released together with the last step that may use the block on account of that reference.
+The block's ``HOLD_STEP`` is raised to that step, even while other references remain, so that after the last release the
+block waits for the latest of these steps. Every step has a list of the blocks that wait for it, so the cost of settling
+a step is proportional to the blocks that it frees.
 
-Decides when a block changes; the columns are changed by :mod:`~pagedkv.memory.pool.block_record`, the order of free
-blocks by :mod:`~pagedkv.memory.pool.free_queue`. Does not know sequences or tables, nor what stands beside it: features
-act at moments (:mod:`~pagedkv.memory.pool.moments`).
+This module decides when a block changes. The columns are written by :mod:`~pagedkv.memory.pool.block_record`, and free
+blocks are ordered by :mod:`~pagedkv.memory.pool.free_queue`. Sequences and tables are handled elsewhere. Optional
+features are called through :mod:`~pagedkv.memory.pool.moments`.
 """
 
 from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
@@ -68,47 +69,47 @@ __all__ = [
 
 @inlined
 def acquire(pool: PoolArrays) -> int:
-    """Hand out the next free block, evicting what it cached; the caller has checked that there is one."""
+    """Allocate the next free block, evicting its content if it is cached; the caller has checked that there is one."""
     block = unsigned(pool.records[NULL_BLOCK, NEXT])
     if _is_plain(pool, block):
         free_queue.remove(pool.records, pool.counts, block)
     else:
-        block = unsigned(_vacate(pool))
-    _begin(pool, block)
+        block = unsigned(_make_vacant_by_call(pool))
+    _start_life(pool, block)
     pool.counts[NUM_ACQUIRED] += 1
     return block
 
 
 @inlined
 def acquire_often(pool: PoolArrays) -> int:
-    """Do what :func:`acquire` does, for loops that take block after block: no call hands over the pool."""
+    """Allocate as :func:`acquire` does, inlined for loops that allocate block after block: no call passes the pool."""
     block = _make_vacant(pool)
-    _begin(pool, block)
+    _start_life(pool, block)
     pool.counts[NUM_ACQUIRED] += 1
     return block
 
 
 @compiled
 def acquire_all(pool: PoolArrays, blocks: Int32Array) -> None:
-    """Hand out as many free blocks as fit into ``blocks``; the caller has checked that there are so many.
+    """Allocate as many free blocks as fit into ``blocks``; the caller has checked that there are so many.
 
-    Those without content go from the front of the list in one piece: 3 ns each, where one by one takes 8.
+    Blocks without content are taken from the front of the list as one piece: 3 ns each, where one by one takes 8.
     """
     for index in range(_take_plain(pool, blocks), len(blocks)):
         block = unsigned(_make_vacant(pool))
-        _begin(pool, block)
+        _start_life(pool, block)
         pool.counts[NUM_ACQUIRED] += 1
         blocks[index] = block
 
 
 @inlined
 def _take_plain(pool: PoolArrays, blocks: Int32Array) -> int:
-    """Hand out what is at the front and has no content, as far as it fits; return how many there were."""
+    """Allocate blocks without content from the front of the list, as many as fit; return their number."""
     num_taken = 0
     block = unsigned(pool.records[NULL_BLOCK, NEXT])
     while num_taken < len(blocks) and _is_plain(pool, block):
         following = unsigned(pool.records[block, NEXT])
-        _begin(pool, block)
+        _start_life(pool, block)
         blocks[num_taken] = block
         num_taken += 1
         block = following
@@ -119,13 +120,13 @@ def _take_plain(pool: PoolArrays, blocks: Int32Array) -> int:
 
 @inlined
 def _is_plain(pool: PoolArrays, first: int) -> bool:
-    """Tell whether the first of the cold list has no content, so that nothing goes for it, and nothing counts takes."""
+    """Whether the first block of the cold list has no content, so that none is evicted, and takes are not counted."""
     return bool(first != NULL_BLOCK and not pool.records[first, NAME]) and not moments.counts_takes(pool)
 
 
 @inlined
 def _make_vacant(pool: PoolArrays) -> int:
-    """Take the next free block out and make it forget what it cached."""
+    """Take the next free block out of its list and remove its name, if it has one."""
     moments.make_room(pool)
     records = pool.records
     block = free_queue.first(records)
@@ -142,7 +143,7 @@ def _make_vacant(pool: PoolArrays) -> int:
 
 @inlined
 def lose_content(pool: PoolArrays, block: int) -> None:
-    """Forget the name of a block that was cached, and was taken out of its list to make room."""
+    """Remove the name of a cached block that was taken out of its list to make room."""
     pool.counts[NUM_EVICTED] += 1
     cause = SHED
     if not is_spare(pool, block):
@@ -152,14 +153,14 @@ def lose_content(pool: PoolArrays, block: int) -> None:
 
 
 @compiled
-def _vacate(pool: PoolArrays) -> int:
-    """Do that in a call of its own: so little of it stands in loops that take a block now and then."""
+def _make_vacant_by_call(pool: PoolArrays) -> int:
+    """Call :func:`_make_vacant` as a function of its own, which keeps loops that rarely allocate a block small."""
     return int(_make_vacant(pool))
 
 
 @inlined
-def _begin(pool: PoolArrays, block: int) -> None:
-    """Let a block begin another life, with a first reference."""
+def _start_life(pool: PoolArrays, block: int) -> None:
+    """Start a new life of a block, with its first reference."""
     begin_life(pool.records, block)
     clear_extra(pool.records, block)
     moments.note_begin(pool, block)
@@ -167,7 +168,7 @@ def _begin(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def claim(pool: PoolArrays, block: int) -> None:
-    """Take one more reference to a block that has content, wherever it is."""
+    """Take one more reference to a block that has content, in any place."""
     records = pool.records
     if is_spare(pool, block):
         renew(pool, block)
@@ -188,14 +189,14 @@ def reuse(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def adopt(pool: PoolArrays, block: int) -> None:
-    """Take one more reference to a named block, for a sequence that has computed its content once more."""
+    """Take one more reference to a named block, for a sequence that has computed the same content again."""
     claim(pool, block)
     moments.note_recomputed(pool, block)
 
 
 @compiled
 def reuse_all(pool: PoolArrays, block_ids: Int32Array) -> None:
-    """Take one more reference to each block of a prefix hit (null blocks are passed over)."""
+    """Take one more reference to each block of a prefix hit (null blocks are skipped)."""
     for block in block_ids:
         if block != NULL_BLOCK:
             reuse(pool, block)
@@ -204,9 +205,9 @@ def reuse_all(pool: PoolArrays, block_ids: Int32Array) -> None:
 
 @inlined
 def release(pool: PoolArrays, block: int, last_step: int) -> None:
-    """Give one reference back; the last one sends the block to the free queue or defers it.
+    """Release one reference; the last release frees the block or defers it.
 
-    ``last_step`` is the last planned step that may touch the block for the sake of whoever gives it back.
+    ``last_step`` is the last planned step that may use the block on account of this reference.
     """
     records = pool.records
     drop_reference(records, block)
@@ -216,7 +217,7 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
     if records[block, REF_COUNT] > 0:
         return
     if records[block, NAME] and records[block, PENDING_STEP] == counts[OPEN_STEP]:
-        forget(pool, block, CALLED_OFF)  # nobody is left to compute what was promised for the open step
+        forget(pool, block, CALLED_OFF)  # the row that was to compute it in the open step is gone
     if records[block, HOLD_STEP] > counts[SETTLED_STEP]:
         free_queue.wait_for(records, counts, block, records[block, HOLD_STEP])
     else:
@@ -225,7 +226,7 @@ def release(pool: PoolArrays, block: int, last_step: int) -> None:
 
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
-    """Put an unreferenced block where its content says: the front if it has none, else among its like."""
+    """Put an unreferenced block into a list by its content: at the front if it has none, else with cached blocks."""
     moments.note_rest(pool, block)
     if not pool.records[block, NAME]:
         free_queue.prepend(pool.records, pool.counts, block)
@@ -239,7 +240,7 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def settle(pool: PoolArrays, step: int) -> None:
-    """Note that every step up to ``step`` is over, and free what waited for them."""
+    """Record that every step up to ``step`` is over, and free the blocks that waited for these steps."""
     settled = pool.counts[SETTLED_STEP]
     note_settled(pool.counts, step)
     if pool.counts[NUM_DEFERRED]:
@@ -249,7 +250,7 @@ def settle(pool: PoolArrays, step: int) -> None:
 
 @compiled
 def _free_deferred(pool: PoolArrays, sentinel: int, step: int) -> None:
-    """Free the blocks of one list that wait for no later step than ``step``, in the order of their release."""
+    """Free the blocks of one list that wait for no step after ``step``, in the order of their release."""
     records = pool.records
     block = records[sentinel, NEXT]
     while block != sentinel:
@@ -262,19 +263,19 @@ def _free_deferred(pool: PoolArrays, sentinel: int, step: int) -> None:
 
 @compiled
 def drop_name(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
-    """Make a named block's content unfindable; if it is free, it has no content any more.
+    """Remove a block's name, so that its content cannot be hit; a free block then has no content any more.
 
-    ``cause``: why, for whoever asks later (:mod:`pagedkv.memory.pool.causes`).
+    ``cause``: why, to be stored in a ghost (:mod:`pagedkv.memory.pool.causes`).
     """
     lose_name(pool, block, cause)
 
 
 @inlined
 def lose_name(pool: PoolArrays, block: int, cause: int) -> None:
-    """Do what :func:`drop_name` does, compiled into the caller."""
+    """Remove a name as :func:`drop_name` does, inlined into the caller."""
     is_free = pool.records[block, QUEUE] == FREE
     if not (is_free and is_spare(pool, block)):
-        moments.note_drop(pool, block)  # else it was dropped when it became spare
+        moments.note_drop(pool, block)  # a spare free block was dropped when it became spare
     if is_free:
         moments.unlink(pool, block)
     unname(pool, block, cause)
@@ -285,7 +286,7 @@ def lose_name(pool: PoolArrays, block: int, cause: int) -> None:
 
 @compiled
 def lower_hold(pool: PoolArrays, block: int, step: int) -> None:
-    """Note that ``step`` is the last that a block waits for, which waited for a later one."""
+    """Lower the last step that a block waits for to ``step``."""
     records, counts = pool.records, pool.counts
     hold_until(records, block, step)
     if records[block, QUEUE] != DEFERRED:

@@ -1,9 +1,9 @@
-"""Links between free blocks: the columns ``NEXT`` and ``PREVIOUS``, and nothing else.
+"""Links between free blocks. Only this module writes the columns ``NEXT`` and ``PREVIOUS``.
 
-A free block, or a deferred one, stands in one circular list, whose sentinel is a record of its own; a free leased block
-stands in one tree (:mod:`~pagedkv.memory.pool.treap`), with the same two columns for what comes before and after it
-below. Blocks that go from one to the other are a *chain* meanwhile: each leads to the following one, the last to the
-null block. Which lists there are, and what they mean, is :mod:`~pagedkv.memory.pool.free_queue`'s.
+A free or deferred block is in one circular list; the list's sentinel is a record of its own. A free leased block is
+instead in one tree (:mod:`~pagedkv.memory.pool.treap`), which uses the same two columns for a node's two subtrees.
+Blocks that are being moved from one to the other form a *chain*: each links to the next, and the last to the null
+block. The lists and their meaning are defined in :mod:`~pagedkv.memory.pool.free_queue`.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ __all__ = ["begin_list", "lead_to", "link_all", "link_before", "set_branch", "un
 
 
 def link_all(records: Int32Array) -> None:
-    """Put every block into the null block's list, in order, and make the other sentinels' lists empty."""
+    """Link every block into the null block's list, in order, and make the other sentinels' lists empty."""
     num_blocks = len(records) - NUM_SENTINELS
     records[:num_blocks, NEXT] = np.arange(1, num_blocks + 1)
     records[:num_blocks, PREVIOUS] = np.arange(-1, num_blocks - 1)
@@ -30,7 +30,7 @@ def link_all(records: Int32Array) -> None:
 
 @inlined
 def unlink(records: Int32Array, block: int) -> None:
-    """Take a block out of the list it is in."""
+    """Remove a block from its list."""
     following = unsigned(records[block, NEXT])
     preceding = unsigned(records[block, PREVIOUS])
     records[preceding, NEXT] = following
@@ -39,7 +39,7 @@ def unlink(records: Int32Array, block: int) -> None:
 
 @inlined
 def link_before(records: Int32Array, place: int, block: int) -> None:
-    """Insert a block before ``place`` (before a sentinel: at the back of its list)."""
+    """Insert a block before ``place`` (if that is a sentinel: at the back of its list)."""
     preceding = unsigned(records[place, PREVIOUS])
     records[block, NEXT] = place
     records[block, PREVIOUS] = preceding
@@ -49,18 +49,18 @@ def link_before(records: Int32Array, place: int, block: int) -> None:
 
 @inlined
 def begin_list(records: Int32Array, sentinel: int, block: int) -> None:
-    """Let a list begin with a block of it, or be empty if that is the sentinel. Links of those before it stay."""
+    """Make a block of a list its first, or the list empty if it is the sentinel. Links of blocks before it remain."""
     records[sentinel, NEXT] = block
     records[block, PREVIOUS] = sentinel
 
 
 @inlined
 def lead_to(records: Int32Array, block: int, following: int) -> None:
-    """Let a block that stands nowhere lead to the following one of its chain, or to the null block."""
+    """Link a block that is in no list to the next one of its chain, or to the null block."""
     records[block, NEXT] = following
 
 
 @inlined
 def set_branch(lease_links: Int32Array, row: int, column: int, block: int) -> None:
-    """Set what hangs below a block on one side of a tree, or of a list, in the records or in ``lease_links``."""
+    """Set the child of a node on one side of a tree, or a link of a list, in the records or in ``lease_links``."""
     lease_links[row, column] = block

@@ -1,78 +1,78 @@
-"""Moments of a block's life, at which what stands beside the core may act: the features of a pool.
+"""Moments: the hooks at which a pool's eviction policy and optional features act on a block.
 
-The core calls each moment by its function here, and knows nothing of what acts then. Which code that is, the class of
-the pool's arrays says (``moments``), so that it is settled when a loop is compiled: machine code holds that code alone,
-and is kept under its sources. A pool whose arrays have no moments does what is given here: it is LRU, and has no
-feature. What acts where there are features, :mod:`~pagedkv.memory.pool.features` says.
+The core calls the function of each moment here, and imports no feature. The class of the pool's arrays selects the
+functions behind them (``moments``) when a loop is compiled: the machine code contains only the selected code, and is
+cached under the contents of its sources. A pool whose arrays have no moments uses the defaults of this module, which
+are LRU without any feature. The functions of pools with features are in :mod:`~pagedkv.memory.pool.features`.
 
-A free block has one of these ranks, and is handed out in their order::
+A free block has one of these ranks; blocks are allocated in this order::
 
-    without content | spare (spare_blocks.py) | cached, as the eviction policy says | kept by a feature, such as a lease
+    without content | spare (spare_blocks.py) | cached, in the policy's order | kept by a feature, such as a lease
 
-Taking a block:
+Allocating a block:
 
 make_room
-    A free block is about to be taken, the first that :func:`~pagedkv.memory.pool.free_queue.first` names: what features
-    keep or forbid gives way, as far as it must.
+    A free block is about to be allocated, the one that :func:`~pagedkv.memory.pool.free_queue.first` returns. Features
+    that keep blocks, or that limit tenants, make one available if necessary.
 note_payer
-    For whom blocks are taken from now on, by the number of a tenant. Only where ``counts_takes``.
+    Blocks are charged to this tenant, given by its number, from now on. Called only if ``counts_takes``.
 counts_takes
-    Whether each block that is taken must have its ``make_room`` and ``note_take``, so that none are taken at once.
+    Whether ``make_room`` and ``note_take`` must be called for each allocated block, so that none are taken in one
+    piece.
 choose_victim
-    All free blocks are cached, and none is spare. Given the first; returns which one is to go.
+    All free blocks are cached, and none is spare. Takes the first of the list; returns the one to be evicted.
 note_eviction
     A cached block was taken out of its list to make room. It is about to lose its name; no ``note_drop`` follows.
 note_take
     A block was taken out of the free ones, for new content.
 note_begin
-    A block begins another life.
+    A block starts a new life.
 
 Names:
 
 note_name, note_drop
-    A block's name begins, or ends, for what orders cached blocks: when it gets and loses its name, and when it ceases
-    to be spare, and becomes so.
+    For the policy, a block gets or loses its name: when it really does, and when it ceases to be spare or becomes so.
 note_named
-    A block has got a name: it can be found from now on.
+    A block has got a name: it can be hit from now on.
 note_unnamed
-    A block is about to be findable no longer, for a cause (:mod:`~pagedkv.memory.pool.causes`).
+    A block is about to lose its name, for a cause (:mod:`~pagedkv.memory.pool.causes`).
 note_child
-    A block is being named as the child of a parent in that life, whose ``SUCCESSOR`` does not lead to it yet.
+    A block is being named as the child of a parent in a given life. The parent's ``SUCCESSOR`` is not set to it yet.
 next_child
-    Which child the walks of a block's parent go to once the block, where they go now, has no name; itself if no other.
+    Takes a block that is about to lose its name, and that is its parent's ``SUCCESSOR``; returns the next
+    ``SUCCESSOR``, or the block itself if there is no other child.
 expect
-    Content is about to be named: given the first word of its digest. A hint.
+    Content with this first word of its digest is about to be named. A hint.
 note_reuse, note_recomputed
-    A named block was hit, or its content was computed once more. It is in use now.
+    A named block was hit, or its content was computed again. It is in use now.
 
 Content:
 
 note_copy
-    A block of a pool becomes a copy of one here or on the other side: source, block, destination, place.
+    A block becomes a copy of one here or on the other side (host or device). Takes source, block, destination, place.
 are_alike
-    Whether two blocks of equal tokens, each given behind its pool, hold equal content: the same weights computed them.
+    Whether two blocks with equal tokens, each given after its pool, have equal content: the same weights computed them.
 is_fresher
-    Whether hits may rest on a block for longer than on another one, which holds equal tokens.
+    Whether a block can be hit for longer than another one with equal tokens.
 
-Giving a block back:
+Releasing a block:
 
 note_request
-    A sequence ends: its blocks are about to be given back. Told also how many tokens it had generated, -1 if nobody
-    knows.
+    A sequence ends: its blocks are about to be released. Takes also the number of its generated tokens, -1 if unknown.
 note_rest
-    Nobody uses a block any more, with or without a name, nor does a step in flight.
+    A block, named or not, has no reference any more, and no step in flight uses it.
 enqueue
-    Such a block has a name, and is not spare unless it ``stays``: it is to be put among its like.
+    A block has no reference, is named, and is not spare unless it ``stays``: puts it among the cached blocks.
 note_cached
-    Such a block has a name, and was put among its like, spare ones too.
+    A block without a reference was put among the cached blocks, spare ones included.
 put
-    A block that was spare is to be put among cached ones.
+    Puts a block that was spare among the cached blocks.
 note_rank
     A free block went from spare to cached, or back.
 unlink
-    A free block with a name is to be taken out, wherever it stands.
+    Takes a free named block out of whichever list it is in.
 note_claim
-    That was done because somebody uses it from now on.
+    A block was unlinked because it is in use from now on.
 note_vacant
     A free block has lost its name.
 stays
@@ -140,43 +140,43 @@ __all__ = [
     "unlink",
 ]
 
-FETCHED_AHEAD: Final = 4  # blocks: enough for memory to come, few enough to be on its way at once
+FETCHED_AHEAD: Final = 4  # blocks: enough to hide the latency of memory, few enough to be fetched at the same time
 
 PoolHook: TypeAlias = Callable[[PoolArrays], None]
-"""What is done with a pool."""
+"""Acts on a pool."""
 
 PoolQuestion: TypeAlias = Callable[[PoolArrays], bool]
-"""What is asked of a pool."""
+"""Answers yes or no about a pool."""
 
 Hook: TypeAlias = Callable[[PoolArrays, int], None]
-"""What is done with a pool and one of its blocks."""
+"""Acts on a pool and one of its blocks."""
 
 Question: TypeAlias = Callable[[PoolArrays, int], bool]
-"""What is asked of a pool and one of its blocks."""
+"""Answers yes or no about a pool and one of its blocks."""
 
 CauseHook: TypeAlias = Callable[[PoolArrays, int, int], None]
-"""What is done with a pool and one of its blocks, for a cause."""
+"""Acts on a pool and one of its blocks, for a cause."""
 
 ChildHook: TypeAlias = Callable[[PoolArrays, int, int, int], None]
-"""What is done with a pool, a block, its parent and the life of that."""
+"""Acts on a pool, a block, its parent, and the parent's life."""
 
 CopyHook: TypeAlias = Callable[[PoolArrays, int, PoolArrays, int], None]
-"""What is done with a pool and one of its blocks, and with a pool and a block that becomes a copy of that."""
+"""Acts on a pool and one of its blocks, and on a pool and a block that becomes a copy of it."""
 
 Comparison: TypeAlias = Callable[[PoolArrays, int, PoolArrays, int], bool]
-"""What is asked of two blocks, each behind its pool."""
+"""Answers yes or no about two blocks, each given after its pool."""
 
 Ranking: TypeAlias = Callable[[PoolArrays, int, int], bool]
-"""What is asked of two blocks of a pool."""
+"""Answers yes or no about two blocks of a pool."""
 
 ExpectHook: TypeAlias = Callable[[PoolArrays, int], None]
-"""What is done with a pool and the first word of a digest."""
+"""Acts on a pool and the first word of a digest."""
 
 RequestHook: TypeAlias = Callable[[PoolArrays, Int32Array, int], None]
-"""What is done with a pool, the blocks of one sequence (int32 ``[any]``, head first), and its number of outputs."""
+"""Acts on a pool, the blocks of one sequence (int32 ``[any]``, head first), and its number of generated tokens."""
 
 Choice: TypeAlias = Callable[[PoolArrays, int], int]
-"""Which block of a pool is meant, given one."""
+"""Returns a block of a pool, given another one."""
 
 
 @inlined
@@ -186,7 +186,7 @@ def leave_as_it_is(_pool: PoolArrays) -> None:
 
 @inlined
 def is_never_so(_pool: PoolArrays) -> bool:
-    """Say no."""
+    """Return False."""
     return False
 
 
@@ -197,7 +197,7 @@ def do_nothing(_pool: PoolArrays, _block: int) -> None:
 
 @inlined
 def is_not_so(_pool: PoolArrays, _block: int) -> bool:
-    """Say no."""
+    """Return False."""
     return False
 
 
@@ -218,13 +218,13 @@ def copy_nothing(_source: PoolArrays, _block: int, _destination: PoolArrays, _pl
 
 @inlined
 def are_always_alike(_pool: PoolArrays, _block: int, _other_pool: PoolArrays, _other: int) -> bool:
-    """Say yes."""
+    """Return True."""
     return True
 
 
 @inlined
 def is_no_fresher(_pool: PoolArrays, _block: int, _other: int) -> bool:
-    """Say no."""
+    """Return False."""
     return False
 
 
@@ -240,25 +240,25 @@ def ignore_request(_pool: PoolArrays, _blocks: Int32Array, _num_outputs: int) ->
 
 @inlined
 def choose_first(_pool: PoolArrays, first: int) -> int:
-    """Choose what is given."""
+    """Return the given block."""
     return first
 
 
 @inlined
 def put_last(pool: PoolArrays, block: int) -> None:
-    """Put a block that nobody uses at the back of the cold list."""
+    """Put an unreferenced block at the back of the cold list."""
     free_queue.append(pool.records, pool.counts, block)
 
 
 @inlined
 def take_out(pool: PoolArrays, block: int) -> None:
-    """Take a block out of the list in which it stands."""
+    """Take a block out of its list."""
     free_queue.remove(pool.records, pool.counts, block)
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What acts at the moments of a pool's blocks. What is not given is LRU's, without any feature."""
+    """The functions that act at the moments of a pool's blocks; the defaults are LRU without any feature."""
 
     make_room: PoolHook = field(default=leave_as_it_is, repr=False)
     counts_takes: PoolQuestion = field(default=is_never_so, repr=False)

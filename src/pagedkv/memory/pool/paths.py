@@ -1,7 +1,7 @@
-"""Paths of prompts through one pool: what is cached of one is followed, and what follows is added, by digests.
+"""Paths of prompts through one pool: find the cached blocks of a prompt and add the blocks that follow, by digest.
 
-What rows do with tables, without rows: for whoever asks which blocks of a trace a pool would keep. A path is an array
-of block ids, head first; who walks it holds a reference to each.
+This does without rows what rows do with tables, for simulations of the blocks of a trace that a pool would keep. A path
+is an array of block ids, head first; its owner holds a reference to each.
 """
 
 from pagedkv.memory.compilation.compiled import inlined
@@ -27,7 +27,7 @@ __all__ = ["add_to_path", "find_child"]
 
 @inlined
 def find_child(pool: PoolArrays, name: int, digest: Uint32Array, parent: int) -> int:
-    """Find the child of ``parent`` with a digest: the one named last, as a rule; the null block if there is none."""
+    """Find the child of ``parent`` with a digest, usually the last named one; the null block if there is none."""
     block = int(pool.records[parent, SUCCESSOR])
     ahead = int(pool.records[block, AHEAD])
     if ahead > NULL_BLOCK:
@@ -41,9 +41,9 @@ def find_child(pool: PoolArrays, name: int, digest: Uint32Array, parent: int) ->
 
 @inlined
 def add_to_path(pool: PoolArrays, name: int, digest: Uint32Array, path: Int32Array, index: int) -> None:
-    """Take a block for what follows the first ``index`` of a path, name it by its digest, and write it down there.
+    """Allocate a block for what follows the first ``index`` blocks of a path, name it by its digest, and append it.
 
-    A block that has this name and cannot be reached any more, since what it continues was evicted, loses it.
+    If another block has this name and is unreachable, since its parent was evicted, that block loses the name.
     """
     block = acquire_often(pool)
     parent = path[index - 1] if index > 0 else NULL_BLOCK

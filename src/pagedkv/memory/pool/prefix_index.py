@@ -1,13 +1,13 @@
 """Names: which block holds which content, found by digest or by following the last block's successor.
 
-Owns the columns ``NAME``, ``BUCKET_NEXT``, ``PARENT``, ``PARENT_LIFE`` and ``SUCCESSOR``, and the buckets: a
-chained hash table over all words of the digest, since digests that callers bring may have any of them in common
-(docs/decisions/0006-exact-hits.md). Chaining, since eviction removes a name from the
-middle at any time, and an open table would need tombstones or shifting. Does not know reference
-counts or queues.
+Only this module writes the columns ``NAME``, ``BUCKET_NEXT``, ``PARENT``, ``PARENT_LIFE`` and ``SUCCESSOR``, and the
+buckets. The buckets are a chained hash table. Its hash covers all words of the digest, since digests supplied by
+callers may agree in any of them (docs/decisions/0006-exact-hits.md). Chaining was chosen because eviction removes names
+from the middle at any time, for which an open table would need tombstones or shifting. Reference counts and queues are
+handled elsewhere.
 
-A child remembers its parent *and the parent's life*: when the parent's content is given up, its life
-grows and every link to it is dead, without anybody having to find the children.
+A child stores its parent *and the parent's life*. When the parent's content is lost, its life is incremented, which
+makes every link to it invalid without a search for the children.
 """
 
 from typing import Final
@@ -48,17 +48,17 @@ __all__ = [
 GROUP_SPREAD: Final = 0x9E3779B1  # keeps equal digests of different groups in different buckets
 KEYS: Final = (0x428A2F98, 0x71374491, 0xB5C0FBCF, 0xE9B5DBA5, 0x3956C25B, 0x59F111F1, 0x923F82A4, 0xAB1C5ED5)
 """One for each word, without a pattern: the first constants of SHA-256."""
-FIRST_BIT: Final = 31  # of a sum of products, from which on each bit depends on all words
+FIRST_BIT: Final = 31  # of a sum of products; from this bit on, each bit depends on all words
 WORD_MASK: Final = 2**32 - 1
 
 
 @inlined
 def bucket_of(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
-    """Tell in which bucket a name belongs.
+    """Compute the bucket of a name.
 
-    The sum over pairs of words of ``(word + key) * (other + its key)``: the hash NH of UMAC (Black, Halevi, Krawczyk,
-    Krovetz, Rogaway, 1999), but that sums of word and key are not cut down, so that no factor is 0. Four products at
-    once; the same in 64 bits, which wrap, and in Python's integers, which do not.
+    The sum over pairs of words of ``(word + key) * (other + its key)`` is the hash NH of UMAC (Black, Halevi, Krawczyk,
+    Krovetz, Rogaway, 1999), except that sums of word and key are not truncated, so that no factor is 0. The four
+    products are independent. The result is the same in 64 bits, which wrap, and in Python's integers, which do not.
     """
     mixed = 0
     for word in range(0, DIGEST_WORDS, 2):
@@ -68,7 +68,7 @@ def bucket_of(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
 
 @inlined
 def has_digest(pool: PoolArrays, block: int, digest: Uint32Array) -> bool:
-    """Compare a block's digest with another one."""
+    """Compare a block's digest with ``digest``."""
     for word in range(DIGEST_WORDS):  # noqa: SIM110 - all() over a generator does not compile
         if pool.digests[block, word] != digest[word]:
             return False
@@ -77,7 +77,7 @@ def has_digest(pool: PoolArrays, block: int, digest: Uint32Array) -> bool:
 
 @inlined
 def find(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
-    """Look a digest up; return its block, or the null block. The caller verifies the content."""
+    """Look up the block of a digest; the null block if there is none. The caller verifies the content."""
     block = pool.buckets[bucket_of(pool, name, digest)]
     while block != NULL_BLOCK:
         if pool.records[block, NAME] == name and has_digest(pool, block, digest):
@@ -88,7 +88,7 @@ def find(pool: PoolArrays, name: int, digest: Uint32Array) -> int:
 
 @inlined
 def is_child_of(pool: PoolArrays, name: int, block: int, parent: int) -> bool:
-    """Tell whether a named block follows exactly the content that ``parent`` holds now."""
+    """Whether a named block continues the current content of ``parent``."""
     records = pool.records
     return bool(
         records[unsigned(block), NAME] == name
@@ -99,7 +99,7 @@ def is_child_of(pool: PoolArrays, name: int, block: int, parent: int) -> bool:
 
 @inlined
 def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life: int) -> None:
-    """Make a block findable by the digest stored for it, as a child of ``parent`` in that life."""
+    """Name a block by its recorded digest, as a child of ``parent`` in the given life of that block."""
     records = pool.records
     bucket = bucket_of(pool, name, pool.digests[block])
     records[block, NAME] = name
@@ -119,7 +119,7 @@ def name_block(pool: PoolArrays, name: int, block: int, parent: int, parent_life
 
 @compiled
 def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
-    """Take a block's name away, and tell the eviction policy; links to its content die.
+    """Remove a block's name, and notify the eviction policy; links to its content become invalid.
 
     ``cause``: why, one of those in :mod:`pagedkv.memory.pool.causes`.
     """
@@ -129,7 +129,7 @@ def forget(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
 
 @inlined
 def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
-    """Take the name of a block away that is none of the eviction policy's; links to its content die."""
+    """Remove a block's name without notifying the eviction policy; links to its content become invalid."""
     records = pool.records
     parent = records[block, PARENT]
     if records[parent, SUCCESSOR] == block:
@@ -152,7 +152,7 @@ def unname(pool: PoolArrays, block: int, cause: int = OVERWRITTEN) -> None:
 
 
 class PrefixIndex:
-    """The names of one pool, for people and tests; compiled loops use this module's functions."""
+    """The names of one pool, for users and tests; compiled loops use this module's functions."""
 
     def __init__(self, arrays: PoolArrays) -> None:
         """Wrap the arrays of a pool."""
@@ -174,3 +174,11 @@ class PrefixIndex:
     def named_blocks(self) -> npt.NDArray[np.int64]:
         """All blocks with a name, in order of their ids. O(blocks)."""
         return np.flatnonzero(self._arrays.records[:-NUM_SENTINELS, NAME])
+
+    def indexed_blocks(self) -> Iterator[tuple[int, int]]:
+        """All blocks that the buckets reach, each with its bucket: the named ones, unless the index is broken."""
+        for bucket in np.flatnonzero(self._arrays.buckets).tolist():
+            block = int(self._arrays.buckets[bucket])
+            while block != NULL_BLOCK:
+                yield bucket, block
+                block = int(self._arrays.records[block, BUCKET_NEXT])

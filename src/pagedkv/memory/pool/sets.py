@@ -1,7 +1,8 @@
-"""The sets of code that pools run: the class of a pool's arrays says which, when a loop is compiled.
+"""The code that a pool runs. The class of its arrays selects it when a loop is compiled.
 
-Two sets for a policy would be made of every loop that takes a pool; so there is one without any feature, for LRU, and
-one with all of them for each policy. A space's pools have one class, since loops take pools of both sides.
+Every loop that takes a pool is compiled once for each class. To keep these few, there is one class without features,
+for LRU, and for each policy one with all features. All pools of a space have one class, since loops take pools of both
+sides.
 """
 
 from pagedkv.memory.pool import cached_bounds
@@ -19,7 +20,7 @@ __all__ = ["new_arrays"]
 def new_arrays(
     policy: EvictionPolicy, num_blocks: int, block_size: int, *, caching: bool, features: PoolFeatures
 ) -> PoolArrays:
-    """Make the arrays of an empty pool, of the class that says what it runs. O(blocks)."""
+    """Make the arrays of an empty pool, of the class that selects its code. O(blocks)."""
     state = policy.new_state(num_blocks - 1)
     arrays = new_pool_arrays(num_blocks, block_size, caching=caching, features=features)
     has_features = features._replace(num_in_sets=0) != PLAIN or policy is not LRU

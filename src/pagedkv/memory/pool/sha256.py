@@ -1,18 +1,17 @@
 """SHA-256 (FIPS 180-4) as compiled functions, to be called from compiled loops.
 
-Owns the compression function and the padding, and nothing else: messages and digests are the caller's
-arrays, and what the bytes mean (blocks, parents, extra keys) is not known here.
+This module contains the compression function and the padding. Messages and digests are arrays of the caller.
 
-Why not hashlib: compiled loops cannot call it, and called from Python it takes 290 ns for 100 bytes, against
-75 ns here, on top of building the bytes object (all numbers: one core of a Zen 5 EPYC). Two compression
+hashlib is not used since compiled loops cannot call it, and called from Python it takes 290 ns for 100 bytes, against
+75 ns here, not counting the construction of the bytes object (all numbers: one core of a Zen 5 EPYC). Two compression
 functions with one signature give the same words:
 
-- ``compress_portable`` is FIPS 180-4 written down: 210 ns for 64 bytes. Interpreted it works too.
+- ``compress_portable`` follows the text of FIPS 180-4: 210 ns for 64 bytes. It also runs interpreted.
 - ``compress_hardware`` uses the SHA instructions of x86: 33 ns, which is the processor's limit for one chain
-  (32 dependent instructions of 4 cycles). It is None where there are none.
+  (32 dependent instructions of 4 cycles). It is None where the instructions are missing.
 
-``compress`` is the better one. Code for the processor at hand holds that one alone; code for many processors
-holds both, and asks when it runs (``sha_instructions.py``).
+``compress`` is the faster one. Code compiled for this machine's processor contains only that one; code for a class of
+processors contains both, and chooses when it runs (``sha_instructions.py``).
 """
 
 import hashlib
@@ -46,10 +45,10 @@ __all__ = [
 Words: TypeAlias = npt.NDArray[np.uint32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Compress: TypeAlias = Callable[[Words, Bytes, int], None]
-CodeContext: TypeAlias = Any  # Numba's, whose methods are not annotated
+CodeContext: TypeAlias = Any  # Numba's class; its methods are not annotated
 
 STATE_WORDS: Final = 8
-CHUNK_NBYTES: Final = 64  # FIPS calls it a block, a word that means KV memory here
+CHUNK_NBYTES: Final = 64  # FIPS 180-4 calls this a block, which means KV memory here
 LENGTH_NBYTES: Final = 8
 NUM_ROUNDS: Final = 64
 NUM_CHUNK_WORDS: Final = 16
@@ -98,7 +97,7 @@ def _shifted(window: tuple[int, ...], word: int) -> tuple[int, ...]:
 
 @compiled
 def _first_words(chunk: Bytes) -> tuple[int, ...]:
-    window: tuple[int, ...] = EMPTY_WINDOW  # its length is part of the compiled type, so words are shifted in
+    window: tuple[int, ...] = EMPTY_WINDOW  # the compiled type includes the length, so words are shifted in
     for index in range(NUM_CHUNK_WORDS):
         window = _shifted(window, _big_endian_word(chunk, 4 * index))
     return window
@@ -106,13 +105,13 @@ def _first_words(chunk: Bytes) -> tuple[int, ...]:
 
 @compiled
 def _doubled(word: int) -> int:
-    """Put a word beside itself, so that a right shift of both leaves the rotated word in the low half."""
+    """Join two copies of a word, so that a right shift leaves the rotated word in the low half."""
     return (word << 32) | word
 
 
 @compiled
 def _next_word(window: tuple[int, ...]) -> int:
-    """Word of the message schedule that follows the last 16 (FIPS 180-4, 6.2.2, step 1)."""
+    """Compute the word of the message schedule that follows the last 16 (FIPS 180-4, 6.2.2, step 1)."""
     early, late = _doubled(window[1]), _doubled(window[14])
     sigma0 = ((early >> 7) ^ (early >> 18) ^ (window[1] >> 3)) & MASK
     sigma1 = ((late >> 17) ^ (late >> 19) ^ (window[14] >> 10)) & MASK
@@ -121,7 +120,7 @@ def _next_word(window: tuple[int, ...]) -> int:
 
 @compiled
 def _after_round(working: tuple[int, ...], addend: int) -> tuple[int, ...]:
-    """One round over the working variables; ``addend`` is the round's constant plus its word (step 3)."""
+    """Apply one round to the working variables; ``addend`` is the round's constant plus its word (step 3)."""
     a, b, c, d, e, f, g, h = working
     aa, ee = _doubled(a), _doubled(e)
     choice = (e & f) ^ (~e & g)
@@ -140,7 +139,7 @@ def _working_variables(state: Words) -> tuple[int, ...]:
 
 @compiled
 def compress_portable(state: Words, message: Bytes, offset: int) -> None:
-    """:func:`compress` by plain integer arithmetic, on any processor or interpreted."""
+    """Compress as :func:`compress` does, by plain integer arithmetic, on any processor or interpreted."""
     chunk = message[offset : offset + CHUNK_NBYTES]
     window = _first_words(chunk)
     working = _working_variables(state)
@@ -151,11 +150,11 @@ def compress_portable(state: Words, message: Bytes, offset: int) -> None:
         state[index] = (int(state[index]) + working[index]) & MASK
 
 
-# The hardware compression: LLVM's names for the SHA instructions of x86 (Intel, "Intel SHA Extensions",
-# 2013). They hold the working variables in two vectors, abef and cdgh, whose lanes run from the last letter
-# to the first; one sha256rnds2 does two rounds and gives the new abef, the old abef being the new cdgh.
+# The hardware compression, by LLVM's names for the SHA instructions of x86 (Intel, "Intel SHA Extensions",
+# 2013). They hold the working variables in two vectors, abef and cdgh, with lanes from the last letter
+# to the first; one sha256rnds2 does two rounds and gives the new abef, and the old abef is the new cdgh.
 
-NUM_QUADS: Final = NUM_ROUNDS // 4  # rounds and words of the schedule go by fours: a vector of words
+NUM_QUADS: Final = NUM_ROUNDS // 4  # rounds and words of the schedule are handled in fours: a vector of words
 UINT32X4: Final = ir.VectorType(ir.IntType(32), 4)
 NAME_OF_FUNCTION: Final = "pagedkv_compress_by_sha_instructions"
 
@@ -166,7 +165,7 @@ def _instruction(builder: ir.IRBuilder, name: str, *operands: ir.Value) -> ir.Va
 
 
 def _lanes(builder: ir.IRBuilder, low: ir.Value, high: ir.Value, lanes: tuple[int, int, int, int]) -> ir.Value:
-    """Pick four lanes of two vectors: 0 to 3 of the first, 4 to 7 of the second."""
+    """Select four lanes of two vectors: 0 to 3 of the first, 4 to 7 of the second."""
     return builder.shuffle_vector(low, high, ir.Constant(UINT32X4, lanes))
 
 
@@ -214,12 +213,12 @@ def _emit_compression(builder: ir.IRBuilder, state: ir.Value, chunk: ir.Value) -
 
 
 def _function_of_its_own(module: ir.Module) -> ir.Function:
-    """Give a module a function that compresses, in which LLVM knows the instructions whatever it compiles for."""
+    """Return a module's function that compresses, in which LLVM may use the instructions, whatever the target."""
     if NAME_OF_FUNCTION not in module.globals:
         signature = ir.FunctionType(ir.VoidType(), [ir.IntType(32).as_pointer(), ir.IntType(8).as_pointer()])
         function = ir.Function(module, signature, NAME_OF_FUNCTION)
         function.linkage = "internal"
-        set.add(function.attributes, FEATURES)  # llvmlite's own method knows no attributes with values
+        set.add(function.attributes, FEATURES)  # llvmlite's own method refuses attributes with values
         builder = ir.IRBuilder(function.append_basic_block())
         _emit_compression(builder, *function.args)
         builder.ret_void()
@@ -248,7 +247,7 @@ def _is_row_of(dtype: types.Type, array: types.Type) -> "TypeGuard[types.Array[t
 def _typed_compression(
     _context: object, state: types.Type, message: types.Type, offset: types.Type
 ) -> tuple[object, Callable[..., ir.Value]]:
-    """Accept the arrays that ``compress`` documents; others would be read as if they were those."""
+    """Accept only the array types that ``compress`` documents; others would be read as if they were these."""
     if not (_is_row_of(types.uint32, state) and state.mutable):
         raise TypingError(f"state must be a contiguous, writable uint32 array of one dimension, not {state}")
     if not _is_row_of(types.uint8, message):
@@ -261,13 +260,13 @@ _compress_by_instructions: Final = cast("Compress", intrinsic(_typed_compression
 
 @compiled
 def _compress_hardware(state: Words, message: Bytes, offset: int) -> None:
-    """:func:`compress` by the SHA instructions of x86."""
+    """Compress as :func:`compress` does, by the SHA instructions of x86."""
     _compress_by_instructions(state, message, offset)
 
 
 @compiled
 def _compress_asking(state: Words, message: Bytes, offset: int) -> None:
-    """:func:`compress` by whichever the processor at hand is better at."""
+    """Compress as :func:`compress` does, by the faster way of the processor at hand."""
     if has_sha_instructions():
         _compress_by_instructions(state, message, offset)
     else:
@@ -279,7 +278,7 @@ COMPRESS: Final[Mapping[Known, Compress]] = MappingProxyType(
 )
 
 compress_hardware: Final[Compress | None] = _compress_hardware if PRESENCE.value else None
-"""As ``compress``, or None where there are no such instructions."""
+"""The same as ``compress``, or None without these instructions."""
 
 compress: Final[Compress] = COMPRESS[SHA]
 """Absorb the 64 bytes at ``message[offset:]`` into ``state`` (FIPS 180-4, 6.2.2).
@@ -298,13 +297,13 @@ def initial_state(out: Words) -> None:
 
 @compiled
 def padded_nbytes(length: int) -> int:
-    """Bytes that a message of ``length`` bytes takes with its padding: 9 more, up to a multiple of 64."""
+    """Return the bytes of a message of ``length`` bytes with its padding: 9 more, up to a multiple of 64."""
     return (length + 1 + LENGTH_NBYTES + CHUNK_NBYTES - 1) // CHUNK_NBYTES * CHUNK_NBYTES
 
 
 @compiled
 def pad_message(message: Bytes, length: int) -> int:
-    """Write the padding behind ``message[:length]`` (FIPS 180-4, 5.1.1); return the padded length.
+    """Write the padding after ``message[:length]`` (FIPS 180-4, 5.1.1); return the padded length.
 
     ::
 
@@ -314,7 +313,7 @@ def pad_message(message: Bytes, length: int) -> int:
     end = padded_nbytes(length)
     message[length] = 0x80
     message[length + 1 : end] = 0
-    # Only the bytes of the length that are not zero: writing all eight one by one takes 16 ns more, of 70.
+    # Writes only the bytes of the length that are not zero: writing all eight takes 16 ns more, of 70.
     num_bits = 8 * length
     place = end - 1
     while num_bits > 0:
@@ -332,7 +331,7 @@ def _sha256_compiled(message: Bytes, length: int, out: Words) -> None:
 
 
 def _sha256_interpreted(message: Bytes, length: int, out: Words) -> None:
-    # Python takes 0.15 ms for 64 bytes. The padding is written all the same, to notice where it has no room.
+    # Python takes 0.15 ms for 64 bytes. The padding is still written, so that missing room is noticed.
     pad_message(message, length)
     out[:] = np.frombuffer(hashlib.sha256(message[:length].tobytes()).digest(), ">u4")
 
@@ -345,7 +344,7 @@ Args:
         in place, so that nothing is copied. Compiled code does not check that there is room.
     length: bytes to digest, int64.
     out: uint32 ``[8]``, contiguous: the digest, most significant word first, each in the machine's own
-        byte order (``out.astype(">u4").tobytes()`` is what hashlib answers).
+        byte order (``out.astype(">u4").tobytes()`` equals hashlib's digest).
 
 Changes ``message[length:padded_nbytes(length)]`` and ``out``. O(length).
 """

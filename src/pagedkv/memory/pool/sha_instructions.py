@@ -1,8 +1,9 @@
-"""Whether the processor has the SHA instructions of x86: known when code is compiled, or asked when it runs.
+"""Whether the processor has the SHA instructions of x86, decided when code is compiled or when it runs.
 
-Code for the processor at hand knows. Code for a kind of processors (:mod:`pagedkv.memory.compilation.targets`), of
-which some have the instructions, asks: it reads a byte that each process writes once. The byte has a name, which is
-looked up when code is loaded, so that code on disk holds no address of a process.
+Code compiled for this machine's processor decides when it is compiled. Code for a class of processors
+(:mod:`pagedkv.memory.compilation.targets`), some of which have the instructions, decides when it runs: it reads a byte
+that each process writes once. The byte is a named symbol, resolved when code is loaded, so that code on disk contains
+no address of a process.
 """
 
 import ctypes
@@ -19,16 +20,16 @@ from pagedkv.memory.compilation.targets import own_processor
 
 __all__ = ["FEATURES", "PRESENCE", "SHA", "Known", "has_sha_instructions"]
 
-CodeContext: TypeAlias = Any  # Numba's, whose methods are not annotated
+CodeContext: TypeAlias = Any  # Numba's class; its methods are not annotated
 
 NAME: Final = "pagedkv_has_sha_instructions"
 BYTE: Final = ir.IntType(8)
 FEATURES: Final = '"target-features"="+sse4.1,+ssse3,+sha"'
-"""The attribute of a function in which LLVM may take the instructions for granted, whatever it compiles for."""
+"""The attribute of a function in which LLVM may use the instructions, whatever the target."""
 
 
 class Known(Enum):
-    """What is known of the instructions when code is compiled."""
+    """What is known about the instructions when code is compiled."""
 
     ABSENT = "absent"
     PRESENT = "present"
@@ -45,17 +46,17 @@ def _known() -> Known:
 
 
 def _this_machine_has_them() -> bool:
-    """Ask LLVM of the processor itself, whatever Numba compiles for."""
+    """Detect the instructions of this machine's processor, whatever Numba's target."""
     try:
         return bool(binding.get_host_cpu_features().get("sha"))
-    except RuntimeError:  # LLVM cannot tell
+    except RuntimeError:  # LLVM cannot detect them
         return False
 
 
 SHA: Final = _known()
 
 PRESENCE: Final = ctypes.c_uint8(SHA is not Known.ABSENT and _this_machine_has_them())
-"""What code that asks reads. Written here, and by tests that want to see both answers."""
+"""The byte that code reads when it runs. Written here, and by tests of both values."""
 
 binding.add_symbol(NAME, ctypes.addressof(PRESENCE))
 
@@ -72,4 +73,4 @@ def _typed_question(_context: object) -> tuple[object, Callable[..., ir.Value]]:
 
 
 has_sha_instructions: Final = cast("Callable[[], bool]", intrinsic(_typed_question))
-"""Ask, in compiled code, whether the processor has the instructions. One load."""
+"""Whether the processor has the instructions, in compiled code. One load."""

@@ -1,12 +1,12 @@
-"""Siblings: the named blocks that continue one block, as a list, so that all of them can be looked at.
+"""Siblings: the named children of one block, as a linked list, so that a match can compare all of them.
 
-Owns two links a block, kept only where hits may end inside blocks (8 bytes a block): the list begins with the parent's
-``SUCCESSOR``, the child that was named last, and goes on to older ones::
+Only this module writes the two links of each block, 8 bytes, which exist only where hits may end inside blocks. The
+list begins with the parent's ``SUCCESSOR``, the child that was named last, and continues with older ones::
 
     parent --SUCCESSOR--> named last <--> named before <--> named first
 
-While it is kept, ``SUCCESSOR`` leads to a child as long as the parent has one; without it, a parent whose latest child
-is gone leads nowhere. Children of a life that is over stay linked with each other, and nobody leads to them.
+With these lists, ``SUCCESSOR`` leads to a child as long as the parent has one; without them, it leads nowhere once the
+latest child is gone. Children of an ended life of the parent remain linked with each other, and nothing leads to them.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ YOUNGER: Final = 1
 
 @inlined
 def link_child(pool: PoolArrays, block: int, parent: int, parent_life: int) -> None:
-    """Put a block, which is being named, before the other children of a parent in that life."""
+    """Put a block that is being named before the other children of its parent in that life."""
     siblings = pool.siblings
     if len(siblings) == 0:
         return
@@ -37,9 +37,9 @@ def link_child(pool: PoolArrays, block: int, parent: int, parent_life: int) -> N
 
 @inlined
 def next_child(pool: PoolArrays, block: int) -> int:
-    """Name the child that its parent's walks go to once a block, where they go now, is gone: the one before it.
+    """Return the next older child, which replaces a block as its parent's ``SUCCESSOR`` when it loses its name.
 
-    The block itself where no links are kept: such a parent leads nowhere.
+    Without these lists it is the block itself, so the parent's walks end there.
     """
     if len(pool.siblings) == 0 or pool.siblings[block, YOUNGER] != NULL_BLOCK:
         return block
@@ -48,7 +48,7 @@ def next_child(pool: PoolArrays, block: int) -> int:
 
 @inlined
 def unlink_child(pool: PoolArrays, block: int) -> None:
-    """Take a block, which is losing its name, out of the list of its siblings."""
+    """Remove a block that is losing its name from the list of its siblings."""
     siblings = pool.siblings
     if len(siblings) == 0:
         return
@@ -63,7 +63,7 @@ def unlink_child(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def first_unlinked(pool: PoolArrays) -> int:
-    """Name a block whose siblings are not linked with it, or are children of another parent; or the null block."""
+    """Find a block with a wrong link, or linked with a child of another parent; the null block if there is none."""
     records, siblings = pool.records, pool.siblings
     for block in range(1, min(len(siblings), len(records) - NUM_SENTINELS)):
         for link in (OLDER, YOUNGER):

@@ -1,14 +1,14 @@
-"""Spare blocks: cached, but only while there is room.
+"""Spare blocks: cached blocks that are evicted before all others.
 
-Named blocks that nobody is expected to hit. They can be hit until they are handed out, and that they are before any
-other cached block, the one that became spare first before the others::
+These are named blocks that are not expected to be hit. They can be hit until they are allocated for other content,
+which happens before any other cached block is evicted; those that became spare first are evicted first::
 
-    handed out:  blocks without content | spare blocks, oldest first | cached blocks, as the eviction policy says
+    allocated:   blocks without content | spare blocks, oldest first | cached blocks, in the eviction policy's order
 
-A spare block is none of the policy's: to it, the name was dropped (``note_drop``), and begins anew with a hit. Which
-blocks are spare is decided above (:mod:`pagedkv.memory.tables.retaining`, and whoever frees sequences that are
-superseded); ``KEPT`` tells it: in groups that are walked, where that column leads walks ahead, a spare block leads
-nowhere.
+Spare blocks are excluded from the eviction policy: it is called as if the name were dropped (``note_drop``), and set
+again at a hit. Callers decide which blocks are spare: :mod:`pagedkv.memory.tables.retaining`, and the code that
+frees superseded sequences. The mark is a value of ``KEPT``. In groups that are walked this is the column of the
+prefetch hint, so a spare block has no hint.
 """
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
@@ -22,20 +22,20 @@ __all__ = ["enqueue_spare", "is_spare", "make_cached", "make_spare", "make_unhel
 
 @inlined
 def is_spare(pool: PoolArrays, block: int) -> bool:
-    """Tell whether a block is spare, or will be once no step needs it any more."""
+    """Whether a block is spare, or will be once no step needs it any more."""
     return bool(pool.records[block, KEPT] == SPARE)
 
 
 @compiled
 def enqueue_spare(pool: PoolArrays, block: int) -> None:
-    """Put a named block that nobody uses behind the other spare ones."""
+    """Put an unreferenced named block at the back of the spare list."""
     moments.note_drop(pool, block)
     free_queue.insert_before(pool.records, pool.counts, free_queue.spare_sentinel(pool.records), block)
 
 
 @compiled
 def make_spare(pool: PoolArrays, block: int) -> None:
-    """Make a named block spare that nobody holds, free or deferred."""
+    """Mark an unreferenced named block, free or deferred, as spare."""
     if is_spare(pool, block):
         return
     mark_spare(pool.records, block)
@@ -47,7 +47,7 @@ def make_spare(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def make_unheld_spare(pool: PoolArrays, blocks: Int32Array) -> None:
-    """Make those blocks spare that have a name and that nobody holds, whatever they were kept for, unless they stay."""
+    """Mark those blocks as spare that are named and unreferenced, even if kept for a reason, except by a feature."""
     for block in blocks:
         if pool.records[block, NAME] and pool.records[block, REF_COUNT] == 0 and not moments.stays(pool, block):
             make_spare(pool, block)
@@ -55,7 +55,7 @@ def make_unheld_spare(pool: PoolArrays, blocks: Int32Array) -> None:
 
 @compiled
 def make_cached(pool: PoolArrays, block: int) -> None:
-    """Make a spare block that nobody holds one like other cached ones."""
+    """Make an unreferenced spare block an ordinary cached one."""
     renew(pool, block)
     if pool.records[block, QUEUE] == FREE:
         free_queue.remove(pool.records, pool.counts, block)
@@ -65,7 +65,7 @@ def make_cached(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def renew(pool: PoolArrays, block: int) -> None:
-    """Make a spare block one like others, since somebody is about to take it from wherever it is."""
+    """Remove the spare mark of a block that is about to be taken out of its place."""
     forget_reasons(pool.records, block)
     if pool.records[block, QUEUE] == FREE:
         moments.note_name(pool, block)

@@ -1,6 +1,6 @@
-"""The numbers of steps: which one is open, and up to which all are over. Owns ``OPEN_STEP`` and ``SETTLED_STEP``.
+"""The numbers of the open step and of the last settled one. Only this module writes ``OPEN_STEP`` and ``SETTLED_STEP``.
 
-Blocks note steps in 32 bits (:mod:`~pagedkv.memory.pool.block_record`), so that numbers begin anew now and then.
+Blocks store steps in 32 bits (:mod:`~pagedkv.memory.pool.block_record`), so all numbers are lowered from time to time.
 """
 
 import numpy as np
@@ -15,26 +15,26 @@ __all__ = ["begin_numbers", "note_settled", "open_next", "renumber"]
 
 
 def begin_numbers(counts: Int64Array) -> None:
-    """Begin with step 1."""
+    """Set the open step to 1."""
     counts[OPEN_STEP] = 1
 
 
 def open_next(counts: Int64Array) -> None:
-    """Begin the next step."""
+    """Open the next step."""
     counts[OPEN_STEP] += 1
 
 
 @inlined
 def note_settled(counts: Int64Array, step: int) -> None:
-    """Note that every step up to ``step`` is over."""
+    """Record that every step up to ``step`` is over."""
     counts[SETTLED_STEP] = step
 
 
 def renumber(pool: PoolArrays, num_before: int, is_held: npt.NDArray[np.bool_]) -> None:
-    """Count steps from ``num_before`` on. O(blocks).
+    """Lower all step numbers by ``num_before``. O(blocks).
 
     Args:
-        is_held: bool ``[records]``, whether a record notes a step as its hold.
+        is_held: bool ``[records]``, whether a record has a HOLD_STEP.
     """
     lower_steps(pool.records, num_before, is_held)
     pool.counts[[OPEN_STEP, SETTLED_STEP]] -= num_before

@@ -1,4 +1,4 @@
-"""Names that go together: sweeps over all blocks of a pool, O(blocks) each."""
+"""Sweeps over all blocks of a pool that remove many names, O(blocks) each."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.pool.blocks import NAME, NUM_SENTINELS, OLDEST, PENDING_STEP, PoolArrays
@@ -10,7 +10,7 @@ __all__ = ["drop_all_names", "drop_stale", "withdraw_since"]
 
 @compiled
 def drop_all_names(pool: PoolArrays, cause: int = RESET) -> int:
-    """Make everything unfindable; return how many blocks had a name."""
+    """Remove all names; return how many blocks had one."""
     num_dropped = 0
     for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME]:
@@ -21,7 +21,7 @@ def drop_all_names(pool: PoolArrays, cause: int = RESET) -> int:
 
 @compiled
 def withdraw_since(pool: PoolArrays, step: int) -> int:
-    """Drop the names whose content steps from ``step`` on were to compute; return how many."""
+    """Remove the names of content that ``step`` or a later one was to compute; return how many."""
     num_dropped = 0
     for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME] and pool.records[block, PENDING_STEP] >= step:
@@ -32,7 +32,7 @@ def withdraw_since(pool: PoolArrays, step: int) -> int:
 
 @compiled
 def drop_stale(pool: PoolArrays, bound: int) -> int:
-    """Make everything unfindable to which weights of before epoch ``bound`` contributed; return how many blocks."""
+    """Remove the names of content with contributions of weights older than epoch ``bound``; return how many."""
     num_dropped = 0
     for block in range(1, len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME] and pool.epochs[block, OLDEST] < bound:

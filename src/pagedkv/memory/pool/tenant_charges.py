@@ -1,27 +1,28 @@
-"""Whom blocks are charged to: the accounts of tenants, and what each of them has cached.
+"""Accounts of tenants: to which tenant each block is charged, and which blocks each tenant has cached.
 
-Whoever takes a block out of the free ones is charged for it: as a new block, or by a hit of what nobody used. While it
-is in use, deferred, or cached afterwards, it stays charged to that tenant, whoever else shares it. The charge ends when
-the content is given up, and goes over when somebody else hits the block while nobody uses it::
+A block is charged to the tenant that takes it out of the free blocks, as a new block or by a hit of an unreferenced
+one. It stays charged to that tenant while it is in use, deferred, and cached afterwards, even if other tenants share
+it. The charge ends when the content is lost. It passes to another tenant when that one hits the block while it is
+unreferenced::
 
-    without content, nobody's --take--> taken by t --rest--> cached for t --evicted, dropped--> nobody's
+    without content, uncharged --take--> taken by t --rest--> cached for t --evicted, dropped--> uncharged
                                              ^                    |
                                              +------ resume ------+      a hit of tenant u: charged to u from then on
 
-A tenant has a *cap*, which taken and cached blocks together never exceed, and a *floor*: so many blocks can always be
-taken by it, and so many that are charged to it are evicted for nobody else. Tenant 0 is whoever names none; it has
-neither. The *payer* is the tenant that takes blocks just now.
+A tenant has a *cap*, which its taken and cached blocks together never exceed, and a *floor*: the number of blocks that
+it can always take, and the number of its charged blocks that are not evicted for other tenants. Tenant 0 stands for
+sequences without a tenant; it has neither. The *payer* is the tenant to which allocations are charged now.
 
-``PoolArrays.tenants`` has a row for each block, and behind these four for each tenant: the sentinels of its lists of
-free blocks, spare ones, cached ones and leased ones, each in the order of release, and its account::
+``PoolArrays.tenants`` has a row for each block, and after these four rows for each tenant. They are the sentinels of
+its lists of free spare blocks, free cached blocks and free leased blocks, each in the order of release, and its
+account::
 
     row of a block             charged to | next | previous | when it was released
     row of the null block      payer      | releases | blocks reserved by floors | -
     sentinel of a list         -          | next | previous | -
     account of a tenant        cap        | floor | taken | cached
 
-All operations are O(1). Which block goes when a cap or a floor is in the way, :mod:`pagedkv.memory.pool.tenant_victims`
-says.
+All operations are O(1). The block to evict under a cap or a floor is chosen by :mod:`pagedkv.memory.pool.tenant_victims`.
 """
 
 from typing import Final
@@ -67,19 +68,19 @@ __all__ = [
 ]
 
 NOBODY: Final = 0
-"""The tenant of whoever names none, and what a block without content is charged to."""
+"""The tenant of sequences without a tenant, and the one to which blocks without content are charged."""
 
-# Columns of a block's row, behind CHARGED.
+# Columns of a block's row, after CHARGED.
 AFTER: Final = 1
 BEFORE: Final = 2
 STAMP: Final = 3
 
-# Columns of the null block's.
+# Columns of the null block's row.
 PAYER: Final = 0
 CLOCK: Final = 1
-NUM_RESERVED: Final = 2  # blocks that floors promise beyond what their tenants have taken
+NUM_RESERVED: Final = 2  # blocks that floors guarantee beyond those that their tenants have taken
 
-# The rows of a tenant, counted from its first.
+# The rows of a tenant, relative to its first one.
 IN_SPARE: Final = 0
 IN_CACHED: Final = 1
 IN_LEASED: Final = 2
@@ -94,14 +95,14 @@ NUM_RESTING: Final = 3  # free blocks with a name
 
 CLOCK_MASK: Final = 2**31 - 1
 
-# Which cached blocks may go.
+# Scopes: which cached blocks are evictable.
 ANY: Final = 0
 PERMITTED: Final = 1  # the payer's, and those of tenants that are charged for more than their floors
 OWN: Final = 2  # the payer's
 
 
 def new_accounts(num_blocks: int, limits: tuple[tuple[int, int], ...]) -> Int32Array:
-    """Make the accounts of an empty pool, given cap and floor of each tenant; nothing where there are none."""
+    """Make the accounts of an empty pool, given cap and floor of each tenant; an empty array without tenants."""
     if not limits:
         return np.zeros((0, TENANT_FIELDS), np.int32)
     tenants = np.zeros((num_blocks + ROWS_A_TENANT * len(limits), TENANT_FIELDS), np.int32)
@@ -115,31 +116,31 @@ def new_accounts(num_blocks: int, limits: tuple[tuple[int, int], ...]) -> Int32A
 
 
 def accounts_of(tenants: Int32Array, num_blocks: int) -> Int32Array:
-    """View the accounts in the rows behind so many blocks: int32 ``[tenants, 4]``."""
+    """View the accounts, in the rows after ``num_blocks`` blocks: int32 ``[tenants, 4]``."""
     return tenants[num_blocks + ACCOUNT :: ROWS_A_TENANT]
 
 
 def num_permitted(tenants: Int32Array, num_blocks: int, tenant: int, num_free: int) -> int:
-    """Count the blocks that a tenant may take of so many free ones: within its cap, and beside others' floors. O(1)."""
+    """Count how many of ``num_free`` blocks a tenant may take, given its cap and the floors of other tenants. O(1)."""
     cap, floor, taken, _ = (int(number) for number in accounts_of(tenants, num_blocks)[tenant])
     others = int(tenants[NULL_BLOCK, NUM_RESERVED]) - max(0, floor - taken)
     return max(0, min(cap - taken, num_free - others))
 
 
 def set_payer(tenants: Int32Array, tenant: int) -> None:
-    """Charge what is taken from now on to a tenant. Nothing where there are no tenants."""
+    """Charge all later allocations to a tenant. No effect without tenants."""
     tenants[:1, PAYER] = tenant
 
 
 @inlined
 def let_pay(pool: PoolArrays, tenant: int) -> None:
-    """Do what :func:`set_payer` does, in a loop and where there are tenants."""
+    """Set the payer as :func:`set_payer` does, in a compiled loop, where there are tenants."""
     pool.tenants[NULL_BLOCK, PAYER] = tenant
 
 
 @inlined
 def num_tenants(pool: PoolArrays) -> int:
-    """Count the tenants, whoever names none among them: 1 where there are none."""
+    """Count the tenants, tenant 0 included: 1 without tenants."""
     if len(pool.tenants) == 0:
         return 1
     return (len(pool.tenants) - (len(pool.records) - NUM_SENTINELS)) // ROWS_A_TENANT
@@ -147,32 +148,32 @@ def num_tenants(pool: PoolArrays) -> int:
 
 @inlined
 def list_of(pool: PoolArrays, tenant: int, kind: int) -> int:
-    """Name the row of a tenant's list of one kind, or its account."""
+    """Return the row of a tenant's list of one kind, or of its account."""
     return len(pool.records) - NUM_SENTINELS + ROWS_A_TENANT * int(tenant) + kind
 
 
 @inlined
 def account_of(pool: PoolArrays, tenant: int) -> int:
-    """Name the row of a tenant's account."""
+    """Return the row of a tenant's account."""
     return list_of(pool, tenant, ACCOUNT)
 
 
 @inlined
 def num_charged(pool: PoolArrays, tenant: int) -> int:
-    """Count the blocks that a tenant has taken, or has cached."""
+    """Count the blocks that a tenant has taken or cached."""
     account = account_of(pool, tenant)
     return int(pool.tenants[account, NUM_TAKEN]) + int(pool.tenants[account, NUM_RESTING])
 
 
 @inlined
 def may_go(pool: PoolArrays, block: int, scope: int) -> bool:
-    """Tell whether a cached block may be evicted."""
+    """Whether a cached block is evictable within a scope."""
     return scope == ANY or tenant_may_give(pool, int(pool.tenants[block, CHARGED]), scope)
 
 
 @inlined
 def tenant_may_give(pool: PoolArrays, tenant: int, scope: int) -> bool:
-    """Tell whether what a tenant has cached may be evicted."""
+    """Whether a tenant's cached blocks are evictable within a scope."""
     if scope == ANY or tenant == pool.tenants[NULL_BLOCK, PAYER]:
         return True
     return scope == PERMITTED and num_charged(pool, tenant) > pool.tenants[account_of(pool, tenant), FLOOR]
@@ -180,7 +181,7 @@ def tenant_may_give(pool: PoolArrays, tenant: int, scope: int) -> bool:
 
 @inlined
 def _count_taken(pool: PoolArrays, tenant: int, change: int) -> None:
-    """Note that a tenant has taken a block, or given one back; what its floor still promises is reserved."""
+    """Count a block that a tenant takes or releases, and update the blocks that floors reserve."""
     tenants = pool.tenants
     account = account_of(pool, tenant)
     before = max(0, int(tenants[account, FLOOR]) - int(tenants[account, NUM_TAKEN]))
@@ -198,13 +199,13 @@ def take(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def uncharge(pool: PoolArrays, block: int) -> None:
-    """Charge a free block, which has no content any more, to nobody."""
+    """End the charge of a free block that has lost its content."""
     pool.tenants[block, CHARGED] = NOBODY
 
 
 @inlined
 def rest(pool: PoolArrays, block: int) -> None:
-    """Note that nobody uses a block any more; if it has a name it is to :func:`join` a list, else it is nobody's."""
+    """Record that a block is unreferenced; a named one is to :func:`join` a list, the charge of others ends."""
     _count_taken(pool, pool.tenants[block, CHARGED], -1)
     if not pool.records[block, NAME]:
         uncharge(pool, block)
@@ -212,14 +213,14 @@ def rest(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def resume(pool: PoolArrays, block: int) -> None:
-    """Note that somebody uses a cached block again. It stays charged to whom it was."""
+    """Record that a cached block is in use again. It stays charged to the same tenant."""
     leave(pool, block)
     _count_taken(pool, pool.tenants[block, CHARGED], 1)
 
 
 @compiled
 def join(pool: PoolArrays, block: int, kind: int) -> None:
-    """Put a free named block at the back of its tenant's list of one kind."""
+    """Append a free named block to its tenant's list of one kind."""
     tenants = pool.tenants
     tenant = int(tenants[block, CHARGED])
     sentinel = list_of(pool, tenant, kind)
@@ -235,7 +236,7 @@ def join(pool: PoolArrays, block: int, kind: int) -> None:
 
 @compiled
 def leave(pool: PoolArrays, block: int) -> None:
-    """Take a free named block out of its tenant's list."""
+    """Remove a free named block from its tenant's list."""
     tenants = pool.tenants
     after, before = tenants[block, AFTER], tenants[block, BEFORE]
     tenants[before, AFTER] = after
@@ -245,9 +246,10 @@ def leave(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def charge_hits(pool: PoolArrays, block_ids: Int32Array) -> None:
-    """Charge those of some named blocks that nobody uses to the payer, who is about to take them.
+    """Charge the free ones among some named blocks to the payer, which is about to take them by a hit.
 
-    They are out of no list yet, and may exceed the payer's cap together with what it has cached, which is to go first.
+    The blocks are still in lists. Together with the payer's cached blocks they may exceed its cap; then some of its
+    cached blocks are evicted before the hit.
     """
     for block in block_ids:
         if block == NULL_BLOCK or pool.records[block, QUEUE] != FREE:

@@ -1,16 +1,16 @@
-"""Victims under caps and floors: which cached block goes so that a tenant can take one.
+"""Victims under caps and floors: the choice of the cached block that is evicted so that a tenant can allocate one.
 
-Where nothing is in the way, the eviction policy decides as without tenants. A tenant at its cap gives up what it has
-cached itself, and nobody gives up for others what its floor promises::
+If no cap or floor is in the way, the eviction policy decides as without tenants. A tenant at its cap loses its own
+cached blocks, and blocks that a floor guarantees are not evicted for other tenants::
 
     at its cap       own spare blocks | own cached ones | own leased ones, the largest lease first
-    else             without content | spare | the policy's choice | leased, the largest first; of these what may go:
+    else             without content | spare | the policy's choice | leased, the largest first; of these are evictable:
                      its own blocks, and those of tenants that are charged for more than their floors
 
-Where the policy's choice may not go, the one does that was released before all others that may, whatever the policy: of
-one sequence the tail before the head. That looks at the first block of each tenant's list, O(tenants); at a cap it is
-O(1). With LRU both are exactly the order of the cold list. A lease that is given up costs what
-:mod:`pagedkv.memory.pool.leasing` says, and O(tenants).
+If the policy's choice is not evictable, the evictable block that was released first is evicted instead, whatever the
+policy (of one sequence the tail before the head). This examines the first block of each tenant's list, O(tenants); at a
+cap it is O(1). With LRU both are exactly the order of the cold list. Ending a lease costs the amount given in
+:mod:`pagedkv.memory.pool.leasing`, and O(tenants).
 """
 
 from pagedkv.memory.compilation.compiled import compiled, unsigned
@@ -43,9 +43,9 @@ __all__ = ["keep_cap", "make_room"]
 
 @compiled
 def make_room(pool: PoolArrays) -> None:
-    """See to it that the first free block is one without content that the payer may take: its cap has room for it.
+    """Ensure that the payer's cap has room for a block, and that the first free block has no content.
 
-    The caller has made sure that there is a block which the payer may take.
+    The caller has checked that there is a block which the payer may allocate.
     """
     payer = int(pool.tenants[NULL_BLOCK, PAYER])
     keep_cap(pool, payer, 1)
@@ -56,7 +56,7 @@ def make_room(pool: PoolArrays) -> None:
 
 @compiled
 def keep_cap(pool: PoolArrays, tenant: int, num_more: int) -> None:
-    """Evict what a tenant has cached until its cap has room for so many more blocks. The tenant is the payer."""
+    """Evict cached blocks of a tenant until its cap has room for ``num_more`` blocks. The tenant is the payer."""
     cap = int(pool.tenants[account_of(pool, tenant), CAP])
     while num_charged(pool, tenant) + num_more > cap:
         _evict(pool, _own_victim(pool, tenant))
@@ -64,9 +64,9 @@ def keep_cap(pool: PoolArrays, tenant: int, num_more: int) -> None:
 
 @compiled
 def _evict(pool: PoolArrays, block: int) -> None:
-    """Make a cached block one without content: the second to be handed out, if there is any other, else the first.
+    """Evict a cached block and insert it as the second block to be allocated, or as the first if there is none.
 
-    Who takes a kept state over has just made its block the first.
+    The first place is left alone since a row that takes over a kept state has just put that state's block there.
     """
     records = pool.records
     moments.unlink(pool, block)
@@ -81,7 +81,7 @@ def _evict(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def _own_victim(pool: PoolArrays, tenant: int) -> int:
-    """Name the block that a tenant gives up for itself; it has one cached."""
+    """Return the block that a tenant loses for its own allocation; it has a cached one."""
     num_blocks = list_of(pool, 0, 0)
     for kind in (IN_SPARE, IN_CACHED):
         block = int(pool.tenants[list_of(pool, tenant, kind), AFTER])
@@ -93,7 +93,7 @@ def _own_victim(pool: PoolArrays, tenant: int) -> int:
 
 @compiled
 def _permitted_victim(pool: PoolArrays) -> int:
-    """Name the block that goes for the payer, who is below its cap, where no block without content is left."""
+    """Return the block to evict for a payer below its cap, where no block without content is left."""
     victim = unsigned(_oldest_permitted(pool, IN_SPARE))  # of one type: Numba unites signed and unsigned as floats
     if victim == NULL_BLOCK:
         victim = unsigned(_choice_of_policy(pool))
@@ -107,7 +107,7 @@ def _permitted_victim(pool: PoolArrays) -> int:
 
 @compiled
 def _choice_of_policy(pool: PoolArrays) -> int:
-    """Name the block that the eviction policy would evict, if it may go; the null block if it may not."""
+    """Return the eviction policy's choice if it is evictable; else the null block."""
     records = pool.records
     num_blocks = list_of(pool, 0, 0)
     first = int(records[NULL_BLOCK, NEXT])
@@ -121,7 +121,7 @@ def _choice_of_policy(pool: PoolArrays) -> int:
 
 @compiled
 def _oldest_permitted(pool: PoolArrays, kind: int) -> int:
-    """Name the block of all lists of one kind that was released first, of tenants whose blocks may go; or the null one.
+    """Return the evictable block that was released first, of all lists of one kind; the null block if there is none.
 
     O(tenants).
     """

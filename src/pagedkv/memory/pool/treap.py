@@ -1,12 +1,12 @@
-"""Ordered sets of a pool's blocks whose links lie in the blocks' own rows: insert, remove and look up in O(log blocks).
+"""Ordered sets of a pool's blocks, with links in the blocks' rows: insert, remove and look up in O(log blocks).
 
-A treap (Seidel and Aragon, "Randomized Search Trees", 1996): a binary search tree by what the blocks are ordered by,
-and a heap by a number of each block that looks random. Here that number is the block's id, mixed, so that a tree has
-the same shape in every process; nobody chooses which ids it gets. Its two links a block, to what comes before and after
-it below, lie beside each other in a row of the block; 0, the null block, is none. The root is where the first of two
-such links leads that are no member's. All is reached by walking down from there, so there is no link upward.
+A treap (Seidel and Aragon, "Randomized Search Trees", 1996) is a binary search tree by the order of the blocks, and a
+heap by a pseudo-random number of each block. Here that number is a hash of the block's id, so that a tree has the same
+shape in every process; callers do not choose the ids of blocks. Each block has two links, to the subtree before it and
+to the subtree after it, in adjacent columns of its row; 0, the null block, means none. A row that is no block's holds
+the root in the first of its two links. There are no links upward, since every search begins at the root.
 
-Two orders are known, both for blocks that nobody uses and that are leased (:mod:`pagedkv.memory.pool.leasing`)::
+There are two orders, both of free leased blocks (:mod:`pagedkv.memory.pool.leasing`)::
 
     BY_END       the tenant that is charged | the end of the lease | when the block was released
     BY_PARENT    the parent, in its life    | the end of the lease | the block's id
@@ -53,12 +53,12 @@ HEAP_MASK: Final = 2**32 - 1
 
 
 class Links(NamedTuple):
-    """Where the links of an order lie.
+    """The place of the links of an order.
 
     Args:
         rows: int32 ``[any, any]``, a row for each block, and one for the root.
-        root: number of the row whose link leads to the root.
-        column: the link to what comes before; that to what comes after is the next column.
+        root: index of the row with the link to the root.
+        column: the link to the subtree before; the link to the subtree after is the next column.
     """
 
     rows: Int32Array
@@ -68,7 +68,7 @@ class Links(NamedTuple):
 
 @inlined
 def links_of(pool: PoolArrays, order: int) -> Links:
-    """Tell where the links of an order lie."""
+    """Return the place of the links of an order."""
     if order == BY_END:
         return Links(pool.records, len(pool.records) - NUM_SENTINELS + LEASED_ROOT, NEXT)
     return Links(pool.lease_links, NULL_BLOCK, 0)
@@ -76,13 +76,13 @@ def links_of(pool: PoolArrays, order: int) -> Links:
 
 @inlined
 def tenant_of(pool: PoolArrays, block: int) -> int:
-    """Tell whom a block is charged to; 0 where there are no tenants."""
+    """Return the tenant to which a block is charged; 0 without tenants."""
     return int(pool.tenants[block, CHARGED]) if len(pool.tenants) else 0
 
 
 @inlined
 def height_of(block: int) -> int:
-    """Mix a block's id: of two blocks the one with the greater number is nearer to the root. No two have the same."""
+    """Hash a block's id; a block with a greater number is nearer to the root. Numbers are unique."""
     mixed = (int(block) * HEAP_SPREAD) & HEAP_MASK
     mixed = ((mixed ^ (mixed >> 15)) * HEAP_SPREAD) & HEAP_MASK
     return mixed ^ (mixed >> 15)
@@ -90,7 +90,7 @@ def height_of(block: int) -> int:
 
 @inlined
 def precedes(pool: PoolArrays, order: int, block: int, other: int) -> bool:
-    """Tell whether a block comes before another one in an order."""
+    """Whether a block comes before another one in an order."""
     records = pool.records
     if order == BY_END:
         mine, others = tenant_of(pool, block), tenant_of(pool, other)
@@ -110,7 +110,7 @@ def precedes(pool: PoolArrays, order: int, block: int, other: int) -> bool:
 
 @compiled
 def insert(pool: PoolArrays, order: int, block: int) -> None:
-    """Add a block that is not in an order yet."""
+    """Add a block to an order that does not contain it."""
     rows, row, column = links_of(pool, order)
     link = column
     height = height_of(block)
@@ -120,7 +120,7 @@ def insert(pool: PoolArrays, order: int, block: int) -> None:
         node = int(rows[row, link])
     set_branch(rows, row, link, block)
     before, before_link, after, after_link = block, column, block, column + 1
-    while node != NULL_BLOCK:  # split what was there, by the block
+    while node != NULL_BLOCK:  # split the subtree that was there into blocks before and after the new one
         if precedes(pool, order, node, block):
             set_branch(rows, before, before_link, node)
             before, before_link = node, column + 1
@@ -135,13 +135,13 @@ def insert(pool: PoolArrays, order: int, block: int) -> None:
 
 @compiled
 def remove(pool: PoolArrays, order: int, block: int) -> None:
-    """Take a block out of an order that it is in; what it is ordered by is as it was when it was added."""
+    """Remove a block from an order. The fields that determine its place must not have changed since it was added."""
     rows, row, column = links_of(pool, order)
     link = column
     while rows[row, link] != block:
         row, link = int(rows[row, link]), column if precedes(pool, order, block, int(rows[row, link])) else column + 1
     before, after = int(rows[block, column]), int(rows[block, column + 1])
-    while before and after:  # join what was below it
+    while before and after:  # join its two subtrees
         if height_of(before) > height_of(after):
             set_branch(rows, row, link, before)
             row, link = before, column + 1
@@ -155,7 +155,7 @@ def remove(pool: PoolArrays, order: int, block: int) -> None:
 
 @compiled
 def has(pool: PoolArrays, order: int, block: int) -> bool:
-    """Tell whether a block is in an order."""
+    """Whether an order contains a block."""
     rows, row, column = links_of(pool, order)
     node = int(rows[row, column])
     while node and node != block:
@@ -165,14 +165,14 @@ def has(pool: PoolArrays, order: int, block: int) -> bool:
 
 @inlined
 def root_of(pool: PoolArrays, order: int) -> int:
-    """Name the block at the root of an order; the null block if it is empty."""
+    """Return the block at the root of an order; the null block if the order is empty."""
     rows, row, column = links_of(pool, order)
     return int(rows[row, column])
 
 
 @inlined
 def is_heap_at(pool: PoolArrays, order: int, block: int) -> bool:
-    """Tell whether what is right below a member of an order is lower, and leased and free as it is. For ``check()``."""
+    """Whether the children of a block in the tree have smaller numbers, and are free and leased. For ``check()``."""
     rows, _, column = links_of(pool, order)
     for link in (column, column + 1):
         below = int(rows[block, link])
@@ -185,7 +185,7 @@ def is_heap_at(pool: PoolArrays, order: int, block: int) -> bool:
 
 @compiled
 def first_from(pool: PoolArrays, tenant: int, end: float) -> int:
-    """Name the first block by end of all that are charged to a tenant and end then or later; the null block if none."""
+    """Return the first of a tenant's blocks with a lease until ``end`` or later; the null block if there is none."""
     rows, row, column = links_of(pool, BY_END)
     first, node = NULL_BLOCK, int(rows[row, column])
     while node != NULL_BLOCK:
@@ -200,7 +200,7 @@ def first_from(pool: PoolArrays, tenant: int, end: float) -> int:
 
 @compiled
 def last_of_tenant(pool: PoolArrays, tenant: int) -> int:
-    """Name the last block by end of all that are charged to a tenant; the null block if there is none."""
+    """Return the tenant's block with the last end; the null block if there is none."""
     rows, row, column = links_of(pool, BY_END)
     last, node = NULL_BLOCK, int(rows[row, column])
     while node != NULL_BLOCK:
@@ -215,7 +215,7 @@ def last_of_tenant(pool: PoolArrays, tenant: int) -> int:
 
 @compiled
 def last_child(pool: PoolArrays, parent: int) -> int:
-    """Name the block with the largest end of all that continue what a block holds; the null block if there is none."""
+    """Return the child with the last end; the null block if there is none."""
     records = pool.records
     rows, row, column = links_of(pool, BY_PARENT)
     last, node, life = NULL_BLOCK, int(rows[row, column]), records[parent, LIFE]

@@ -1,13 +1,12 @@
-"""The floor of rows and tables: what happens to the sequences of one group, as compiled loops over whole batches.
+"""Rows and block tables: the operations on sequences in one group, as compiled loops over whole batches.
 
-Reading order: ``rows`` (what is known of a sequence) and ``rules`` (what a query reads), then an operation a module,
-under the name that it has in :mod:`pagedkv.memory.space`: ``matching``, ``first_allocation``, ``growing``,
-``truncating``, ``forking``, ``sliding``, ``swapping``, ``releasing``; ``digesting``, ``publishing`` and ``merging``
-(how content becomes findable); ``pending`` (who computes what others wait for), ``declaring``, ``planning``,
-``aborting``, ``kernel_inputs``.
+Reading order: ``rows`` (the record of a sequence) and ``rules`` (what a query reads), then one operation a module, with
+the same name as in :mod:`pagedkv.memory.space`: ``matching``, ``first_allocation``, ``growing``, ``truncating``, ``forking``,
+``sliding``, ``swapping``, ``releasing``; ``digesting``, ``publishing`` and ``merging`` (naming of content); ``pending``
+(which row computes a block that others wait for), ``declaring``, ``planning``, ``aborting``, ``kernel_inputs``.
 
-What is named here is for rooms of other wings: what a rule still reads. ``space`` stands on this floor, and uses its
-modules as they are.
+The names imported here are for rooms of other wings: what a rule still reads. The room ``space`` builds on this one and
+imports its modules directly.
 """
 
 from pagedkv.memory.tables.rows import rule_of

@@ -1,4 +1,4 @@
-"""What aborting a step leaves to be done again, in one row and group."""
+"""The work that aborting a step leaves to be done again, in one row and group."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import BoolArray, Int32Array
@@ -13,9 +13,10 @@ __all__ = ["renew_new", "renew_pending"]
 
 @compiled
 def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, step: int) -> None:
-    """Make what rewound rows will compute again pending for the open step, and unpublished.
+    """Make the blocks that rewound rows will compute again pending for the open step, and unpublished.
 
-    What was computed before ``step``, the first that was aborted, is computed, even if a row was to do it twice.
+    Blocks that were computed before ``step``, the first that was aborted, stay computed, even if a row was to compute
+    them again.
     """
     at = group.parameters[AT]
     for row in batch:
@@ -34,9 +35,9 @@ def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch:
 def renew_new(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, is_concerned: BoolArray
 ) -> None:
-    """Make blocks new again that aborted plans handed out, where their row counts nothing in them as computed.
+    """Make blocks that aborted plans allocated new again, if their row counts no content in them as computed.
 
-    ``is_concerned[block]`` tells which blocks these are.
+    ``is_concerned[block]`` marks these blocks.
     """
     block_size = group.parameters[BLOCK_SIZE]
     for row in batch:

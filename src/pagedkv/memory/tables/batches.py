@@ -1,4 +1,4 @@
-"""What holds of a batch of rows before an operation: that its rows are fit for it, and who pays for what they take."""
+"""Preparation of a batch of rows: checking that its rows are fit for an operation, and setting the tenant to charge."""
 
 from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.memory.contract.arrays import Int32Array
@@ -12,14 +12,14 @@ __all__ = ["first_unfit_row", "let_row_pay"]
 
 @inlined
 def let_row_pay(pool: PoolArrays, rows: Int32Array, row: int) -> None:
-    """Charge what is taken from now on to a row's tenant, where there are tenants."""
+    """Charge all later allocations to a row's tenant, where there are tenants."""
     if counts_takes(pool):
         note_payer(pool, rows[row, TENANT])
 
 
 @compiled
 def first_unfit_row(rows: Int32Array, batch: Int32Array, status: int, mark: int) -> int:
-    """Name the first place in a batch whose row is foreign, vacant, repeated, or not of that status; or -1.
+    """Find the first place in a batch with a row that is out of range, vacant, repeated, or of another status; or -1.
 
     ``mark`` is a number that no batch has used before.
     """

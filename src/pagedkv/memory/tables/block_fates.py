@@ -1,6 +1,6 @@
-"""What became of a prompt's blocks: the ghosts that are left of them, and what stands where they stood.
+"""The fate of a prompt's missing blocks: their ghosts, and the content that is cached in their place.
 
-A question, but for the record that a newly admitted row is given.
+Nothing here changes any state, except for the record of a newly admitted row.
 """
 
 from typing import Final, NamedTuple
@@ -48,10 +48,10 @@ __all__ = [
     "record_miss",
 ]
 
-# What is said of a block that has left no ghost; what a ghost says is its cause, beyond these.
+# Fates of a block without a ghost; for a ghost its cause is the fate.
 NEVER: Final = 0
-NAMED: Final = -1  # it can be found
-FORGOTTEN: Final = -2  # it may have been there
+NAMED: Final = -1  # it is cached
+FORGOTTEN: Final = -2  # it may have been cached
 
 CAUSE_OF_GHOST: Final = {
     EVICTED: MissCause.EVICTED,
@@ -66,7 +66,7 @@ CAUSE_OF_GHOST: Final = {
 }
 NUMBERS_OF_GHOSTS: Final = tuple(number_of(CAUSE_OF_GHOST.get(cause, MissCause.UNKNOWN)) for cause in range(16))
 
-# Fields of a record: an explanation in numbers, and of whom.
+# Fields of a record: an explanation as numbers, and the row.
 GENERATION: Final = 0  # 0: there is none
 OF_ROW: Final = 1
 NUM_TOKENS: Final = 2
@@ -95,7 +95,7 @@ def digest_behind(
     extra_keys: ExtraKeyArrays,
     digests: Uint32Array,
 ) -> None:
-    """Digest logical blocks of a prompt from ``first`` on, behind those whose digests are there already.
+    """Digest the logical blocks of a prompt from ``first`` on; those before have digests already.
 
     Args:
         extra_ids: int32 ``[n]``, ids of the extra keys of each block.
@@ -109,11 +109,11 @@ def digest_behind(
 
 @compiled
 def find_fates(pool: PoolArrays, name: int, digests: Uint32Array, out: Int32Array) -> None:
-    """Tell of each block what became of it.
+    """Find the fate of each block.
 
     Args:
         digests: uint32 ``[n, 8]``.
-        out: int32 ``[n]``; a cause of :mod:`pagedkv.memory.pool.ghosts`, or one of those above.
+        out: int32 ``[n]``; receives causes of :mod:`pagedkv.memory.pool.causes`, or the fates above.
     """
     for index in range(len(out)):
         place = find_ghost(pool, name, digests[index])
@@ -128,12 +128,12 @@ def find_fates(pool: PoolArrays, name: int, digests: Uint32Array, out: Int32Arra
 
 
 class BookArrays(NamedTuple):
-    """Where explanations are recorded.
+    """The recorded explanations.
 
     Args:
-        current: int64 ``[max_sequences, NUM_FIELDS]``, of each row's latest sequence that was admitted.
-        past: int64 ``[most, NUM_FIELDS]``, a ring of those before.
-        num_past: int64 ``[1]``, how many were ever put there.
+        current: int64 ``[max_sequences, NUM_FIELDS]``, of each row's latest admitted sequence.
+        past: int64 ``[most, NUM_FIELDS]``, a ring of earlier ones.
+        num_past: int64 ``[1]``, number of all records ever put into the ring.
     """
 
     current: Int64Array
@@ -153,13 +153,14 @@ def record_miss(
     serials: Int32Array,
     book: BookArrays,
 ) -> bool:
-    """Record why a prompt's hit ends, where it is the chain of the only group that keeps whole prefixes that ends.
+    """Record why a prompt's hit ends, given that it ends in the chain of the only group that keeps whole prefixes.
 
-    Tell whether that is all: False where the block that is missing has a name, or is cached under other keys. The block
-    has no extra keys of its own.
+    The missing block has no extra keys of its own. Returns whether the record is complete; it is not if the missing
+    block is named, or is cached under other keys.
 
     Args:
-        tokens: int32 ``[n]``, the prompt; max_hit_tokens: how many of them may hit.
+        tokens: int32 ``[n]``, the prompt.
+        max_hit_tokens: how many of them may hit.
         hits: int32, the blocks that hit.
         serials: int32 ``[max_sequences]``, the generation of each row.
     """
@@ -194,7 +195,7 @@ def record_miss(
 def _record_fate(
     pool: PoolArrays, name: int, parent: int, wanted: Int32Array, digest: Uint32Array, record: Int64Array
 ) -> bool:
-    """Record what became of a block; tell whether that is all."""
+    """Record the fate of a block; return whether the record is complete."""
     place = find_ghost(pool, name, digest)
     if place >= 0:
         record[CAUSE] = NUMBERS_OF_GHOSTS[ghost_cause(pool, place)]

@@ -1,7 +1,8 @@
-"""Branching: a new row that begins with a prefix of another one, and goes on by itself.
+"""Branching: a new row that begins with a prefix of another row, and continues by itself.
 
-Full blocks are shared. The block that the prefix ends in is copied at once, not at the first write: the other row holds
-more in it, perhaps under a name, and rows that share a partly filled block hold the same tokens of it everywhere else::
+Full blocks are shared. The block in which the prefix ends is copied at once, not at the first write: the other row has
+more tokens in it, perhaps under a name, whereas rows that share a partly filled block otherwise have the same tokens in
+it::
 
     parent   [ 7 ][ 4 ][ 9: a b c d ][ 5: ...
     child    [ 7 ][ 4 ][ 3: a b     ]            two tokens of the third block: block 3 becomes a copy of block 9
@@ -41,7 +42,7 @@ __all__ = ["branch_row", "longest_prefix"]
 
 @compiled
 def longest_prefix(group: GroupArrays, rows: Int32Array, row: int, most: int) -> int:
-    """Count the tokens, at most ``most``, behind which one group of a row lets another one go on; 0 if there are none.
+    """Return the most tokens, up to ``most``, after which a new row can continue in one group of a row; 0 if none.
 
     O(tokens) where windows have moved on or a state has advanced.
     """
@@ -55,10 +56,10 @@ def longest_prefix(group: GroupArrays, rows: Int32Array, row: int, most: int) ->
 def branch_row(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int, child: int, length: int, copy: Int32Array
 ) -> int:
-    """Let a new row have the first ``length`` tokens of another one. The common columns are the caller's.
+    """Give a new row the first ``length`` tokens of another one. The caller sets the common columns.
 
     Args:
-        copy: int32 ``[1, 2]``; becomes (source, destination) where the last block is partly filled.
+        copy: int32 ``[1, 2]``; becomes (source, destination) if the last block is partly filled.
 
     Returns how many blocks are copied: 1, or 0 if the prefix ends with a block.
     """

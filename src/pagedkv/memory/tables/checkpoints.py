@@ -1,13 +1,13 @@
-"""States at the ends of prompts: named inside an interval, found again, and gone on from.
+"""Kept states at the ends of prompts: named inside an interval, found again, and continued from.
 
-A recurrent group's block stands for an interval of tokens. While it is partly filled it is the state that a sequence
-advances in place, so it has no name; but the state behind the last whole interval of a prompt is worth keeping. Such a
-block is named for the *tail* of tokens that it covers, and from then on nobody writes it: whoever goes on from it
-copies it first (:mod:`~pagedkv.memory.tables.growing`)::
+A recurrent group's block stands for an interval of tokens. While it is partly filled, it is the state that a sequence
+advances in place, so it has no name. But the state after the last whole interval of a prompt is worth keeping. Such a
+block is named by the *tail* of tokens that it covers. From then on it is not written any more: a row that continues
+from it copies it first (:mod:`~pagedkv.memory.tables.growing`)::
 
     tokens     0 ........ 544 ....... 1088 ... 1248 1249
     blocks     [ interval ][ interval ][  tail  ]
-                                               ^ named for its parent's digest, 160, and the 160 tokens
+                                               ^ named by its parent's digest, 160, and the 160 tokens
 """
 
 from pagedkv.memory.compilation.compiled import compiled
@@ -42,7 +42,7 @@ def find_tail(
     extra_keys: ExtraKeyArrays,
     extra: int,
 ) -> int:
-    """Find the state kept behind some tokens that follow ``parent``, fewer than an interval; or the null block."""
+    """Find the kept state after less than an interval of tokens that follow ``parent``; else the null block."""
     digest_block(parent, tokens, extra_keys, extra, extra_keys.digest)
     block = find(pool, group.parameters[NAME_IN_POOL], extra_keys.digest)
     if block == NULL_BLOCK or pool.records[block, EXTRA] != extra:
@@ -64,7 +64,7 @@ def name_tail(
 ) -> int:
     """Name the block that a row has partly filled, with the extra keys of its tail; return it.
 
-    The null block if it has a name already, or another block has that name.
+    The null block if it has a name already, or if another block has that name.
     """
     block_size = group.parameters[BLOCK_SIZE]
     num_tokens = rows[row, NUM_TOKENS]
@@ -86,7 +86,7 @@ def name_tail(
 
 @compiled
 def give_names_up(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
-    """Let rows go on in place: their partly filled blocks are checkpoints no more."""
+    """Remove the names of rows' partly filled blocks, so that the rows continue in place."""
     block_size = group.parameters[BLOCK_SIZE]
     for row in batch:
         num_tokens = rows[row, NUM_TOKENS]
@@ -99,16 +99,16 @@ def give_names_up(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch:
 
 @compiled
 def surrender(pool: PoolArrays, block: int) -> None:
-    """Make a checkpoint that nobody else holds the next block to be handed out, with its content."""
+    """Make a checkpoint without other references the next block to be allocated, with its content."""
     drop_name(pool, block)
     release(pool, block, 0)
 
 
 @compiled
 def resume(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, source: int) -> bool:
-    """Let a new row go on from a checkpoint; tell whether its block is to become a copy of ``source``.
+    """Let a new row continue from a checkpoint; return whether its own block is to become a copy of ``source``.
 
-    The row holds a reference to the checkpoint, which it gives back, unless it was handed out that block itself.
+    The row has a reference to the checkpoint, which is released, unless the row's own block is the checkpoint.
     """
     own = group.table[row, index]
     note_content(pool.records, own)

@@ -1,7 +1,7 @@
-"""Content that is declared computed: it came from elsewhere, or a device has written it outside any plan.
+"""Content that is declared computed: it was brought from outside, or a device has written it outside any plan.
 
-Only what is not settled is looked at, so the cost does not grow with the rows' length: a row's unsettled blocks are its
-last ones. Rows that rely on others are looked at whole, since a block that another row computes may stand before
+Only unsettled blocks are visited, so the cost does not grow with the rows' length: a row's unsettled blocks are its
+last ones. Rows that rely on others are visited as a whole, since a block that another row computes may come before
 blocks that are settled.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["count_shared_unsettled", "declare_planned", "settle_blocks"]
 def count_shared_unsettled(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, relies_on: Int32Array
 ) -> int:
-    """Count the unsettled blocks of a batch of rows that more than one row holds. Changes nothing."""
+    """Count the unsettled blocks of a batch of rows that have several references. Changes nothing."""
     settled = pool.counts[SETTLED_STEP]
     num_shared = 0
     for row in batch:
@@ -36,7 +36,7 @@ def count_shared_unsettled(
 def settle_blocks(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, relies_on: Int32Array
 ) -> None:
-    """Note that everything in the blocks of a batch of rows is computed."""
+    """Record that the content of all blocks of a batch of rows is computed."""
     settled = pool.counts[SETTLED_STEP]
     for row in batch:
         for index in range(blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE]) - 1, -1, -1):
@@ -51,6 +51,6 @@ def settle_blocks(
 
 @compiled
 def declare_planned(rows: Int32Array, batch: Int32Array, planned: int) -> None:
-    """Note in a column of a batch of rows that nothing is left to be planned."""
+    """Record in a column of a batch of rows that all tokens are planned."""
     for row in batch:
         plan_to(rows, row, planned, rows[row, NUM_TOKENS])

@@ -1,4 +1,4 @@
-"""Digests of the blocks that rows complete: one chain a row, computed once for all groups of one block size."""
+"""Digests of the blocks that rows complete: one chain for each row, computed once for all groups of one block size."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
@@ -46,7 +46,7 @@ def copy_new_digests(
     rows: Int32Array,
     batch: Int32Array,
 ) -> None:
-    """Give a group the digests that a group of equal block size has just got for the same rows."""
+    """Copy the digests that a group of equal block size has just got for the same rows to another group."""
     source_at = source.parameters[AT]
     at = group.parameters[AT]
     for row in batch:

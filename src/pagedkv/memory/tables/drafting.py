@@ -1,26 +1,26 @@
 """Draft states: a recurrent state for each position that is not accepted yet, and how an accepted one becomes current.
 
-A recurrent group's table has one block for the current state, which steps advance in place. What may be refused must
-not be advanced in place: so each position from ``NUM_ACCEPTED`` on has its state in a block of its own, in the row's
-slot ``position % num_draft_states`` of a second table. No more positions than slots are open at any time, so that each
-has its own slot, and keeps it when what is planned behind refused tokens moves down::
+A recurrent group's table has one block for the current state, which steps advance in place. A state that may be refused
+must not be advanced in place. So the state of each position from ``NUM_ACCEPTED`` on is in a block of its own, in the
+row's slot ``position % num_draft_states`` of a second table. There are never more open positions than slots, so that
+each has its own slot, and keeps it when the tokens after refused ones move down::
 
     position         ... 21 | 22   23   24  |                 accepted: 22 tokens; three are not
     table       [ state 21 ]                                  of the interval
     slots 0..3               [ 22 % 4 = 2 ][ 23 % 4 = 3 ][ 24 % 4 = 0 ]
 
-    two of three are accepted: the blocks of state 21 and of slot 3 change places
+    two of three are accepted: the blocks of state 21 and of slot 3 are exchanged
     table       [ state 23 ]
     slots 0..3               [ free: 2 ][ free: 3 ][ 0 ]
 
-Where an interval ends between, its checkpoint changes places as well. No state is copied, neither here nor on the
-device; what is noted of an interval's block (tokens, extra keys, epochs, which step writes it) goes with the place.
+If an interval ends in between, the block of its checkpoint is exchanged as well. States are not copied, neither here
+nor on the device. The record of an interval's block (tokens, extra keys, epochs, the step that writes it) is copied to
+the block that replaces it.
 
-Of a second table's columns (:mod:`~pagedkv.memory.tables.rows`), ``NUM_BLOCKS`` counts the slots that have a block,
-wherever they are, and ``DIRTY_FROM`` and ``DIRTY_TO`` are as for others. A block in a slot has no name, and only the
-row writes
-it: where a ticket holds it, or what it changes places with, the slot is given up. A slot that no open position has may
-keep its block for one that has.
+In a second table's columns (:mod:`~pagedkv.memory.tables.rows`), ``NUM_BLOCKS`` counts the slots that have a block, not
+necessarily the first ones, and ``DIRTY_FROM`` and ``DIRTY_TO`` are as in other tables. A block in a slot has no name,
+and only the row writes it; if a ticket refers to it, or to the block it is exchanged with, the slot is released. A slot
+without an open position may keep its block, for another slot.
 """
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
@@ -50,13 +50,13 @@ __all__ = ["count_slots", "give_slots_back", "make_current", "most_open", "take_
 
 @inlined
 def is_own(pool: PoolArrays, block: int) -> bool:
-    """Tell whether a block is the row's alone, to be written again."""
+    """Whether a block belongs to the row alone, so that it may be written again."""
     return bool(pool.records[block, REF_COUNT] == 1 and not pool.records[block, NAME])
 
 
 @inlined
 def last_in_interval(group: GroupArrays, index: int, stop: int) -> int:
-    """Tell the last position below ``stop`` in logical block ``index``."""
+    """Return the last position below ``stop`` in logical block ``index``."""
     return int(min((index + 1) * group.parameters[BLOCK_SIZE], stop)) - 1
 
 
@@ -64,7 +64,7 @@ def last_in_interval(group: GroupArrays, index: int, stop: int) -> int:
 def block_of_slot(
     pool: PoolArrays, group: GroupArrays, drafts: GroupArrays, rows: Int32Array, row: int, accepted: int, slot: int
 ) -> int:
-    """Tell which block a slot would have once ``accepted`` tokens of a row are; the null block if none of its own."""
+    """Return the block of a slot once ``accepted`` tokens of a row are accepted; null if it has none of its own."""
     block = drafts.table[row, slot]
     first, stop = rows[row, NUM_ACCEPTED], min(accepted, rows[row, group.parameters[PLANNED]])
     if stop > first:
@@ -86,12 +86,12 @@ def count_slots(
     num_draft: int,
     is_unknown: bool,  # noqa: FBT001 - compiled loops take no keywords
 ) -> int:
-    """Count the blocks that the slots of growing rows lack. Changes nothing.
+    """Count the blocks that the slots of growing rows need and do not have. Changes nothing.
 
     Args:
         drafts: the group's second table.
-        growth: int32 ``[rows]``, tokens of each row: unknown ones, or known ones of which the last ``num_draft`` are
-            guesses, and which accept all before them.
+        growth: int32 ``[rows]``, new tokens of each row: unknown ones, or known ones of which the last ``num_draft``
+            are drafts. Known ones accept all tokens before the drafts.
     """
     num_slots = group.parameters[NUM_DRAFT_STATES]
     num_lacking = 0
@@ -123,7 +123,7 @@ def take_slots(
     num_draft: int,
     is_unknown: bool,  # noqa: FBT001 - compiled loops take no keywords
 ) -> None:
-    """Give rows that are about to grow the blocks that their slots lack, once what they accept is current."""
+    """Give growing rows the blocks that their slots need, after the states that they accept became current."""
     num_slots, at = drafts.parameters[NUM_DRAFT_STATES], drafts.parameters[AT]
     for place in range(len(batch)):
         if growth[place] == 0:
@@ -142,7 +142,7 @@ def take_slots(
             block = take_idle(pool, drafts, rows, row, first, end)
             if block == NULL_BLOCK:
                 block = acquire(pool)
-                note_content(pool.records, block)  # written as a whole before it is read
+                note_content(pool.records, block)  # a step writes all of it before it is read
             put_entry(drafts.table, row, slot, block)
             add_blocks(rows, row, at, 1)
             note_change(rows, row, at, slot, slot + 1)
@@ -150,13 +150,13 @@ def take_slots(
 
 @inlined
 def is_needed(slot: int, first: int, end: int, num_slots: int) -> bool:
-    """Tell whether a position in ``[first, end)`` has a slot."""
+    """Whether a position in ``[first, end)`` has a slot."""
     return bool((slot - first) % num_slots < end - first)
 
 
 @compiled
 def take_idle(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int, first: int, end: int) -> int:
-    """Take the block of a slot that no position in ``[first, end)`` has; the null block if there is none."""
+    """Take the block of a slot without a position in ``[first, end)``; the null block if there is none."""
     num_slots, at = drafts.parameters[NUM_DRAFT_STATES], drafts.parameters[AT]
     if rows[row, at + NUM_BLOCKS] == 0:
         return NULL_BLOCK
@@ -171,7 +171,7 @@ def take_idle(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int,
 
 @inlined
 def empty_slot(pool: PoolArrays, drafts: GroupArrays, rows: Int32Array, row: int, slot: int) -> None:
-    """Give the block of a slot back."""
+    """Release the block of a slot."""
     release(pool, drafts.table[row, slot], rows[row, LAST_STEP])
     put_entry(drafts.table, row, slot, NULL_BLOCK)
     add_blocks(rows, row, drafts.parameters[AT], -1)
@@ -187,7 +187,7 @@ def make_current(
     before: Int32Array,
     accepted: Int32Array,
 ) -> None:
-    """Let the states of accepted positions change places with what the table has, the last one of each interval.
+    """Exchange the states of accepted positions with those in the table, for the last position of each interval.
 
     Args:
         before, accepted: int32 ``[rows]``, how many tokens of each row were accepted, and are now. Positions that are
@@ -218,7 +218,7 @@ def make_current(
 def note_as(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, current: int, state: int
 ) -> None:
-    """Note of a block what is noted of the one in whose place it comes."""
+    """Copy the record of a block to the one that replaces it."""
     set_pending(pool.records, state, pool.records[current, PENDING_STEP])
     note_copy(pool, current, pool, state)
     num_tokens = 0
@@ -236,7 +236,7 @@ def give_slots_back(
     batch: Int32Array,
     is_leaving: bool,  # noqa: FBT001 - compiled loops take no keywords
 ) -> None:
-    """Give back the slots of a batch of rows that no position needs; all, of rows that leave."""
+    """Release the slots of a batch of rows that no position needs; for rows that leave, all of them."""
     num_slots, at = drafts.parameters[NUM_DRAFT_STATES], drafts.parameters[AT]
     for row in batch:
         if rows[row, at + NUM_BLOCKS] == 0:
@@ -252,7 +252,7 @@ def give_slots_back(
 
 @compiled
 def most_open(rows: Int32Array, batch: Int32Array, growth: Int32Array) -> int:
-    """Name the place of the row of a batch that would have most tokens not accepted, if it grew by unknown ones."""
+    """Find the row of a batch that would have the most open tokens if it grew by unknown ones; return its place."""
     most = place_of_most = 0
     for place in range(len(batch)):
         row = batch[place]

@@ -1,7 +1,7 @@
-"""Dating blocks: which epochs of the weights contributed to what rows compute (:mod:`pagedkv.memory.pool.epochs`).
+"""Dating blocks: the epochs of the weights that contribute to the rows' content (:mod:`pagedkv.memory.pool.epochs`).
 
-A plan dates what it computes. Before, a block that the open step computes from its first token on has the oldest epoch
-of its row, if that has any, so that whoever shares it knows how old the chain is that it continues.
+A plan dates the blocks that it computes. Until then, a block that the open step computes from its first token on has
+the oldest epoch of its row, if that has any, so that rows sharing the block know the age of its prefix.
 """
 
 from pagedkv.memory.compilation.compiled import compiled
@@ -15,7 +15,7 @@ __all__ = ["date_computed", "date_open"]
 
 @compiled
 def date_open(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, oldest: Int32Array) -> None:
-    """Note of the blocks that a batch of rows is about to publish, and the open step computes, what is known by now.
+    """Date the blocks that a batch of rows is about to publish and the open step computes, as far as possible.
 
     Args:
         oldest: int32 ``[max_sequences]``, the oldest epoch that contributed to each row, or ``UNDATED``.
@@ -27,7 +27,7 @@ def date_open(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int
             block = group.table[row, index]
             if block != NULL_BLOCK and pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
                 date_oldest(pool, block, oldest[row])
-                if index >= blocks_for(planned, block_size):  # else it begins with what is dated, or a copy of that
+                if index >= blocks_for(planned, block_size):  # else it begins with dated tokens, or a copy of them
                     undate_newest(pool, block)
 
 
@@ -41,11 +41,11 @@ def date_computed(
     oldest: Int32Array,
     epoch: int,
 ) -> None:
-    """Note that positions of a batch of rows are computed with the weights of an epoch.
+    """Record that positions of a batch of rows are computed with the weights of an epoch.
 
     Args:
         starts, ends: int32 ``[rows]``, the positions of each row.
-        oldest: as in :func:`date_open`, that epoch where the row has nothing older.
+        oldest: as in :func:`date_open`, or that epoch if nothing older contributed to the row.
     """
     block_size = group.parameters[BLOCK_SIZE]
     for place in range(len(batch)):

@@ -1,18 +1,18 @@
-"""Tokens that are appended before anybody knows them, and filled in once they were sampled.
+"""Unknown tokens: appended before they are sampled, and filled in once they were.
 
 A step that is planned before the last one was sampled computes positions whose tokens are not known yet. The row gets
-them as *unknown* tokens: they have slots, and are in no way content. The token of position ``q`` is sampled by the step
-that computes position ``q - 1``, so each step samples a stretch of a row: the drafts that it judges, and the token
-behind them. :func:`advance` takes what became of the oldest stretch; what it refuses moves everything behind it down::
+them as *unknown* tokens, which have slots but no content. The token of position ``q`` is sampled by the step that
+computes position ``q - 1``, so each step samples a stretch of a row: the drafts that it verifies, and the token after
+them. :func:`advance` takes the outcome of the oldest stretch; the tokens that it refuses move all later ones down::
 
     known              unknown: sampled by step 7     by step 8
     [ ... t ]          [ d  d  d  b ]                 [ d  d  d  b ]        step 8 computes [ b d d d ]
     three of four are refused, one token is filled in
     [ ... t t ]        [ d  d  d  b ]                                       step 8 computes three positions earlier
 
-``num_known[row]`` is 0 where all tokens of a row are known and were when they were appended. Otherwise so many are
-known, and a row's accepted tokens, behind which blocks get names and windows slide, are those that are known *and*
-computed by steps that are over.
+``num_known[row]`` is 0 if all tokens of a row are known, and were known when they were appended. Otherwise it is the
+number of known tokens. The row's accepted tokens, up to which blocks are named and windows slide, are then those that
+are known *and* computed by steps that are over.
 """
 
 from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
@@ -56,9 +56,9 @@ __all__ = [
 
 @compiled
 def note_accepted(rows: Int32Array, num_known: Int32Array, batch: Int32Array, accepted: Int32Array) -> bool:
-    """Write down how many tokens of each row of a batch are accepted, before it grows.
+    """Store how many tokens of each row of a batch are accepted, before it grows.
 
-    Returns whether one has drafts, and had no unknown tokens yet.
+    Returns whether any of them has drafts and no unknown tokens yet.
     """
     num_drafting = 0
     for place in range(len(batch)):
@@ -72,7 +72,7 @@ def note_accepted(rows: Int32Array, num_known: Int32Array, batch: Int32Array, ac
 def begin_unknown(
     rows: Int32Array, num_known: Int32Array, batch: Int32Array, counts: Int32Array, accepted: Int32Array
 ) -> None:
-    """Count what rows have grown by as unknown: of no row more is accepted than before, and that much is known."""
+    """Make the tokens that rows have grown by unknown: the accepted tokens stay as before, and only they are known."""
     for place in range(len(batch)):
         row = unsigned(batch[place])
         if counts[place] > 0:
@@ -93,10 +93,12 @@ def find_samplers(
     samplers: Int32Array,
     limits: Int32Array,
 ) -> None:
-    """Note for each row of a step whose first unknown token it samples: its number, and the end of its range.
+    """Find the rows of which a step samples the first unknown token; record the step and the end of its range for each.
 
-    Where it begins behind that token, so far a step before it goes, which may be over. Asked of the oldest step first:
-    what one has said, the later ones leave. Rows whose tokens are all known may be noted, too.
+    If the range begins after that token, an earlier step, which may be over, samples it, and the range's start is
+    recorded as the end. Call this for the oldest step first: later calls keep recorded rows. Rows without unknown
+    tokens may be recorded too.
+
 
     Args:
         samplers, limits: int32 ``[max_sequences]``, zeros at first.
@@ -116,7 +118,7 @@ def find_samplers(
 
 @compiled
 def is_any_unlimited(num_known: Int32Array, batch: Int32Array, limits: Int32Array) -> bool:
-    """Tell whether :func:`find_samplers` has noted nothing yet of an overlapped row of a batch."""
+    """Whether :func:`find_samplers` has recorded nothing yet for any overlapped row of a batch."""
     num_rows = 0
     for each in batch:
         row = unsigned(each)
@@ -126,13 +128,13 @@ def is_any_unlimited(num_known: Int32Array, batch: Int32Array, limits: Int32Arra
 
 @inlined
 def is_unfilled(rows: Int32Array, num_known: Int32Array, row: int) -> bool:
-    """Tell whether a row has unknown tokens."""
+    """Whether a row has unknown tokens."""
     return bool(0 < num_known[row] < rows[row, NUM_TOKENS])
 
 
 @compiled
 def first_unfilled(rows: Int32Array, num_known: Int32Array, batch: Int32Array) -> int:
-    """Name the first place in a batch whose row has unknown tokens, or -1."""
+    """Find the first place in a batch with a row that has unknown tokens, or -1."""
     for place in range(len(batch)):
         if is_unfilled(rows, num_known, batch[place]):
             return place
@@ -148,7 +150,7 @@ def count_unfilled(
     step_serials: Int32Array,
     ends: Int32Array,
 ) -> int:
-    """Count the rows of a step that wait for a token which it has sampled, or a step before it."""
+    """Count the rows of a step that wait for a token which this step or an earlier one has sampled."""
     num_rows = 0
     for place in range(len(step_rows)):
         row = step_rows[place]
@@ -168,17 +170,18 @@ def first_unfit_fill(
     mark: int,
     least_limit: int,
 ) -> int:
-    """Name the first place in a batch whose row cannot take so many tokens, or -1.
+    """Find the first place in a batch with a row that cannot take its number of tokens, or -1.
 
-    A row takes one at least, and at most what its step has sampled: one more than the drafts there, for which it must
-    have a slot. Which of the drafts a step accepts could not be told from the count otherwise. It is there, once, and
-    runs (see :func:`~pagedkv.memory.tables.rows.first_unfit_row`).
+    A row takes at least one token, and at most those that its step has sampled: one more than the drafts there, and the
+    row must have a slot for it. With any other number it would be unclear which of the drafts a step accepts. The row
+    must be running, and occur once (see :func:`~pagedkv.memory.tables.batches.first_unfit_row`).
 
     Args:
-        samplers, limits: as :func:`find_samplers` left them. Where a row's unknown tokens were appended when its
-            sampler was over, and forgotten, they become 1 and where the next step begins.
+        samplers, limits: as :func:`find_samplers` left them. If a row's unknown tokens were appended after their
+            sampler was over and removed, they become 1 and the start of the next step.
         mark: a number that no batch has used before.
-        least_limit: 1 while there are steps that were not asked: a row of which nothing is noted is named then. Else 0.
+        least_limit: 1 as long as :func:`find_samplers` was not called for all steps: a row without a record counts as
+            unfit then. Else 0.
     """
     ascends = is_ascending(batch)
     for place in range(len(batch)):
@@ -212,7 +215,7 @@ def write_known(
     counts: Int32Array,
     tokens: Int32Array,
 ) -> None:
-    """Write tokens into the slots that wait for them."""
+    """Write tokens into the slots of unknown tokens."""
     block_size = group.parameters[BLOCK_SIZE]
     next_token = 0
     for place in range(len(batch)):
@@ -245,13 +248,13 @@ def advance(
     planned: Int32Array,
     refused: Int32Array,
 ) -> tuple[int, bool]:
-    """Count filled tokens as known, and move what is behind refused ones down.
+    """Count filled tokens as known, and move the tokens after refused ones down.
 
     Args:
-        planned: the columns that say how far groups are planned.
-        refused: int32 ``[max_sequences]``, zeros; becomes how many tokens each row has lost.
+        planned: the columns with how far groups are planned.
+        refused: int32 ``[max_sequences]``, zeros; receives the number of tokens that each row loses.
 
-    Returns how many they are in all, and whether tokens were accepted since all steps of their row are over.
+    Returns the sum of these, and whether tokens were accepted since all steps of their row are over.
     """
     num_refused = 0
     any_accepted = False
@@ -284,7 +287,7 @@ def lower_ranges(
     starts: Int32Array,
     ends: Int32Array,
 ) -> None:
-    """Move the ranges of a step down by what their rows have lost before them."""
+    """Move the ranges of a step down by the tokens that their rows have lost before them."""
     for place in range(len(step_rows)):
         row = step_rows[place]
         if serials[row] == step_serials[place] and refused[row] > 0 and ends[place] >= limits[row]:
@@ -305,7 +308,7 @@ def repeat_pending(
     ends: Int32Array,
     step: int,
 ) -> None:
-    """Note again which blocks a step writes, where its ranges have moved down."""
+    """Record the blocks that a step writes again, where its ranges have moved down."""
     block_size = group.parameters[BLOCK_SIZE]
     for place in range(len(step_rows)):
         row = step_rows[place]
@@ -328,13 +331,13 @@ def accept_computed(
     lanes: Int32Array,
     full_rows: Int32Array,
 ) -> tuple[int, int]:
-    """Accept what a step that is over has computed of known tokens.
+    """Accept the known tokens that a step that is over has computed.
 
     Args:
         lanes: int32 ``[lanes, 2]``, first column and block size of the first group of each digest chain.
-        full_rows: int32 ``[rows]``; gets the rows in which a full block waits for its digest.
+        full_rows: int32 ``[rows]``; receives the rows in which a full block waits for its digest.
 
-    Returns how many these are, and how many rows wait for a token as :func:`count_unfilled` counts them.
+    Returns the number of these, and of the rows that wait for a token as :func:`count_unfilled` counts them.
     """
     num_full = 0
     num_unfilled = 0
@@ -361,7 +364,7 @@ def accept_computed(
 
 @compiled
 def drop_unknown(rows: Int32Array, num_known: Int32Array, row: int) -> None:
-    """Drop the unknown tokens of a rewound row that its next step samples: all behind the first that it computes."""
+    """Remove the unknown tokens of a rewound row that its next step samples: all after the first that it computes."""
     if not is_unfilled(rows, num_known, row):
         return
     least = max(num_known[row], rows[row, NUM_PLANNED] + 1)

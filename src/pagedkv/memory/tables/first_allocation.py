@@ -1,4 +1,4 @@
-"""Filling a new row: the blocks of its prefix hit, then new ones for the rest."""
+"""The tables of a new row: the blocks of its prefix hit, then new ones for the rest."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array
@@ -35,9 +35,9 @@ def allocate_row(
     tokens: Int32Array,
     num_lookahead: int,
 ) -> None:
-    """Fill a new row: the blocks of its prefix hit (referenced already), then new ones for the rest.
+    """Fill a new row: the blocks of its prefix hit (already referenced), then new ones for the rest.
 
-    Every group sets the row's number of tokens, to the same.
+    Every group sets the row's number of tokens, to equal values.
     """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]

@@ -41,10 +41,10 @@ def inherit(
     parent: int,
     children: Int32Array,
 ) -> None:
-    """Note of new rows, whose numbers of tokens are set, what holds of their parent whatever its length.
+    """Copy the fields of new rows that equal their parent's at any length; their numbers of tokens are already set.
 
     Args:
-        planned: the columns that say how far each group is planned: the parent computes what is not planned yet.
+        planned: the columns with how far each group is planned; tokens not planned yet are computed by the parent.
         relies_on, publish_limits: int32 ``[rows]``.
     """
     for child in children:
@@ -57,7 +57,7 @@ def inherit(
 
 @compiled
 def fork_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, parent: int, children: Int32Array) -> None:
-    """Let new rows share every block of ``parent`` that has content. The common columns are the caller's."""
+    """Let new rows share every block of ``parent`` that has content. The caller sets the common columns."""
     at = group.parameters[AT]
     num_blocks = blocks_for(rows[parent, NUM_TOKENS], group.parameters[BLOCK_SIZE])
     for index in range(num_blocks):

@@ -1,4 +1,4 @@
-"""What attention kernels ask for, read from the tables: the slot of every position of a step, and lists of pages."""
+"""The inputs of attention kernels, read from the tables: the slot of every position of a step, and lists of pages."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
@@ -32,10 +32,10 @@ def write_slots(
     current: Int32Array,
     slots: Int64Array,
 ) -> int:
-    """Write the slots of positions ``[starts[i], ends[i])`` of each ``batch[i]``, one behind the other.
+    """Write the slots of positions ``[starts[i], ends[i])`` of each ``batch[i]``, one after the other.
 
-    Returns -1, or the first place whose row does not hold any more what it held when the last plan was made: it serves
-    another sequence (``current[i]``) than ``serials[i]``, or its entries of these positions have changed since.
+    Returns -1, or the first place with a row that has changed since the last plan: it serves another sequence
+    (``current[i]``) than ``serials[i]``, or its entries of these positions have changed.
     """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
@@ -71,7 +71,7 @@ def count_pages(
     last_page_len: Int32Array,
     starts: Int32Array,
 ) -> None:
-    """Count the pages with content of each row of a batch, those behind the last gap in its table.
+    """Count the pages with content of each row of a batch, which are those after the last gap in its table.
 
     ``indptr`` is int32 ``[rows + 1]``; the others are int32 ``[rows]``.
     """
@@ -83,7 +83,7 @@ def count_pages(
         num_tokens = rows[row, NUM_TOKENS]
         first = min(rows[row, at + FIRST_BLOCK], blocks_for(num_tokens, block_size))
         if first <= group.parameters[NUM_SINK_BLOCKS]:
-            first = 0  # what is below are sinks, which are all held
+            first = 0  # the entries below are sinks, which are all kept
         num_pages = blocks_for(num_tokens, block_size) - first
         indptr[place + 1] = indptr[place] + num_pages
         last_page_len[place] = (num_tokens - 1) % block_size + 1 if num_pages > 0 else 0
@@ -94,7 +94,7 @@ def count_pages(
 def write_pages(
     group: GroupArrays, batch: Int32Array, starts: Int32Array, indptr: Int32Array, indices: Int32Array
 ) -> None:
-    """Write the block ids that :func:`count_pages` counted."""
+    """Write the block ids of the pages that :func:`count_pages` counted."""
     block_size = group.parameters[BLOCK_SIZE]
     for place in range(len(batch)):
         first = blocks_for(starts[place], block_size)

@@ -1,6 +1,6 @@
-"""Leasing what rows hold and what prompts hit, in one group; :mod:`pagedkv.memory.pool.leasing` says what a lease is.
+"""Leases for the blocks of rows and of hits, in one group; :mod:`pagedkv.memory.pool.leasing` defines leases.
 
-What a window holds under a lease counts as the end of a sequence: nothing sheds it while the lease lasts.
+A leased block of a window group is kept for the reason ``AT_END``, so it is not shed as long as the lease lasts.
 """
 
 from pagedkv.memory.compilation.compiled import compiled
@@ -17,7 +17,7 @@ __all__ = ["lease_blocks", "lease_row"]
 
 @compiled
 def lease_block(pool: PoolArrays, group: GroupArrays, block: int, until: float) -> None:
-    """Keep one block, if it has a name."""
+    """Lease one block, if it has a name."""
     if block == NULL_BLOCK or not pool.records[block, NAME]:
         return
     if is_spare(pool, block):
@@ -29,14 +29,14 @@ def lease_block(pool: PoolArrays, group: GroupArrays, block: int, until: float) 
 
 @compiled
 def lease_blocks(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, until: float) -> None:
-    """Keep the blocks of a hit, the null block left out."""
+    """Lease the blocks of a hit, null blocks excepted."""
     for block in blocks:
         lease_block(pool, group, block, until)
 
 
 @compiled
 def lease_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, until: float) -> None:
-    """Keep what a row holds and others can find, in whichever block carries it, and the last state that it has left."""
+    """Lease the named content of a row, in whichever block has the name, and the last state that it has left."""
     at = group.parameters[AT]
     for index in range(rows[row, at + NUM_BLOCKS]):
         if group.table[row, index] != NULL_BLOCK:

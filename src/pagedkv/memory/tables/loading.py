@@ -1,4 +1,4 @@
-"""Blocks that are filled from elsewhere: taken for a prefix before its content is there, named once it is."""
+"""Blocks that are filled from outside: allocated for a prefix before they have its content, named afterwards."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
@@ -19,7 +19,7 @@ __all__ = ["count_to_load", "publish_loaded", "take_to_load", "unname_unfilled"]
 
 @compiled
 def count_to_load(group: GroupArrays, num_hit_tokens: int, num_tokens: int) -> int:
-    """Count the blocks behind a hit that a hit of ``num_tokens`` takes."""
+    """Count the blocks after a hit that a hit of ``num_tokens`` needs."""
     block_size = group.parameters[BLOCK_SIZE]
     num_blocks = 0
     for index in range(num_hit_tokens // block_size, num_tokens // block_size):
@@ -31,12 +31,12 @@ def count_to_load(group: GroupArrays, num_hit_tokens: int, num_tokens: int) -> i
 def take_to_load(
     pool: PoolArrays, group: GroupArrays, tokens: Int32Array, digests: Uint32Array, num_hit_tokens: int, out: Int32Array
 ) -> None:
-    """Take the blocks behind a hit that a hit of all tokens takes; the caller has checked that there are enough.
+    """Allocate the blocks after a hit that a hit of all tokens needs; the caller has checked that there are enough.
 
     Args:
         tokens: int32 ``[n]``, whole blocks.
         digests: uint32 ``[n // block_size, 8]``.
-        out: int32 ``[blocks behind the hit]``; gets their ids, null where the group needs none.
+        out: int32 ``[blocks after the hit]``; receives their ids, null where the group needs none.
     """
     block_size = group.parameters[BLOCK_SIZE]
     first = num_hit_tokens // block_size
@@ -53,7 +53,7 @@ def take_to_load(
 
 @compiled
 def unname_unfilled(pool: PoolArrays, group: GroupArrays, row: int, num_hit_tokens: int, num_tokens: int) -> None:
-    """Take the names of the row's blocks behind its hit that computing position ``num_tokens`` does not read."""
+    """Remove the names of a row's blocks after its hit that computing position ``num_tokens`` does not read."""
     block_size = group.parameters[BLOCK_SIZE]
     first = first_needed_token(group.parameters[KIND], group.parameters[SPAN], num_tokens) // block_size
     for index in range(max(group.parameters[NUM_SINK_BLOCKS], num_hit_tokens // block_size), first):
@@ -66,7 +66,7 @@ def unname_unfilled(pool: PoolArrays, group: GroupArrays, row: int, num_hit_toke
 def publish_loaded(
     pool: PoolArrays, group: GroupArrays, parent: int, digests: Uint32Array, first: int, blocks: Int32Array
 ) -> None:
-    """Name blocks that were filled, as far as their chain is whole.
+    """Name blocks that were filled, up to the first gap in their chain.
 
     Args:
         parent: the block of the hit before them, or the null block.

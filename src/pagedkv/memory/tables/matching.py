@@ -1,9 +1,9 @@
-"""Finding content: how far a prompt is cached, verified token by token.
+"""Matching: how far a prompt is cached, verified token by token.
 
-A question: nothing here changes anything. In a group that keeps its whole prefix, each block remembers
-its latest successor, so a long hit costs one comparison of tokens a block and no hashing; only at a
-branch is a digest computed and looked up. In a group whose prefix may be partly gone (windows, chunks,
-recurrent states) the blocks that a hit needs are looked up by digest, from the right end.
+Nothing here changes any state. In a group that keeps its whole prefix, each block stores its latest successor, so a
+long hit costs one comparison of tokens a block and no hashing; a digest is computed and looked up only where chains
+branch. In a group that may have lost parts of a prefix (windows, chunks, recurrent states), the blocks that a hit needs
+are looked up by digest, from the right end.
 """
 
 from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
@@ -43,7 +43,7 @@ __all__ = ["collect_servable", "count_free", "first_other_block", "longest_serva
 
 @inlined
 def holds_tokens(pool: PoolArrays, block: int, tokens: Int32Array, start: int, block_size: int) -> bool:
-    """Compare a block's tokens with those of a prompt from ``start`` on."""
+    """Whether a block's tokens are those of a prompt from ``start`` on."""
     num_in_pieces = block_size // PIECE * PIECE
     for place in range(0, num_in_pieces, PIECE):
         if not same_piece(pool.tokens, block, place, tokens, start + place):
@@ -58,7 +58,7 @@ def holds_tokens(pool: PoolArrays, block: int, tokens: Int32Array, start: int, b
 def is_continuation(
     pool: PoolArrays, name: int, block: int, parent: int, tokens: Int32Array, start: int, block_size: int, extra: int
 ) -> bool:
-    """Tell whether a block is the child of ``parent`` that holds a prompt's tokens from ``start`` on, and its keys."""
+    """Whether a block is a child of ``parent`` and has the tokens of a prompt from ``start`` on, and its extra keys."""
     return (
         is_child_of(pool, name, block, parent)
         and pool.records[unsigned(block), EXTRA] == extra
@@ -78,12 +78,12 @@ def match_chain(
 ) -> tuple[int, int, int]:
     """Follow a prompt through a group that keeps whole prefixes.
 
-    Returns how many blocks hit, how many of them come before the first that the open step still computes, and how
+    Returns how many blocks hit, how many of these come before the first that the open step still computes, and how
     many of them are free.
 
     Args:
-        digests: the prompt's digests if the caller brought them, else empty.
-        out: int32 ``[most blocks that may hit]``; the blocks that hit.
+        digests: the prompt's digests if the caller supplied them, else empty.
+        out: int32 ``[most blocks that may hit]``; receives the blocks that hit.
     """
     records, open_step = pool.records, pool.counts[OPEN_STEP]
     name, block_size = group.parameters[NAME_IN_POOL], group.parameters[BLOCK_SIZE]
@@ -105,7 +105,7 @@ def match_chain(
             if num_settled < 0:
                 num_settled = index
         elif num_settled >= 0:
-            break  # whoever takes over what is pending would compute this block again
+            break  # the row that takes over the pending blocks would compute this one again
         if records[unsigned(block), QUEUE] == FREE:
             num_free += 1
         out[index] = block
@@ -116,9 +116,9 @@ def match_chain(
 
 @inlined
 def _fetch_ahead(pool: PoolArrays, block: int) -> None:
-    """Have the processor fetch what the walk reads of a block further down, unless it lies where any walk leads."""
+    """Prefetch a block further down the chain, unless the chain is contiguous in memory."""
     ahead = int(pool.records[unsigned(block), AHEAD])
-    if ahead != block + LOOKAHEAD and ahead > NULL_BLOCK:  # a spare block leads nowhere
+    if ahead != block + LOOKAHEAD and ahead > NULL_BLOCK:  # a spare block has no hint
         prefetch(pool.records, ahead, FIRST_WALK_FIELD)  # 36 bytes, in one cache line or two
         prefetch(pool.records, ahead, LAST_WALK_FIELD)
         prefetch(pool.tokens, ahead, 0)
@@ -135,7 +135,7 @@ def _find_child(
     index: int,
     parent: int,
 ) -> int:
-    """Look up the child of ``parent`` that holds logical block ``index`` of a prompt; the null block if none does."""
+    """Look up the child of ``parent`` with the content of logical block ``index``; the null block if there is none."""
     name = group.parameters[NAME_IN_POOL]
     block_size = group.parameters[BLOCK_SIZE]
     start = index * block_size
@@ -152,7 +152,7 @@ def _find_child(
 
 @compiled
 def first_other_block(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, tokens: Int32Array) -> int:
-    """Name the first logical block whose tokens are not those of a prompt, or -1; no block may be null."""
+    """Find the first logical block with other tokens than a prompt, or -1; no block may be null."""
     block_size = group.parameters[BLOCK_SIZE]
     for index in range(len(blocks)):
         if index + LOOKAHEAD < len(blocks):
@@ -164,7 +164,7 @@ def first_other_block(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, 
 
 @compiled
 def count_free(records: Int32Array, blocks: Int32Array) -> int:
-    """Count those of some blocks that are free, null blocks left out."""
+    """Count the free ones among some blocks; null blocks do not count."""
     num_free = 0
     for block in blocks:
         if block != NULL_BLOCK and records[block, QUEUE] == FREE:
@@ -176,7 +176,7 @@ def count_free(records: Int32Array, blocks: Int32Array) -> int:
 def find_block(
     pool: PoolArrays, group: GroupArrays, tokens: Int32Array, extra_ids: Int32Array, digests: Uint32Array, index: int
 ) -> int:
-    """Look up logical block ``index`` of a prompt by digest; the null block if it cannot be served."""
+    """Look up logical block ``index`` of a prompt by its digest; the null block if it cannot be hit."""
     block_size = group.parameters[BLOCK_SIZE]
     block = find(pool, group.parameters[NAME_IN_POOL], digests[index])
     extra = extra_ids[index] if index < len(extra_ids) else 0
@@ -198,7 +198,7 @@ def longest_servable(
     digests: Uint32Array,
     limit: int,
 ) -> int:
-    """Tell the longest prefix of at most ``limit`` tokens for which a group still has what is needed."""
+    """Return the longest prefix of at most ``limit`` tokens for which a group still has all needed blocks."""
     block_size = group.parameters[BLOCK_SIZE]
     length = limit // block_size * block_size
     while length > 0:
@@ -212,10 +212,10 @@ def longest_servable(
 
 @compiled
 def first_block_to_hold(group: GroupArrays, length: int, compute_from: int) -> int:
-    """First logical block (sinks apart) that a hit must hold.
+    """Return the first logical block (sinks aside) that a hit must refer to.
 
-    A hit on tokens that the open step still computes, from position ``compute_from`` on, holds what computing
-    them takes, so that it can take the computation over.
+    If the open step still computes tokens of the hit, from position ``compute_from`` on, the hit also refers to the
+    blocks that computing them reads, so that its row can take over the computation.
     """
     block_size = group.parameters[BLOCK_SIZE]
     first = first_block_of_hit(
@@ -235,7 +235,7 @@ def missing_block(
     length: int,
     compute_from: int,
 ) -> int:
-    """Name a logical block that a hit of ``length`` tokens must hold and that is not there, or -1."""
+    """Find a logical block that a hit of ``length`` tokens must refer to and that is not cached, or -1."""
     block_size = group.parameters[BLOCK_SIZE]
     first = first_block_to_hold(group, length, compute_from)
     for index in range(length // block_size - 1, first - 1, -1):
@@ -258,7 +258,7 @@ def collect_servable(
     compute_from: int,
     out: Int32Array,
 ) -> int:
-    """Write the blocks that serve a hit of ``length`` tokens; null where none is needed.
+    """Write the blocks of a hit of ``length`` tokens, null where none is needed.
 
     Returns how many logical blocks come before the first that the open step still computes.
     """

@@ -1,4 +1,4 @@
-"""Replacing duplicates by the blocks that carry their name, in all tables that hold them."""
+"""Merging: duplicates are replaced by the blocks with their name, in all tables that refer to them."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array
@@ -29,14 +29,16 @@ def merge_duplicates(
     republishing: Int32Array,
     num_before: int,
 ) -> int:
-    """Merge every duplicate whose content and whose carrier's content are settled.
+    """Merge every duplicate if its content and its carrier's content are settled.
+
+    Blocks that turned out, when they were planned, to be computed by different weights are no duplicates.
 
     Args:
         duplicates: int32 ``[n, NUM_DUPLICATE_FIELDS]``; on return the first ones are those that still wait.
-        republishing: int32 ``[max_sequences]``, at first zeros; gets a number for each row to be published again, since
-            its carrier is gone: in the order of the duplicates, from ``num_before + 1`` on.
+        republishing: int32 ``[max_sequences]``, zeros at first; receives a number for each row that must publish again,
+            since its carrier is gone: in the order of the duplicates, from ``num_before + 1`` on.
 
-    Returns how many wait. What other weights computed, as turned out when it was planned, is no duplicate.
+    Returns how many duplicates wait.
     """
     settled = pool.counts[SETTLED_STEP]
     num_waiting = 0
@@ -61,7 +63,7 @@ def merge_duplicates(
 def replace_everywhere(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, index: int, block: int, carrier: int
 ) -> None:
-    """Point every running row that holds ``block`` as logical block ``index`` at the block that carries its name."""
+    """Replace ``block`` by its carrier in every running row that has it as logical block ``index``."""
     at = group.parameters[AT]
     for row in range(len(rows)):
         if rows[row, STATUS] == RUNNING and index < rows[row, at + NUM_BLOCKS] and group.table[row, index] == block:
@@ -81,7 +83,7 @@ def unpublish_everywhere(
     republishing: Int32Array,
     number: int,
 ) -> None:
-    """Let every running row that holds ``block`` as logical block ``index`` publish it again, and what follows it."""
+    """Make every running row that has ``block`` as logical block ``index`` publish it and the blocks after it again."""
     at = group.parameters[AT]
     for row in range(len(rows)):
         if rows[row, STATUS] == RUNNING and index < rows[row, at + NUM_BLOCKS] and group.table[row, index] == block:
@@ -92,7 +94,7 @@ def unpublish_everywhere(
 
 @compiled
 def unpublish_from(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int) -> None:
-    """Let a row publish again from the first of the unnamed blocks that end with logical block ``index``."""
+    """Make a row publish again from the first of the unnamed blocks that end with logical block ``index``."""
     at = group.parameters[AT]
     first = index
     while (

@@ -1,7 +1,7 @@
-"""Which module writes what is known of blocks and rows: one for each column.
+"""Which module writes each column of the records of blocks and rows.
 
-A column of an array of records is ``array.COLUMN``; an array without an entry for columns is written as a whole by one
-module, or by the modules of one folder. Everything else asks the owner. ``tests/test_owners.py`` reads this table and
+A column of an array of records is ``array.COLUMN``. An array without entries for columns is written as a whole by one
+module, or by the modules of one folder. All other modules call these. ``tests/test_owners.py`` compares this table with
 every assignment in the sources, and docs/design.md prints it.
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 __all__ = ["OWNERS"]
 
 OWNERS: Final = {
-    # What is known of a block: pagedkv.memory.pool.blocks has the layout.
+    # The record of a block: pagedkv.memory.pool.blocks has the layout.
     "records.QUEUE": "pool.block_record",
     "records.REF_COUNT": "pool.block_record",
     "records.HOLD_STEP": "pool.block_record",  # of a free leased block: RELEASED
@@ -42,7 +42,7 @@ OWNERS: Final = {
     "eviction_runs": "pool.eviction",
     "eviction_rates": "pool.eviction",
     "ranks": "pool.eviction",
-    # What is counted of a pool.
+    # The counts of a pool.
     "counts.NUM_FREE": "pool.block_record",
     "counts.NUM_CACHED": "pool.block_record",
     "counts.NUM_DEFERRED": "pool.block_record",
@@ -59,7 +59,7 @@ OWNERS: Final = {
     "counts.NUM_RELEASED": "pool.lease_order",
     "counts.IN_ORDER": "pool.block_pool",
     "counts.IN_SETS": "pool.block_pool",
-    # What is known of a row: pagedkv.memory.tables.rows has the layout.
+    # The record of a row: pagedkv.memory.tables.rows has the layout.
     "rows": "tables.row_record",
     "table": "tables.row_record",
 }

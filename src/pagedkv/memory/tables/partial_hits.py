@@ -1,15 +1,15 @@
-"""Hits that end inside a block: how much of a cached block a prompt begins with.
+"""Hits that end inside a block: how many leading tokens of a cached block a prompt shares.
 
-A hit of whole blocks ends where a prompt leaves a cached chain, or at the last boundary before its own end. What comes
-next in that chain may still begin as the prompt goes on. Such a block is the *source*: the plan copies it into the
-block that the sequence writes next, and computing begins behind the tokens that are equal::
+A hit of whole blocks ends where a prompt leaves a cached chain, or at the last boundary before its own end. The next
+block of that chain may still begin with the prompt's next tokens. Such a block is the *source*: the plan copies it into
+the block that the sequence writes next, and computing begins after the equal tokens::
 
     cached   [A0 A1 A2 A3][B0 B1 B2 B3][C0 C1 C2 C3]
     prompt    A0 A1 A2 A3  B0 B1 X  Y                     4 tokens hit in a whole block, 2 inside the next one
     row      [A0 A1 A2 A3][B0 B1 x  y ]                   its own block: a copy, of which 2 tokens count
 
-A question: nothing here changes anything. What is copied when, and who holds the source until then, is that of states
-which are kept inside intervals (:mod:`pagedkv.memory.tables.checkpoints`).
+Nothing here changes any state. The copy, and the reference to the source until then, are handled like those of states
+that are kept inside intervals (:mod:`pagedkv.memory.tables.checkpoints`).
 """
 
 from typing import Final
@@ -25,14 +25,14 @@ from pagedkv.memory.tables.rows import BLOCK_SIZE, NAME_IN_POOL, GroupArrays
 
 __all__ = ["begins_as_child", "begins_behind", "count_equal", "follows", "is_source"]
 
-MOST_CHILDREN: Final = 16  # of a block that are looked at, the one that was named last first
+MOST_CHILDREN: Final = 16  # children of a block that are compared, beginning with the one named last
 
 
 @inlined
 def is_source(pool: PoolArrays, group: GroupArrays, block: int, extra: int) -> bool:
-    """Tell whether a block can be copied: it has a name in this group, these extra keys, and content.
+    """Whether a block can be copied: it has a name in this group, these extra keys, and content.
 
-    What the open plan computes is no content yet: it is written behind the copies of that plan.
+    A block that the open plan computes has no content yet: it is written after the copies of that plan.
     """
     record = pool.records[block]
     return bool(
@@ -44,7 +44,7 @@ def is_source(pool: PoolArrays, group: GroupArrays, block: int, extra: int) -> b
 
 @compiled
 def count_equal(pool: PoolArrays, block: int, tokens: Int32Array, start: int, stop: int) -> int:
-    """Count the leading tokens of a block that are those of a prompt at ``[start, stop)``."""
+    """Count the leading tokens of a block that equal those of a prompt at ``[start, stop)``."""
     num_equal = 0
     while start + num_equal < stop and pool.tokens[block, num_equal] == tokens[start + num_equal]:
         num_equal += 1
@@ -55,9 +55,9 @@ def count_equal(pool: PoolArrays, block: int, tokens: Int32Array, start: int, st
 def begins_as_child(
     pool: PoolArrays, group: GroupArrays, parent: int, tokens: Int32Array, start: int, stop: int, extra: int
 ) -> tuple[int, int]:
-    """Find the best source behind the verified block ``parent`` in a group that keeps whole prefixes.
+    """Find the best source among the children of the verified block ``parent``, in a group that keeps whole prefixes.
 
-    Returns the block, and how many of a prompt's tokens at ``[start, stop)`` it begins with: 0 if there is none.
+    Returns the block, and the number of its leading tokens that equal a prompt's at ``[start, stop)``; 0 if none does.
     """
     best, num_tokens = NULL_BLOCK, 0
     child = int(pool.records[parent, SUCCESSOR])
@@ -85,10 +85,10 @@ def begins_behind(
     extra_keys: ExtraKeyArrays,
     extra: int,
 ) -> tuple[int, int]:
-    """Find the best source that follows the digest ``parent``, in a group whose prefix may be gone.
+    """Find the best source that follows the digest ``parent``, in a group that may have lost the prefix.
 
-    Looked at are ``block``, which another group has, and what continues the block ``above`` here, either of which may
-    be null. Their digests are computed again: what came before may be gone, and they may follow anything.
+    The candidates are ``block``, which another group has, and the children of ``above`` in this group; both may be
+    null. Their digests are computed again: their own prefix may be gone, so that they may follow any other content.
     """
     best, num_tokens = NULL_BLOCK, 0
     child = int(pool.records[above, SUCCESSOR]) if above != NULL_BLOCK or start == 0 else NULL_BLOCK
@@ -109,6 +109,6 @@ def begins_behind(
 def follows(
     pool: PoolArrays, group: GroupArrays, block: int, parent: Uint32Array, extra_keys: ExtraKeyArrays, extra: int
 ) -> bool:
-    """Tell whether a full block's digest is that of its tokens behind a parent's digest."""
+    """Whether a full block's digest is that of its tokens after a parent's digest."""
     digest_block(parent, pool.tokens[block, : group.parameters[BLOCK_SIZE]], extra_keys, extra, extra_keys.digest)
     return has_digest(pool, block, extra_keys.digest)

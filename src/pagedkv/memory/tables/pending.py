@@ -1,17 +1,17 @@
-"""Who computes what several rows wait for: tokens of the open step in blocks that more than one row holds.
+"""Pending blocks: which row computes the tokens of the open step in blocks that several rows share.
 
-Tokens that no step was planned for yet may lie in shared blocks: after a fork before the prompt ran, or after a prefix
-hit on a prompt of the same step. Every such block is *pending* for the open step, and one running row that holds it
-must compute it: the positions from where the row is planned on cover it. When that row leaves (freed, swapped out, or
-copied away on write), the work falls to others that hold the block, block by block from the last to the first, since
-whoever holds one need not hold the one before::
+Tokens without a planned step may be in shared blocks, after a fork before the prompt ran, or after a prefix hit on a
+prompt of the same step. Every such block is *pending* for the open step, and one running row that refers to it must
+compute it: its range in the next plan covers the block. When that row leaves (freed, swapped out, or given a copy on
+write), other rows that refer to the block take over. This is decided block by block from the last to the first, since
+a row that refers to a block need not refer to the one before::
 
     row a, leaving:  [A0 pending][A1 pending][A2 pending]    computes from A0 on
-    row b, a fork:   [A0 pending][A1 pending][A2 pending]    ends up with A0 and A1
-    row c, a hit:    [S0 cached ][S1 cached ][A2 pending]    ends up with A2: it starts where it shares
+    row b, a fork:   [A0 pending][A1 pending][A2 pending]    takes over A0 and A1
+    row c, a hit:    [S0 cached ][S1 cached ][A2 pending]    takes over A2: it starts where it shares
 
-An heir can compute from where it shares: a hit on pending blocks holds all that computing them reads. Blocks that only
-lost rows hold besides are nobody's to compute; their names are dropped.
+The heir can compute from there, since a hit on pending blocks refers to all blocks that computing them reads. Blocks to
+which only lost rows refer otherwise are computed by no row; their names are dropped.
 """
 
 from pagedkv.memory.compilation.compiled import compiled
@@ -40,10 +40,10 @@ __all__ = ["collect_pending_writers", "dependency_start", "hand_over_blocks", "l
 
 @compiled
 def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -> None:
-    """Let a row compute from ``position`` on, at the latest, in one group.
+    """Lower the start of a row's next range to ``position`` in one group, if it is greater.
 
-    Groups with prefix caching have one start in common. A group that stays out has its own; a row that computes there
-    computes at least its last token in the others too, since only rows that do are in a plan.
+    Groups with prefix caching have one common start. A group outside has its own; a row that computes there also
+    computes at least its last token in the other groups, since only rows that do are in a plan.
     """
     column = group.parameters[PLANNED]
     if rows[row, column] > position:
@@ -54,7 +54,7 @@ def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -
 
 @compiled
 def hand_over_blocks(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, leaving_mark: int) -> None:
-    """Find heirs in one group for what ``row`` was to compute for others.
+    """Find heirs in one group for the pending blocks that ``row`` was to compute and others share.
 
     Rows marked ``leaving_mark`` leave as well.
     """
@@ -77,7 +77,7 @@ def hand_over_blocks(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row
 
 @compiled
 def find_heir(group: GroupArrays, rows: Int32Array, block: int, index: int, leaving_mark: int) -> int:
-    """Name the running row, not marked as leaving, that computes from earliest of those that hold a block; or -1."""
+    """Find the running row, not marked as leaving, that refers to a block and has the earliest start; or -1."""
     at = group.parameters[AT]
     planned = group.parameters[PLANNED]
     heir = -1
@@ -95,9 +95,9 @@ def find_heir(group: GroupArrays, rows: Int32Array, block: int, index: int, leav
 
 @compiled
 def dependency_start(group: GroupArrays, rows: Int32Array, row: int) -> int:
-    """Tell the first position of ``row`` that another row is to compute in the open step.
+    """Return the first position of ``row`` that another row is to compute in the open step.
 
-    The row's number of tokens, when it waits for nobody.
+    It is the row's number of tokens if there is none.
     """
     at = group.parameters[AT]
     planned = group.parameters[PLANNED]
@@ -120,7 +120,7 @@ def dependency_start(group: GroupArrays, rows: Int32Array, row: int) -> int:
 def collect_pending_writers(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, out: Int32Array
 ) -> int:
-    """Write the places of a batch whose rows copy, on their next write, a block that the open step computes."""
+    """Write the places in a batch of rows that will copy, at their next write, a block that the open step computes."""
     num_writers = 0
     for place in range(len(batch)):
         row = batch[place]
@@ -135,7 +135,7 @@ def collect_pending_writers(
 
 @compiled
 def last_pending_step(records: Int32Array, counts: Int64Array, block_ids: Int32Array) -> int:
-    """Tell the last step that writes any of these blocks, or 0 when all are computed."""
+    """Return the last step that writes any of these blocks, or 0 if all are computed."""
     last = 0
     for block in block_ids:
         if block != NULL_BLOCK:

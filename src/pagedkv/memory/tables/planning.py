@@ -1,7 +1,6 @@
-"""Closing a step: which positions it computes, which table entries the device must learn, what aborting undoes.
+"""The end of a step's preparation: which positions it computes, and which table entries the device must write.
 
-What a plan says is written straight into its buffer (:mod:`pagedkv.memory.contract.plan_buffer`), one part behind the
-other.
+A plan's parts are written directly into its buffer (:mod:`pagedkv.memory.contract.plan_buffer`), one after the other.
 """
 
 from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
@@ -40,9 +39,9 @@ __all__ = [
 
 @inlined
 def place_part(buffer: Int32Array, line: int, num_arrays: int, length: int) -> int:
-    """Put a part at the end of a plan's buffer; return where its first array begins.
+    """Append a part to a plan's buffer; return where its first array begins.
 
-    The caller writes the arrays; what fills them up is zero already.
+    The padding is zeroed here; the caller writes the arrays.
     """
     offset = int(buffer[NUM_WORDS])
     entry = HEADER_WORDS + LINE_WORDS * line
@@ -58,12 +57,12 @@ def place_part(buffer: Int32Array, line: int, num_arrays: int, length: int) -> i
 
 @compiled
 def collect_touched(rows: Int32Array, out: Int32Array, counts: Int32Array) -> tuple[int, int, int]:
-    """Empty the list of touched rows into the end of ``out``: those that run, in the order of touching, row 0 first.
+    """Move the touched rows that run to the end of ``out``, in the order of touching, row 0 first; empty the list.
 
     Args:
         counts: int32 ``[groups, 2]``; becomes, by group, the runs of table entries that changed, and the entries.
 
-    Returns how many rows there are, 1 if they ascend, else 0, and how many of them have positions to compute.
+    Returns the number of rows, 1 if they ascend, else 0, and the number of rows with positions to compute.
     O(touched rows x groups).
     """
     counts[:] = 0
@@ -102,11 +101,11 @@ def collect_touched(rows: Int32Array, out: Int32Array, counts: Int32Array) -> tu
 def collect_ranges(
     rows: Int32Array, touched: Int32Array, buffer: Int32Array, line: int, num_ranges: int, step: int, ends: Int32Array
 ) -> int:
-    """Plan what is not planned yet: rows, starts and ends go into the plan's buffer; returns where the rows begin.
+    """Plan all positions that are not planned yet: write rows, starts and ends; return where the rows begin.
 
     Args:
         step: the open step, which becomes the last planned one of these rows.
-        ends: int32 ``[num_ranges]``; gets the ends once more, for the space to keep.
+        ends: int32 ``[num_ranges]``; receives a copy of the ends, for the space to keep.
     """
     offset = place_part(buffer, line, 3, num_ranges)
     stride = (num_ranges + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -130,7 +129,7 @@ def collect_ranges(
 def collect_starts(
     group: GroupArrays, rows: Int32Array, buffer: Int32Array, line: int, ranges: int, num_ranges: int
 ) -> None:
-    """Write where a group that stays out of prefix caching begins each range, and note that it is planned.
+    """Write the starts of all ranges in a group outside prefix caching, and record that these are planned.
 
     ``ranges`` is where :func:`collect_ranges` has put the rows.
     """
@@ -156,8 +155,8 @@ def collect_unknown(
 ) -> None:
     """Write how many unknown tokens the row of each range has, and how many steps ago the first is sampled.
 
-    Nothing where no row has any. What no step in ``samplers`` samples, and this one does not, one that is over does:
-    ``settled``, the last of these, stands for it.
+    Writes nothing if no row has any. A token that is sampled neither by a step in ``samplers`` nor by this one was
+    sampled by a step that is over; ``settled``, the last of these, is written for it.
     """
     stride = (num_ranges + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     if first_unfilled(rows, num_known, buffer[ranges : ranges + num_ranges]) < 0:
@@ -179,7 +178,7 @@ def collect_unknown(
 
 @compiled
 def collect_firsts(rows: Int32Array, buffer: Int32Array, line: int, ranges: int, num_ranges: int) -> None:
-    """Write from which position on the row of each range has states of their own; nothing where no range has any.
+    """Write the first position of each range's row that has a state of its own; nothing if no row has any.
 
     ``ranges`` is where :func:`collect_ranges` has put the rows.
     """
@@ -225,10 +224,10 @@ def collect_writes(
 
 @compiled
 def collect_new(records: Int32Array, counts: Int64Array, buffer: Int32Array, line: int, entries_line: int) -> None:
-    """Add the new blocks among a group's written entries to their pool's part, and count them as new no longer.
+    """Add the new blocks among a group's written entries to their pool's part, and mark them as no longer new.
 
-    Every new block of a running row is there: whoever took it, or shares it since, noted the change of its table.
-    The part is the last so far, so that it can grow.
+    These entries include every new block of a running row, since the row that took it, or shares it, has recorded a
+    change of its table. The part is the last one in the buffer, so that it can grow.
     """
     entry = HEADER_WORDS + LINE_WORDS * line
     entries = HEADER_WORDS + LINE_WORDS * entries_line

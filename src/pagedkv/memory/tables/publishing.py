@@ -1,8 +1,8 @@
-"""Making content findable: full blocks get their names, duplicates are noticed.
+"""Publishing: full blocks get their names, and duplicates are found.
 
-Knows rows and names; decides which of two blocks with equal content carries the name. A hit on a
-group that keeps its whole prefix is verified by links from parent to child; groups whose prefix may be
-partly gone are verified by the digest chain, which pagedkv then computes itself.
+This module decides which of two blocks with equal content has the name. A hit in a group that keeps its whole prefix is
+verified by links from parent to child. Groups that may have lost parts of a prefix are verified by the digest chain,
+which pagedkv then computes itself.
 """
 
 from typing import Final
@@ -43,8 +43,8 @@ from pagedkv.memory.tables.rows import (
 
 __all__ = ["NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks", "rewind_tail"]
 
-# Fields of a duplicate. Lives are noted, since blocks may have other content by the time it is merged (merging.py). The
-# row is not: it may be gone by then, and forks of it hold the block.
+# Fields of a duplicate. They include lives, since blocks may have other content by the time it is merged (merging.py).
+# They do not include the row, which may be gone by then, while its forks refer to the block.
 INDEX: Final = 0  # logical block
 BLOCK: Final = 1
 BLOCK_LIFE: Final = 2
@@ -55,7 +55,7 @@ NUM_DUPLICATE_FIELDS: Final = 5
 
 @inlined
 def same_content(pool: PoolArrays, left: int, right: int, block_size: int) -> bool:
-    """Compare the tokens and extra keys of two full blocks."""
+    """Whether two full blocks have equal tokens and extra keys."""
     if pool.records[left, EXTRA] != pool.records[right, EXTRA]:
         return False
     difference = 0
@@ -66,9 +66,10 @@ def same_content(pool: PoolArrays, left: int, right: int, block_size: int) -> bo
 
 @inlined
 def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int, parent_life: int) -> int:
-    """Name a block, or find the block that carries its name already; return the carrier.
+    """Name a block, or find the block that has its name already; return the block with the name.
 
-    Content that older weights contributed to is another. What is fresher takes the name; what is not stays unnamed.
+    Content to which older weights contributed counts as different. A fresher block takes over the name; others stay
+    unnamed, and are returned themselves.
     """
     name = group.parameters[NAME_IN_POOL]
     by_links = group.parameters[KIND] == FULL
@@ -77,7 +78,7 @@ def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int,
         name_block(pool, name, block, parent, parent_life)
         return block
     if not same_content(pool, other, block, group.parameters[BLOCK_SIZE]):
-        return block  # a forged digest: the newcomer stays unnamed, and nobody is handed the other's content
+        return block  # a forged digest: the new block stays unnamed, and no row gets the other's content by a hit
     record = pool.records[other]
     if not by_links or (record[PARENT] == parent and record[PARENT_LIFE] == parent_life):
         if are_alike(pool, other, pool, block):
@@ -86,14 +87,14 @@ def publish_block(pool: PoolArrays, group: GroupArrays, block: int, parent: int,
             return block
     elif parent != NULL_BLOCK and (not pool.records[parent, NAME] or pool.records[parent, LIFE] != parent_life):
         return block  # its own chain is broken: if its parent is published again, so is this block
-    drop_name(pool, other)  # its own chain is broken, so nobody could have found it; or it is of older weights
+    drop_name(pool, other)  # its chain is broken, so it could not be hit; or older weights contributed to it
     name_block(pool, name, block, parent, parent_life)
     return block
 
 
 @compiled
 def rewind_tail(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int) -> None:
-    """Set the parent of the next block to be published: what carries the content of the last published block."""
+    """Set the parent of the next block to be published: the block with the name of the last published content."""
     at = group.parameters[AT]
     record = rows[row]
     last = record[at + NUM_PUBLISHED] - 1
@@ -105,10 +106,11 @@ def rewind_tail(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
 
 @compiled
 def carrier_of_duplicate(pool: PoolArrays, group: GroupArrays, row: int, last: int) -> int:
-    """Find the block that carries the content of a row's unnamed block; that block itself, if there is none.
+    """Find the block that has the name of an unnamed block's content; the unnamed block itself if there is none.
 
-    Followed link by link from the last named block before it: a digest alone, which a caller may have forged, makes no
-    parent. O(unnamed blocks before it), few, since duplicates are merged soon (all, in a frozen row).
+    It is found link by link from the last named block before it, since a digest alone, which a caller may have forged,
+    does not make a parent. O(unnamed blocks before it), which are few, since duplicates are merged soon (all, in a
+    frozen row).
     """
     name = group.parameters[NAME_IN_POOL]
     first = last
@@ -146,14 +148,14 @@ def publish_new_blocks(
     digested: Int32Array,
     chains: Uint32Array,
 ) -> int:
-    """Publish every digested block of a batch of rows that was not yet; return the duplicates found.
+    """Publish all digested blocks of a batch of rows that were not published yet; return the number of duplicates.
 
-    A duplicate is a live block whose content another block is named for.
+    A duplicate is a block in use with content for which another block is named.
 
     Args:
         duplicates: int32 ``[count_unpublished(...), NUM_DUPLICATE_FIELDS]``.
-        digested: int32 ``[max_sequences]``, how many blocks of each row were digested before those of now.
-        chains: uint32 ``[max_sequences, 8]``, the digest of the last of these; both are read where events are on only.
+        digested: int32 ``[max_sequences]``, how many blocks of each row were digested before the new ones.
+        chains: uint32 ``[max_sequences, 8]``, the digest of the last of these. Both are read only if events are on.
     """
     at = group.parameters[AT]
     num_duplicates = 0

@@ -1,6 +1,6 @@
-"""Receipts as numbers: what an acknowledged step charges to its rows, and every row for the blocks that it holds.
+"""Receipts as numbers: what an acknowledged step adds for its rows, and for every row the blocks that it refers to.
 
-:mod:`pagedkv.memory.space.receipts` owns the counts and says what they mean.
+:mod:`pagedkv.memory.space.receipts` holds the counts and defines them.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ from pagedkv.memory.tables.rows import (
 
 __all__ = ["charge_blocks", "charge_step"]
 
-# Columns of the counts; behind them the block steps of each device pool, then of each host pool.
+# Columns of the counts; after them the block steps of each device pool, then of each host pool.
 COMPUTED: Final = 0
 RECOMPUTED: Final = 1
 HIT: Final = 2
@@ -33,13 +33,13 @@ HIT_INSIDE: Final = 8
 REPLAYED: Final = 9
 NUM_LINES: Final = 10
 
-# Columns of what is not on a receipt, or not yet.
+# Columns of the numbers that are not on a receipt, or not yet.
 FOUND: Final = 0  # tokens that hit, until a step relies on them
 SHARED: Final = 1  # tokens that a fork began with
-RETURNED: Final = 2  # tokens that came back from the host
-RETURNED_IN: Final = 3  # the step that brings these back
+RETURNED: Final = 2  # tokens that were swapped in
+RETURNED_IN: Final = 3  # the step that swaps them in
 IN_FLIGHT: Final = 4  # tokens that steps in flight compute for the row
-REACHED: Final = 5  # leading tokens that were there for the request before, in this life or an earlier one
+REACHED: Final = 5  # leading tokens that the request had computed or hit, in this life or an earlier one
 FOUND_WHOLE: Final = 6  # of the tokens that hit, those in whole blocks
 NUM_WAITING: Final = 7
 
@@ -58,10 +58,10 @@ def charge_step(
     step_id: int,
     totals: Int64Array,
 ) -> None:
-    """Charge the rows of a step that is over, and still serve the same sequences, for what it computed for them.
+    """Add the tokens of a step that is over to the counts of its rows, if they still serve the same sequences.
 
-    ``planned`` and ``planned_ends`` are the ranges as planned, ``starts`` and ``ends`` what remains of them. What waits
-    counts up to where a range was planned to begin; what was brought back by a later step than this goes on waiting.
+    ``planned`` and ``planned_ends`` are the ranges as planned, ``starts`` and ``ends`` those that remain. Waiting
+    numbers are counted up to the planned start of a range. Tokens swapped in by a later step go on waiting.
     """
     for place in range(len(step_rows)):
         row = step_rows[place]
@@ -100,7 +100,7 @@ def charge_step(
 def charge_blocks(
     group: GroupArrays, rows: Int32Array, counts: Int64Array, on_device: int, on_host: int, totals: Int64Array
 ) -> None:
-    """Charge every row one block step for each block that it holds in a group: sinks, and all from the first block on.
+    """Add one block step to every row for each block that it has in a group: sinks, and all from the first block on.
 
     ``on_device`` and ``on_host`` are the columns for blocks there.
     """

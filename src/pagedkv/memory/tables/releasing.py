@@ -1,4 +1,4 @@
-"""Giving all blocks of rows back."""
+"""Releasing all blocks of rows."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ __all__ = ["NO_OUTPUTS", "count_leaving", "release_rows"]
 
 UNKNOWN: Final = -1
 NO_OUTPUTS: Final = np.zeros(0, np.int32)
-"""Where nobody knows them of any row."""
+"""The argument if the numbers of generated tokens are unknown for all rows."""
 
 
 @compiled
@@ -35,7 +35,7 @@ def count_leaving(rows: Int32Array, batch: Int32Array, unplanned: Int32Array) ->
     """Count the rows of a batch that have something to compute in the open step, and those that are on the host.
 
     Args:
-        unplanned: int32 ``[any]``; gets the former.
+        unplanned: int32 ``[any]``; receives the former.
     """
     num_unplanned = num_on_host = 0
     for row in batch:
@@ -52,10 +52,10 @@ def count_leaving(rows: Int32Array, batch: Int32Array, unplanned: Int32Array) ->
 def release_rows(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, num_outputs: Int32Array
 ) -> None:
-    """Give back every block of a batch of rows, the tail of each sequence first; tell the eviction policy before.
+    """Release every block of a batch of rows, the tail of each sequence first, after notifying the eviction policy.
 
     Args:
-        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty where nobody knows.
+        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty if unknown.
     """
     at = group.parameters[AT]
     for place in range(len(batch)):

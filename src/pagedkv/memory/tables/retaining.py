@@ -1,32 +1,32 @@
-"""What windows leave in the cache: the blocks that a later prompt can hit, and no others.
+"""Retaining: of the blocks that leave a window, those that a later prompt can hit stay cached, and no others.
 
-A prompt hits a window group where the window before the hit's end is cached; of what a sequence leaves behind as it
-moves on, that is hardly ever asked for. So a block is kept, once nobody holds it, for a reason that was noted in its
-record (``KEPT``) when a sequence moved past it or ended:
+A prompt hits a window group if the window before the hit's end is cached. Most of the blocks that a sequence leaves
+behind are hardly ever needed for that. So an unreferenced block is kept for a reason, which is added to its record
+(``KEPT``) when a sequence moves past it or ends:
 
 ``AT_END``
-    It lies in the window before a sequence's end, or before its prompt's end while the sequence lives. A later prompt
-    that goes on from there takes the reason away: its own end stands for it.
+    It is in the window before a sequence's end, or before its prompt's end while the sequence lives. A later prompt
+    that continues from there removes the reason, since its own end replaces this one.
 ``AT_JUNCTION``
-    It lies in the window before a place where a prompt has left a known chain that goes on otherwise; or right behind
-    it, where hits may end inside a block.
+    It is in the window before a place where a prompt has left a known chain that continues differently; or it follows
+    that place, if hits may end inside a block.
 ``AT_RESEND``
-    It lies in the window before the last boundary but one of a prompt of whole blocks that ended there: sent again, the
-    prompt hits that far, since its last token is always computed. A later prompt that goes on from its end takes the
-    reason away.
+    It is in the window before the last boundary but one of a prompt of whole blocks that ended there. When that prompt
+    is sent again, it hits up to this boundary, since its last token is always computed. A later prompt that continues
+    from its end removes the reason.
 
-States are kept like windows: the checkpoint before an end, and before a junction. Those that a long prompt has passed
-in between are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
+States are kept like windows: the checkpoint before an end, and before a junction. Those in between that a long prompt
+has passed are shed, since a pool has few blocks of states, and each is as large as the keys of hundreds of tokens.
 
-Everything else is *shed* with its last reference: it becomes spare, cached only while there is room
+All other blocks are *shed* with their last reference: they become spare, which means that they are evicted first
 (:mod:`pagedkv.memory.pool.spare_blocks`)::
 
     blocks of a window group    0    1    2    3    4    5    6    7    8    9
                               spare spare [ junction ] spare spare spare [  end   ]
                                                      ^ a prompt left the chain    ^ the sequence ended
 
-The rule is that of promise 22 of docs/design.md. It needs to see where prompts branch, so it is in force where a group
-that keeps whole prefixes has prefix caching as well.
+The rule is that of promise 22 of docs/design.md. It requires knowing where prompts branch, so it is in force only where
+a group that keeps whole prefixes has prefix caching as well.
 """
 
 from typing import Final
@@ -81,8 +81,8 @@ __all__ = [
 # Columns of a group's ``ends``, int32 ``[max_sequences, NUM_ENDS]``: positions of a row where hits can end; 0: none.
 PROMPT_END: Final = 0
 JUNCTION: Final = 1
-LAST_BOUNDARY: Final = 2  # where the sequence would end if it were given up now
-PROMPT_LENGTH: Final = 3  # tokens of the prompt, wherever hits can end
+LAST_BOUNDARY: Final = 2  # where the sequence would end if it ended now
+PROMPT_LENGTH: Final = 3  # tokens of the prompt, whether or not hits can end there
 NUM_ENDS: Final = 4
 
 # Bits of KEPT.
@@ -93,7 +93,7 @@ AT_RESEND: Final = 4
 
 @inlined
 def serves(group: GroupArrays, index: int, length: int) -> bool:
-    """Tell whether a hit of ``length`` tokens takes logical block ``index``."""
+    """Whether a hit of ``length`` tokens needs logical block ``index``."""
     block_size = group.parameters[BLOCK_SIZE]
     first = first_block_of_hit(
         group.parameters[KIND], group.parameters[SPAN], length, block_size, group.parameters[ENDS_HITS]
@@ -103,13 +103,13 @@ def serves(group: GroupArrays, index: int, length: int) -> bool:
 
 @inlined
 def is_left_inside(group: GroupArrays, index: int, junction: int) -> bool:
-    """Tell whether prompts have left the chain inside logical block ``index``, and can hit its leading tokens."""
+    """Whether prompts have left the chain inside logical block ``index``, and its leading tokens may be hit."""
     return bool(group.parameters[HITS_INSIDE] and junction > 0 and index == junction // group.parameters[BLOCK_SIZE])
 
 
 @compiled
 def keep(pool: PoolArrays, group: GroupArrays, rows: Int32Array, ends: Int32Array, row: int, index: int) -> None:
-    """Note for which of a row's ends logical block ``index``, which the row is about to give up, is to be kept."""
+    """Add the reasons to keep logical block ``index``, which the row is about to release, for the row's ends."""
     is_at_end = serves(group, index, ends[row, PROMPT_END]) or serves(group, index, ends[row, LAST_BOUNDARY])
     why = AT_END if is_at_end else 0
     if serves(group, index, ends[row, JUNCTION]) or is_left_inside(group, index, ends[row, JUNCTION]):
@@ -120,7 +120,7 @@ def keep(pool: PoolArrays, group: GroupArrays, rows: Int32Array, ends: Int32Arra
 
 @compiled
 def keep_for(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int, why: int) -> None:
-    """Note why a row's block is to be kept, in whichever block carries its content."""
+    """Add reasons to keep a row's block to the block with the name of its content."""
     block = carrier_of(pool, group, rows, row, index)
     if block != NULL_BLOCK:
         if is_spare(pool, block):
@@ -130,7 +130,7 @@ def keep_for(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, i
 
 @compiled
 def carrier_of(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int) -> int:
-    """Find the block that carries the content of a row's block: that block, another one while they wait, or none."""
+    """Find the block that has the name of a row's block's content: itself, another until they merge, or none."""
     block = group.table[row, index]
     if pool.records[block, NAME]:
         return int(block)
@@ -141,7 +141,7 @@ def carrier_of(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
 
 @inlined
 def give_up(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
-    """Give one reference to a block back; with the last one, what a group keeps for no reason becomes spare."""
+    """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
     record = pool.records[block]
     if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
         mark_spare(pool.records, block)
@@ -159,11 +159,11 @@ def move_boundary(
     chain_pool: PoolArrays,
     chains: GroupArrays,
 ) -> None:
-    """Note how far a row is computed: what was kept for the boundary before is kept for that no longer.
+    """Move a row's last boundary up to its computed tokens, and remove the reason of the blocks kept for the former.
 
     Args:
-        chain_pool, chains: a group of equal block size that keeps whole prefixes, or this group again if there is none:
-            then what was kept is left to be evicted.
+        chain_pool, chains: a group of equal block size that keeps whole prefixes, or this group again if there is none;
+            then no reasons are removed, and the blocks stay until they are evicted.
     """
     boundary = num_tokens // group.parameters[HIT_ALIGNMENT] * group.parameters[HIT_ALIGNMENT]
     before = ends[row, LAST_BOUNDARY]
@@ -184,7 +184,7 @@ def give_end_up(
     chain_pool: PoolArrays,
     chains: GroupArrays,
 ) -> None:
-    """Keep what a row has passed for one end no longer, unless it serves a later one; but for ``why``, if not 0."""
+    """Remove ``AT_END`` from the blocks that a row left before ``end``, except for ``later``; add ``why`` if not 0."""
     parameters = group.parameters
     block_size = parameters[BLOCK_SIZE]
     first = first_block_of_hit(parameters[KIND], parameters[SPAN], end, block_size, parameters[ENDS_HITS])
@@ -205,7 +205,7 @@ def keep_ends(
     chain_pool: PoolArrays,
     chains: GroupArrays,
 ) -> None:
-    """Note what is to be kept of rows that are about to be given up: sequences end where they are computed to."""
+    """Add the reasons to keep blocks of rows that are about to be released; their sequences end at computed tokens."""
     at = group.parameters[AT]
     for row in batch:
         record = rows[row]
@@ -225,7 +225,7 @@ def keep_ends(
 
 @inlined
 def replace_reason(pool: PoolArrays, block: int, former: int, why: int) -> None:
-    """Replace a reason for which a block is kept, if it has it; nothing if it is none, spare, or leased."""
+    """Replace a reason to keep a block, if it has that one; no effect on a null, spare or leased block."""
     if block != NULL_BLOCK and not is_spare(pool, block) and not is_leased(pool, block):
         if pool.records[block, KEPT] & former:
             keep_instead(pool.records, block, former, why)
@@ -234,14 +234,14 @@ def replace_reason(pool: PoolArrays, block: int, former: int, why: int) -> None:
 
 @inlined
 def shed(pool: PoolArrays, block: int) -> None:
-    """Make a named block spare if nobody holds it and nothing keeps it."""
+    """Make a named block spare if it is unreferenced and has no reason to be kept."""
     if pool.records[block, REF_COUNT] == 0 and not pool.records[block, KEPT]:
         make_spare(pool, block)
 
 
 @compiled
 def shed_unkept(pool: PoolArrays, group: GroupArrays, blocks: Int32Array) -> None:
-    """Make those blocks spare that carry a name of this group, that nobody holds, and nothing keeps."""
+    """Make those blocks spare that are named in this group, unreferenced, and without a reason to be kept."""
     for block in blocks:
         if pool.records[block, NAME] == group.parameters[NAME_IN_POOL]:
             shed(pool, block)
@@ -249,7 +249,7 @@ def shed_unkept(pool: PoolArrays, group: GroupArrays, blocks: Int32Array) -> Non
 
 @compiled
 def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
-    """Note that prompts branch where a hit ends. ``hits``: its blocks, null where none is needed."""
+    """Record that prompts branch where a hit ends. ``hits``: its blocks, null where none is needed."""
     for block in hits:
         if block != NULL_BLOCK:
             add_reasons(pool.records, block, AT_JUNCTION)
@@ -259,14 +259,14 @@ def note_junction(pool: PoolArrays, hits: Int32Array) -> None:
 def move_end_on(
     pool: PoolArrays, group: GroupArrays, hits: Int32Array, chain_pool: PoolArrays, chain_hits: Int32Array
 ) -> None:
-    """Note that a prompt goes on where a hit ends: if a sequence ended there, its end moves on.
+    """Record that a prompt continues where a hit ends: if a sequence ended there, its end moves on.
 
-    If that was a prompt of whole blocks, what was kept for sending it again is given up.
+    If that was a prompt of whole blocks, the reason for sending it again is removed as well.
 
     Args:
         hits: the blocks of the hit, null where none is needed.
-        chain_pool, chain_hits: its blocks in a group of equal block size that keeps whole prefixes; none if there is no
-            such group.
+        chain_pool, chain_hits: its blocks in a group of equal block size that keeps whole prefixes; empty if there is
+            no such group.
     """
     for block in hits:
         if block != NULL_BLOCK and not is_leased(pool, block):

@@ -1,10 +1,11 @@
-"""What is written down of a row: its record and the entries of its block tables, and nothing else.
+"""Writes of a row's record and of the entries of its block tables.
 
-The layout is :mod:`~pagedkv.memory.tables.rows`'. Each function here is one change of one row, or of a batch of rows
-where Python makes it, and decides nothing: operations do. Those that widen what the next plan tells the device say so.
+The layout is in :mod:`~pagedkv.memory.tables.rows`. Each function makes one change to one row, or to a batch of rows if
+called from Python, and makes no decision; operations do. Functions that add entries to the next plan say so.
 
-Rows that have something for the open plan are linked through ``TOUCHED``, so that a plan costs what changed: 0 says
-"not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, its beginning and its end::
+Rows with something for the open plan are linked through ``TOUCHED``, so that the cost of a plan is proportional to the
+changes. 0 means "not touched", and ``1 + r`` that row r was touched before. Row 0 is always in the list, as its
+beginning and its end::
 
     row 0 [1 + 7] -> row 7 [1 + 3] -> row 3 [1 + 0] -> row 0        rows 3 and then 7 were touched
 """
@@ -73,14 +74,14 @@ __all__ = [
 ]
 
 Batch: TypeAlias = int | list[int] | npt.NDArray[np.integer] | BoolArray
-"""One row, some rows, or a mask of all."""
+"""One row, several rows, or a mask of all rows."""
 
 Numbers: TypeAlias = int | list[int] | npt.NDArray[np.integer]
-"""What is written: one number for all, or one each."""
+"""The values to write: one number for all rows, or one for each."""
 
 
 def new_rows(max_sequences: int, num_tables: int, *, num_replaying: int = 0, has_tenants: bool = False) -> Int32Array:
-    """Make vacant rows, with room for so many tables: those of the groups, and of their draft states."""
+    """Make vacant rows, with columns for ``num_tables`` tables: those of the groups, and of their draft states."""
     num_columns = NUM_COMMON + num_tables * NUM_PER_GROUP + num_replaying * NUM_PER_REPLAY
     rows = aligned_zeros(max_sequences, num_columns + has_tenants)
     rows[0, TOUCHED] = 1
@@ -91,7 +92,7 @@ def new_rows(max_sequences: int, num_tables: int, *, num_replaying: int = 0, has
 def clear_rows(
     rows: Int32Array, serials: Int32Array, relies_on: Int32Array, num_known: Int32Array, batch: Int32Array, status: int
 ) -> None:
-    """Make the records of rows those of new, empty sequences; what else is noted of each row goes with them."""
+    """Reset the records of rows to those of new, empty sequences, and reset the arrays kept beside the records."""
     for row in batch:
         serials[row] += 1
         relies_on[row] = 0
@@ -105,12 +106,12 @@ def clear_rows(
         rows[row, TOUCHED] = link
 
 
-# What the open plan tells
+# Contents of the open plan
 
 
 @inlined
 def touch(rows: Int32Array, row: int) -> None:
-    """Note that a row has something for the open plan."""
+    """Record that a row has something for the open plan."""
     if rows[row, TOUCHED] == 0:
         rows[row, TOUCHED] = rows[0, TOUCHED]
         rows[0, TOUCHED] = row
@@ -119,19 +120,19 @@ def touch(rows: Int32Array, row: int) -> None:
 
 @inlined
 def untouch(rows: Int32Array, row: int) -> None:
-    """Note that a row has nothing for the open plan any more; the caller takes all rows from the list."""
+    """Record that a row has nothing more for the open plan; the caller removes all rows from the list."""
     rows[row, TOUCHED] = 0
 
 
 @inlined
 def start_touching(rows: Int32Array) -> None:
-    """Let the list of touched rows have row 0 alone."""
+    """Reset the list of touched rows to row 0 alone."""
     rows[0, TOUCHED] = 1
 
 
 @inlined
 def note_change(rows: Int32Array, row: int, at: int, start: int, stop: int) -> None:
-    """Widen the range of table entries that the next plan tells the device."""
+    """Widen the range of a row's table entries that the next plan writes."""
     if rows[row, at + DIRTY_TO] == 0:
         rows[row, at + DIRTY_FROM] = start
         rows[row, at + DIRTY_TO] = stop
@@ -143,14 +144,14 @@ def note_change(rows: Int32Array, row: int, at: int, start: int, stop: int) -> N
 
 @inlined
 def cut_changes(rows: Int32Array, row: int, at: int, stop: int) -> None:
-    """End the range of table entries that the next plan tells at ``stop``, at the latest."""
+    """Cut the range of a row's table entries that the next plan writes at ``stop``."""
     rows[row, at + DIRTY_TO] = min(rows[row, at + DIRTY_TO], stop)
     rows[row, at + DIRTY_FROM] = min(rows[row, at + DIRTY_FROM], rows[row, at + DIRTY_TO])
 
 
 @inlined
 def clear_changes(rows: Int32Array, row: int, at: int) -> None:
-    """Let the next plan tell no table entries of a row."""
+    """Clear the range of a row's table entries that the next plan writes."""
     rows[row, unsigned(at + DIRTY_FROM)] = 0
     rows[row, unsigned(at + DIRTY_TO)] = 0
 
@@ -166,38 +167,38 @@ def mark_row(rows: Int32Array, row: int, mark: int) -> None:
 
 @inlined
 def set_tokens(rows: Int32Array, row: int, num_tokens: int, num_accepted: int) -> None:
-    """Set how many tokens a row has, and how many of them are certain."""
+    """Set a row's numbers of tokens and of accepted tokens."""
     rows[row, NUM_TOKENS] = num_tokens
     rows[row, NUM_ACCEPTED] = num_accepted
 
 
 @inlined
 def set_num_tokens(rows: Int32Array, row: int, num_tokens: int) -> None:
-    """Set how many tokens a row has."""
+    """Set a row's number of tokens."""
     rows[row, NUM_TOKENS] = num_tokens
 
 
 @inlined
 def set_accepted(rows: Int32Array, row: int, num_accepted: int) -> None:
-    """Set how many tokens of a row are certain."""
+    """Set a row's number of accepted tokens."""
     rows[row, NUM_ACCEPTED] = num_accepted
 
 
 @inlined
 def plan_to(rows: Int32Array, row: int, column: int, position: int) -> None:
-    """Set how far a row is planned, in the column that says so of a group."""
+    """Set the position up to which a row is planned, in the column of a group."""
     rows[row, column] = position
 
 
 @inlined
 def note_step(rows: Int32Array, row: int, step: int) -> None:
-    """Note that ``step`` is the last planned one that computes something for a row."""
+    """Record ``step`` as the last planned one that computes something for a row."""
     rows[row, LAST_STEP] = step
 
 
 @inlined
 def freeze_as(rows: Int32Array, row: int, other: int) -> None:
-    """Let a row publish nothing any more if another one does not."""
+    """Freeze a row if another one is frozen."""
     rows[row, FROZEN] = rows[other, FROZEN]
 
 
@@ -206,7 +207,7 @@ def freeze_as(rows: Int32Array, row: int, other: int) -> None:
 
 @inlined
 def put_entry(table: Int32Array, row: int, index: int, block: int) -> None:
-    """Set one entry of a row's block table. The next plan tells it only if it is noted: :func:`note_change`."""
+    """Set one entry of a row's block table. The next plan writes it only after :func:`note_change`."""
     table[row, index] = block
 
 
@@ -218,13 +219,13 @@ def set_num_blocks(rows: Int32Array, row: int, at: int, num_blocks: int) -> None
 
 @inlined
 def add_blocks(rows: Int32Array, row: int, at: int, change: int) -> None:
-    """Count more entries of a row's block table as in use, or fewer."""
+    """Change the number of entries of a row's block table that are in use."""
     rows[row, at + NUM_BLOCKS] += change
 
 
 @inlined
 def set_first_block(rows: Int32Array, row: int, at: int, first: int) -> None:
-    """Set below which entry a row's block table is null, but for sinks."""
+    """Set the entry below which a row's block table is null, except for sinks."""
     rows[row, at + FIRST_BLOCK] = first
 
 
@@ -242,7 +243,7 @@ def publish_to(rows: Int32Array, row: int, at: int, num_published: int) -> None:
 
 @inlined
 def set_tail(rows: Int32Array, row: int, at: int, block: int, life: int) -> None:
-    """Set the named block that the next one to be published continues, and its life."""
+    """Set the parent of the next block to be published, and its life."""
     rows[row, at + TAIL] = block
     rows[row, at + TAIL_LIFE] = life
 
@@ -251,41 +252,41 @@ def set_tail(rows: Int32Array, row: int, at: int, block: int, life: int) -> None
 
 
 def set_status(rows: Int32Array, batch: Batch, status: int | Int32Array) -> None:
-    """Set the status of a row, or of some."""
+    """Set the status of one or more rows."""
     rows[batch, STATUS] = status
 
 
 def set_lengths(rows: Int32Array, batch: Batch, num_tokens: int, num_accepted: int) -> None:
-    """Set how many tokens some rows have, and how many of them are certain."""
+    """Set the numbers of tokens and of accepted tokens of rows."""
     rows[batch, NUM_TOKENS] = num_tokens
     rows[batch, NUM_ACCEPTED] = num_accepted
 
 
 def set_accepted_of(rows: Int32Array, batch: Batch, num_accepted: Numbers) -> None:
-    """Set how many tokens of some rows are certain."""
+    """Set the number of accepted tokens of rows."""
     rows[batch, NUM_ACCEPTED] = num_accepted
 
 
 def set_column(rows: Int32Array, batch: Batch, column: int | list[int], value: Numbers) -> None:
-    """Set a column that a group names by its number: how far it is planned, digested, or sure."""
+    """Set a column given by number, such as the position up to which a group is planned."""
     rows[batch, column] = value
 
 
 def set_tenant(rows: Int32Array, batch: Batch, tenant: Numbers) -> None:
-    """Set which tenant some rows are of."""
+    """Set the tenant of rows."""
     rows[batch, TENANT] = tenant
 
 
 def freeze(rows: Int32Array, batch: Batch) -> None:
-    """Let some rows publish nothing any more: a batch of them, or a mask of all."""
+    """Freeze rows, so that they publish nothing any more."""
     rows[batch, FROZEN] = 1
 
 
 def mark_rows(rows: Int32Array, batch: Batch, mark: int) -> None:
-    """Mark some rows as named by a batch."""
+    """Mark rows as named by a batch."""
     rows[batch, MARK] = mark
 
 
 def lower_steps(rows: Int32Array, num_before: int) -> None:
-    """Take so many from all steps that rows note."""
+    """Lower all step numbers in the records by ``num_before``."""
     rows[:, LAST_STEP] = np.maximum(rows[:, LAST_STEP] - num_before, 0)

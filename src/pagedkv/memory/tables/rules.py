@@ -1,4 +1,4 @@
-"""The retention rules: which tokens a query still needs, which is all that groups differ in.
+"""The retention rules: which tokens a query still needs. Groups differ in nothing else.
 
 Sources: sliding windows as in Mistral 7B (arXiv 2310.06825), sinks as in StreamingLLM (arXiv 2309.17453),
 chunked local attention as in Llama 4. A recurrent layer needs the state after the token before.
@@ -12,7 +12,7 @@ __all__ = ["first_block_of_hit", "first_needed_token"]
 
 @inlined
 def first_needed_token(kind: int, span: int, query: int) -> int:
-    """First position (sinks apart) that computing position ``query`` and all later ones still reads."""
+    """Return the first position (sinks aside) that computing position ``query`` or any later one still reads."""
     if kind == FULL:
         return 0
     if kind == WINDOW:
@@ -25,10 +25,10 @@ def first_needed_token(kind: int, span: int, query: int) -> int:
 
 @inlined
 def first_block_of_hit(kind: int, span: int, length: int, block_size: int, ends_hits: int) -> int:
-    """First logical block (sinks apart) that a prefix hit of ``length`` tokens needs.
+    """Return the first logical block (sinks aside) that a prefix hit of ``length`` tokens needs.
 
-    The last block at least, if the group ``ends_hits``: where a chunk begins nothing before it is read, but
-    some group must show that these tokens were ever computed.
+    In a group that ``ends_hits`` it is never after the last block: at the start of a chunk nothing before it is read,
+    but some group must prove that these tokens were ever computed.
     """
     needed = first_needed_token(kind, span, length) // block_size
     return min(needed, max(0, length // block_size - 1)) if ends_hits else needed

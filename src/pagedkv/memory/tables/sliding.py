@@ -1,4 +1,4 @@
-"""Windows and chunks: what lies below them goes back to the pool as a sequence moves on."""
+"""Windows and chunks: the blocks below them are released as a sequence moves on."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array
@@ -34,14 +34,14 @@ def slide(
     chain_pool: PoolArrays,
     chains: GroupArrays,
 ) -> None:
-    """Release what the rows of a batch no longer need.
+    """Release the blocks that the rows of a batch no longer need.
 
-    ``computed[i]`` tokens of ``batch[i]`` are acknowledged. What a step in flight still reads stays, since
-    such a step begins at or after that position; drafts do not count, as they may be rolled back.
+    ``computed[i]`` tokens of ``batch[i]`` are acknowledged. Blocks that a step in flight still reads stay, since such a
+    step begins at or after that position. Drafts do not count, as they may be rolled back.
 
     Args:
-        ends: int32 ``[max_sequences, NUM_ENDS]``, where all rows end (:mod:`~pagedkv.memory.tables.retaining`).
-        chain_pool, chains: as :func:`~pagedkv.memory.tables.retaining.move_boundary` takes them.
+        ends: int32 ``[max_sequences, NUM_ENDS]``, the ends of all rows (:mod:`~pagedkv.memory.tables.retaining`).
+        chain_pool, chains: as for :func:`~pagedkv.memory.tables.retaining.move_boundary`.
     """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]

@@ -1,11 +1,11 @@
-"""Moving sequences between a device pool and its host pool: bookkeeping of the moves.
+"""Swapping: the records of moves of sequences between a device pool and its host pool, in either direction.
 
-Works in either direction. A block that several of the moved rows share is moved once and shared again on the other
-side. Content that is on the other side already (its *twin*: a full block of the same chain, findable there by name) is
-not moved but shared. Source and destination of a move are held for the open step, whose plan carries it out.
+A block that several of the moved rows share is moved once, and shared again on the other side. Content that is already
+on the other side (its *twin*: a full block of the same chain, named there) is shared instead of moved. Source and
+destination of a move are held for the open step, in which the move is carried out.
 
-First :func:`survey` asks what a move would take; then :func:`claim_twins` takes references to the twins of all
-groups, before :func:`move_rows` takes new blocks, which might evict a twin.
+First, :func:`survey` counts what a move needs. Then :func:`claim_twins` takes references to the twins of all groups,
+before :func:`move_rows` allocates blocks, which might evict a twin.
 """
 
 from typing import Final
@@ -52,7 +52,7 @@ from pagedkv.memory.tables.rows import (
 
 __all__ = ["NEW_PLACE", "arrive", "claim_twins", "move_rows", "name_moved", "survey"]
 
-NEW_PLACE: Final = -(2**31)  # in ``moved_to``: seen, and no twin. Other negative numbers: a twin, not referenced yet
+NEW_PLACE: Final = -(2**31)  # in ``moved_to``: surveyed, and no twin. Other negative numbers: an unreferenced twin
 
 
 @compiled
@@ -65,13 +65,13 @@ def survey(
     moved_to: Int32Array,
     claimed: Int32Array,
 ) -> tuple[int, int]:
-    """Count what moving a batch of rows takes from the free blocks of the destination. Changes no state.
+    """Count the free blocks of the destination that moving a batch of rows takes. Changes no state.
 
     Args:
         moved_to: int32 ``[source blocks]``, zeros at first; becomes minus the twin of each block, or ``NEW_PLACE``.
-        claimed: int32 ``[destination blocks]``, zeros at first: twins that were counted.
+        claimed: int32 ``[destination blocks]``, zeros at first; marks twins that were counted.
 
-    Returns the free blocks that it takes, twins among them included, and how many different blocks it moves or shares.
+    Returns the number of free blocks, including free twins, and the number of different blocks moved or shared.
     """
     num_taken = 0
     num_distinct = 0
@@ -105,9 +105,9 @@ def find_twin(
     index: int,
     parent: int,
 ) -> int:
-    """Find the settled content of a row's full block on the other side, or the null block.
+    """Find the settled content of a row's full block on the other side; the null block if there is none.
 
-    ``parent`` is the twin of the block before it, which a group that keeps whole prefixes asks for.
+    ``parent`` is the twin of the block before it, needed in a group that keeps whole prefixes.
     """
     block = group.table[row, index]
     is_whole = index < num_findable(group, rows, row)
@@ -131,7 +131,7 @@ def find_twin(
 
 @compiled
 def num_findable(group: GroupArrays, rows: Int32Array, row: int) -> int:
-    """Count a row's leading full blocks whose digests are known and whose content is computed, or on its way."""
+    """Count a row's leading full blocks that have digests and are computed or planned."""
     if rows[row, FROZEN]:
         return 0
     num_computed = rows[row, NUM_PLANNED] // group.parameters[BLOCK_SIZE]
@@ -156,10 +156,10 @@ def move_rows(
     moved_to: Int32Array,
     moves: Int32Array,
 ) -> int:
-    """Move the blocks of a batch of rows, which were surveyed, and whose twins are claimed.
+    """Move the blocks of a batch of rows, after a survey of them and after their twins were claimed.
 
     Args:
-        moved_to: int32 ``[source blocks]``, as :func:`survey` left it; becomes the place of each block.
+        moved_to: int32 ``[source blocks]``, as :func:`survey` left it; becomes the new block of each block.
         moves: int32 ``[n, 2]``, ``(source, destination)`` of each move.
 
     Returns the number of moves.
@@ -194,7 +194,7 @@ def move_rows(
 
 @compiled
 def move_block(source: PoolArrays, destination: PoolArrays, block: int) -> int:
-    """Give a block's content a place on the other side, and hold both until the open step is over."""
+    """Allocate a block on the other side for a block's content, and hold both until the open step is over."""
     place = acquire(destination)
     become_copy(source.records, block, destination.records, place, source.counts[OPEN_STEP])
     copy_content(source, block, destination, place, source.tokens.shape[1])
@@ -206,7 +206,7 @@ def move_block(source: PoolArrays, destination: PoolArrays, block: int) -> int:
 
 @compiled
 def name_moved(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
-    """Make what rows brought to a host pool findable there, as far as it is settled: full blocks, for twins to come."""
+    """Name the settled full blocks that rows brought to a host pool, so that they can be twins later."""
     for row in batch:
         parent = NULL_BLOCK
         parent_life = pool.records[NULL_BLOCK, LIFE]
@@ -220,14 +220,14 @@ def name_moved(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: In
             if not pool.records[block, NAME]:
                 carrier = publish_block(pool, group, block, parent, parent_life)
             if carrier != block or not pool.records[block, NAME]:
-                break  # what follows could not be found by links
+                break  # the blocks after it could not be found by links
             parent = block
             parent_life = pool.records[block, LIFE]
 
 
 @compiled
 def arrive(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
-    """Make swapped-in rows part of the open step: what was not computed is pending, all is published anew."""
+    """Add swapped-in rows to the open step: uncomputed blocks become pending, and all are published anew."""
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
     for row in batch:

@@ -1,7 +1,7 @@
-"""Rolling sequences back: rejected drafts, reserved slots that were not used.
+"""Rolling sequences back: rejected drafts, and reserved slots that were not used.
 
-What may be rolled back is a question (:func:`first_unfit_length`), asked of every group before any changes. Then every
-group shrinks, and at last the rows' lengths are set.
+Whether a row can be rolled back is checked in all groups (:func:`first_unfit_length`) before any group changes. Then
+every group shrinks, and finally the rows' lengths are set.
 """
 
 from typing import Final
@@ -69,7 +69,7 @@ HIT_UNCOMPUTED: Final = 4
 def first_unfit_length(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, lengths: Int64Array
 ) -> int:
-    """Name the first place in a batch whose row cannot be rolled back to its length, or -1."""
+    """Find the first place in a batch with a row that cannot be rolled back to its length, or -1."""
     for place in range(len(batch)):
         row = batch[place]
         length = lengths[place]
@@ -82,7 +82,7 @@ def first_unfit_length(
 
 @compiled
 def obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
-    """Tell why a row cannot be rolled back to ``length`` tokens, or 0."""
+    """Return why a row cannot be rolled back to ``length`` tokens, or 0."""
     return int(_obstacle(pool, group, rows, row, length))
 
 
@@ -104,19 +104,19 @@ def _obstacle(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
 
 @inlined
 def missing_content(group: GroupArrays, rows: Int32Array, row: int, length: int) -> int:
-    """Tell why a row cannot go on behind its first ``length`` tokens, or 0: what that reads is gone, or advanced."""
+    """Return why a row cannot go on after its first ``length`` tokens, or 0: needed content is gone, or advanced."""
     record = rows[row]
     block_size = group.parameters[BLOCK_SIZE]
     planned = record[group.parameters[PLANNED]]
     query = min(length, planned)
     first_block = record[group.parameters[AT] + FIRST_BLOCK]
     first_sure = first_sure_block(group, rows, row)
-    if first_block < first_sure:  # a replay has begun farther back than anything that is exact
+    if first_block < first_sure:  # the replay began earlier than its first exact block
         first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], length)
         return CONTENT_GONE if first_token // block_size < first_sure else 0
     first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
     for index in range(first_token // block_size, min(first_block, blocks_for(length, block_size))):
-        if group.table[row, index] == NULL_BLOCK:  # else it is a sink's
+        if group.table[row, index] == NULL_BLOCK:  # else it is a sink
             return CONTENT_GONE
     if group.parameters[KIND] == RECURRENT and length < planned and length % block_size != 0:
         has_state = group.parameters[NUM_DRAFT_STATES] > 0 and length >= record[NUM_ACCEPTED]
@@ -128,12 +128,12 @@ def missing_content(group: GroupArrays, rows: Int32Array, row: int, length: int)
 def shrink(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array, lengths: Int64Array, rewound: Int32Array
 ) -> tuple[int, bool]:
-    """Give back what each row of a batch holds beyond its length; what is cut off is digested and published no more.
+    """Release the blocks of each row of a batch beyond its length; content beyond it loses digests and names.
 
-    The rows' numbers of tokens stay: :func:`accept` sets them once every group has shrunk.
+    The rows' numbers of tokens stay: :func:`accept` sets them after every group has shrunk.
 
     Args:
-        rewound: int32 ``[rows]``; gets the rows whose last digested block is another now.
+        rewound: int32 ``[rows]``; receives the rows with another last digested block now.
 
     Returns how many rows were rewound, and whether a full block waits for its digest.
     """
@@ -176,7 +176,7 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
 
 @inlined
 def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, length: int) -> None:
-    """Forget what a row's blocks hold from ``length`` on; a named block that will be overwritten loses its name."""
+    """Discard a row's recorded content from ``length`` on; a named block that will be overwritten loses its name."""
     at = group.parameters[AT]
     planned = group.parameters[PLANNED]
     record = rows[row]
@@ -187,7 +187,7 @@ def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
             drop_name(pool, partial)
         end_life(pool.records, partial)
         if record[planned] >= length and pool.records[partial, PENDING_STEP] == pool.counts[OPEN_STEP]:
-            set_pending(pool.records, partial, record[LAST_STEP])  # what the open step was to write is gone
+            set_pending(pool.records, partial, record[LAST_STEP])  # the open step no longer writes it
     if planned != NUM_PLANNED:
         plan_to(rows, row, planned, min(record[planned], length))
     digest_to(rows, row, at, min(record[at + NUM_DIGESTED], num_full))
@@ -198,7 +198,7 @@ def cut_content(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int
 
 @compiled
 def accept(rows: Int32Array, batch: Int32Array, lengths: Int64Array) -> None:
-    """Set the numbers of tokens of a batch of rows; all of them are certain."""
+    """Set the numbers of tokens of a batch of rows; all of these are accepted."""
     for place in range(len(batch)):
         row = unsigned(batch[place])
         length = lengths[place]
@@ -210,9 +210,9 @@ def accept(rows: Int32Array, batch: Int32Array, lengths: Int64Array) -> None:
 def rewind_chains(
     pool: PoolArrays, group: GroupArrays, rows: Int32Array, rewound: Int32Array, chains: Uint32Array
 ) -> int:
-    """Set the digest of the last digested block of rows again.
+    """Set the digest chain of rows to that of their last digested block.
 
-    Rows whose block this group does not have any more move to the front of ``rewound``; returns how many they are.
+    Rows without that block in this group are moved to the front of ``rewound``; returns their number.
     """
     num_missing = 0
     for row in rewound:

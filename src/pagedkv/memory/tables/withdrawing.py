@@ -1,4 +1,4 @@
-"""What continues bad content: every named block that is reached from it by links from parent to child."""
+"""The continuations of bad content: all named blocks that are reached from it by links from parent to child."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Uint8Array
@@ -15,11 +15,11 @@ TAINTED = 2
 def spread_taint(pool: PoolArrays, name: int, marks: Uint8Array) -> int:
     """Mark the named blocks of a group that continue a tainted one; return how many are tainted.
 
-    Each block is looked at once and followed up to its first ancestor whose mark is known.
+    Each block is visited once, and followed up to its first ancestor with a known mark.
 
     Args:
-        marks: uint8 ``[num_blocks]``; ``TAINTED`` for what is known to be bad, else ``UNKNOWN``; every named block of
-            the group gets a mark.
+        marks: uint8 ``[num_blocks]``; ``TAINTED`` for blocks that are known to be bad, else ``UNKNOWN``; every named
+            block of the group gets a mark.
     """
     records = pool.records
     num_tainted = 0

@@ -1,8 +1,8 @@
-"""Loops compiled ahead of the first request.
+"""Compiling loops before the first request.
 
-``rehearsal`` does all that a space can do; ``rehearsals`` names it and what other rooms have of the kind.
-``recording`` finds out which loops they reach, ``warm_up`` compiles them on all cores, for this processor or for a
-target, ``stamps`` note that it is done; ``ready`` has it done before a first request.
+``rehearsal`` does all operations of a space once; ``rehearsals`` lists it and the rehearsals of other rooms.
+``recording`` finds the loops that they reach; ``warm_up`` compiles these on all cores, for this processor or for a
+target; ``stamps`` record that this was done; ``ready`` does it before a first request if necessary.
 """
 
 from pagedkv.memory.warming.ready import make_ready

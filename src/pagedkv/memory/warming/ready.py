@@ -16,11 +16,11 @@ __all__ = ["make_ready"]
 
 @cache
 def make_ready(*rehearsals: Rehearsal) -> None:
-    """Have all loops on disk that these rehearsals reach; from then on none is compiled.
+    """Ensure that all loops that these rehearsals reach are on disk, so that none is compiled afterwards.
 
-    What serves requests calls it when it is built, so that no request waits for a compiler. O(1) where it is so; else
-    all cores compile (:func:`~pagedkv.memory.warming.warm_up`). Where nothing can be kept on disk, this process
-    compiles. Whoever starts workers calls it first, so that not each of them finds nothing and compiles.
+    Engines and servers call it when they are built, so that no request waits for a compiler. O(1) if the loops are on
+    disk; else all cores compile (:func:`~pagedkv.memory.warming.warm_up`). If nothing can be kept on disk, this process
+    compiles. A process that starts workers calls it first, since otherwise every worker would compile.
     """
     if not is_compiling_at_all():
         return

@@ -1,4 +1,4 @@
-"""Which loops rehearsals reach: found out by a process of its own, in which nothing is compiled."""
+"""The loops that rehearsals reach: recorded in a separate process, in which nothing is compiled."""
 
 import pickle
 import subprocess
@@ -14,10 +14,10 @@ __all__ = ["recorded"]
 
 
 def recorded(rehearsals: Sequence[Rehearsal]) -> list[Request]:
-    """Rehearse in another process, and give what that asked for, in that order.
+    """Run the rehearsals in another process, and return the requests that they recorded, in order.
 
     Raises:
-        RuntimeError: it failed; with what it wrote.
+        RuntimeError: the process failed; the message has its output.
     """
     program = "from pagedkv.memory.warming.recording import record; record()"
     done = subprocess.run(  # noqa: S603  # this interpreter
@@ -33,7 +33,7 @@ def recorded(rehearsals: Sequence[Rehearsal]) -> list[Request]:
 
 
 def record() -> None:
-    """Do the rehearsals that come by stdin, and write what they asked for to stdout."""
+    """Run the rehearsals that are read from stdin, and write the recorded requests to stdout."""
     for rehearsal in pickle.load(sys.stdin.buffer):  # noqa: S301  # the process above wrote them
         rehearsal.run()
     sys.stdout.buffer.write(pickle.dumps(list(RECORDED.found)))

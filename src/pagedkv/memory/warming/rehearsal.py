@@ -1,7 +1,7 @@
-"""Operations of every kind on small spaces, so that every loop that a space can reach is asked for once.
+"""Operations of every kind on small spaces, so that every loop that a space can reach is called once.
 
-What is asked for depends on the eviction policy, and on whether a space has features, and on nothing else in a
-configuration: one set of machine code serves all others. Nothing here is judged; tests/warming holds it to be complete.
+The loops depend only on the eviction policy and on whether a space has features: one set of machine code serves all
+other configurations. Results are not checked here; tests/warming checks that no loop is missing.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ PROMPT = tuple(range(1, 20))
 
 
 def rehearse(eviction: str, features: str = FEATURES) -> None:
-    """Do all that a space can do, on spaces that evict by this policy, with token ids of both kinds.
+    """Do all operations of a space on spaces with this policy, with read-only and with writable token ids.
 
-    ``features``: ``FEATURES``, or ``NO_FEATURES`` for spaces whose pools keep nothing but names.
+    ``features``: ``FEATURES``, or ``NO_FEATURES`` for spaces with pools that store only names.
     """
     build = _Build(eviction, features == FEATURES)
     for of in (lambda space: space, _taking_arrays):
@@ -52,9 +52,9 @@ def rehearse(eviction: str, features: str = FEATURES) -> None:
 
 
 class _TakingArrays:
-    """A space that is given arrays where tuples are written here.
+    """A space that passes arrays to its methods in place of the tuples in this module.
 
-    Token ids out of a tuple or a list cannot be written, those of an array can: to a compiler two types.
+    Token ids from a tuple or a list are read-only, those of an array are writable: two types for a compiler.
     """
 
     def __init__(self, space: BlockSpace) -> None:
@@ -75,7 +75,7 @@ def _taking_arrays(space: BlockSpace) -> BlockSpace:
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """What builds the spaces."""
+    """The builder of the spaces."""
 
     eviction: str
     has_features: bool
@@ -85,7 +85,7 @@ class _Build:
         return self._space((FullAttention(2),), 40, max_sequences=4, explain=self.has_features)
 
     def attention(self, *, in_order: bool = False) -> BlockSpace:
-        """Attention by three rules, with every feature if any."""
+        """Attention by three rules, with every feature if features are on."""
         groups = (
             FullAttention(block_size=2),
             SlidingWindow(window=4, block_size=2, num_sink_tokens=2),
@@ -109,13 +109,13 @@ class _Build:
         )
 
     def hybrid(self) -> BlockSpace:
-        """Full attention beside states, some of which are drafts."""
+        """Full attention beside recurrent states, some of which are draft states."""
         state = RecurrentState(4, num_draft_states=3, max_checkpoints=4 if self.has_features else None)
         pools = {"device": 60, "state": 16}
         return self._space((FullAttention(block_size=2), state), pools, num_host_blocks={"device": 30, "state": 8})
 
     def replaying(self) -> BlockSpace:
-        """Windows that are computed again where they are gone."""
+        """Windows that are computed again after they were evicted."""
         groups = (
             FullAttention(block_size=2),
             SlidingWindow(window=3, block_size=2, pool="windows", replay=Replay(4, 2)),
@@ -137,13 +137,13 @@ class _Build:
         return BlockSpace(config)
 
 
-def _who(space: BlockSpace, tenant: str = "one") -> str | None:
+def _tenant_of(space: BlockSpace, tenant: str = "one") -> str | None:
     return tenant if space.config.tenants else None
 
 
 def _admitted(space: BlockSpace, prompt: tuple[int, ...] = PROMPT, tenant: str = "one") -> int:
-    """Admit a prompt, and have it computed."""
-    named = _who(space, tenant)
+    """Admit a prompt and compute it."""
+    named = _tenant_of(space, tenant)
     hit = space.match(prompt)
     space.can_allocate(prompt, match=hit, tenant=named)
     answer = space.allocate(prompt, match=hit, tenant=named)
@@ -161,7 +161,7 @@ def _step(space: BlockSpace) -> None:
 
 
 def _serve(space: BlockSpace) -> None:
-    """Admit, decode, ask, fork, and end."""
+    """Admit, decode, query, fork, and end sequences."""
     space.advance(1.0)
     row = _admitted(space)
     for token in range(12):
@@ -187,7 +187,7 @@ def _serve(space: BlockSpace) -> None:
 
 
 def _abort(space: BlockSpace, row: int) -> None:
-    """Abort a step that handed out blocks to a row which goes on; ask why its content does not hit meanwhile."""
+    """Abort a step that allocated blocks to a row which continues; explain a prompt in between."""
     space.append([row], [90, 91, 92, 93, 94], [5])
     plan = space.plan_step()
     space.explain(PROMPT)
@@ -245,7 +245,10 @@ def _look_ahead(space: BlockSpace) -> None:
 
 def _share(space: BlockSpace) -> None:
     """Identical prompts of one step, branches, leases, supersession and forgetting."""
-    rows = [space.allocate(PROMPT, tenant=_who(space)), space.allocate(PROMPT, tenant=_who(space), publish="prompt")]
+    rows = [
+        space.allocate(PROMPT, tenant=_tenant_of(space)),
+        space.allocate(PROMPT, tenant=_tenant_of(space), publish="prompt"),
+    ]
     _step(space)
     first, second = (answer.row for answer in rows if isinstance(answer, Allocation))
     space.fork(first, 1, at=6)
@@ -259,16 +262,16 @@ def _share(space: BlockSpace) -> None:
     space.advance(9.0)
     space.free([second])
     space.forget(PROMPT, start=4)
-    space.allocate(PROMPT, keys=RequestKeys(salt=b"a"), num_sequences=2, num_lookahead=2, tenant=_who(space))
+    space.allocate(PROMPT, keys=RequestKeys(salt=b"a"), num_sequences=2, num_lookahead=2, tenant=_tenant_of(space))
 
 
 def _bring(space: BlockSpace) -> None:
-    """Prefixes from elsewhere, blocks held for them, and content that turned out bad."""
+    """Prefixes from outside, blocks held for them, and content that turned out bad."""
     for num_tokens in (8, 4, None):
-        load = space.load(PROMPT, 12, tenant=_who(space))
+        load = space.load(PROMPT, 12, tenant=_tenant_of(space))
         if isinstance(load, Load):
             space.finish_load(load, num_tokens)
-    answer = space.allocate(PROMPT, num_external_tokens=14, tenant=_who(space))
+    answer = space.allocate(PROMPT, num_external_tokens=14, tenant=_tenant_of(space))
     assert isinstance(answer, Allocation), "a prompt that comes from elsewhere found no room"
     _step(space)
     blocks = [block for block in space.block_ids(answer.row) if block]
@@ -295,13 +298,13 @@ def _change_weights(space: BlockSpace) -> None:
 
 
 def _overflow(space: BlockSpace) -> None:
-    """More than fits, so that blocks are evicted, and a shortage is told."""
+    """Allocate more than fits, so that blocks are evicted and a shortage is returned."""
     for start in range(0, 2_000, 100):
         prompt = tuple(range(start, start + 30))
         space.advance(3.0 + start)
         if space.config.leases:
             space.lease(prompt, 5_000.0)
-        rows = [space.allocate(prompt, tenant=_who(space, tenant)) for tenant in ("one", "other")]
+        rows = [space.allocate(prompt, tenant=_tenant_of(space, tenant)) for tenant in ("one", "other")]
         _step(space)
         space.free([answer.row for answer in rows if isinstance(answer, Allocation)])
     space.explain(tuple(range(30)))
@@ -310,7 +313,7 @@ def _overflow(space: BlockSpace) -> None:
 
 def _keep_states(space: BlockSpace) -> None:
     first = space.allocate(PROMPT)
-    space.explain(PROMPT)  # a state is found that the open step has still to compute
+    space.explain(PROMPT)  # finds a state that the open step still has to compute
     _step(space)
     assert isinstance(first, Allocation), "a prompt found no room in empty pools"
     space.free([first.row])
@@ -335,7 +338,7 @@ def _keep_states(space: BlockSpace) -> None:
 
 
 def _go_on_from_a_state(space: BlockSpace) -> None:
-    """Compute a prompt up to where its last state is kept, and send it again."""
+    """Compute a prompt up to the position at which its last state is kept, and send it again."""
     prompt = tuple(range(300, 319))
     first = space.allocate(prompt[:18], prompt=prompt)
     assert isinstance(first, Allocation), "a prompt found no room"
@@ -347,7 +350,7 @@ def _go_on_from_a_state(space: BlockSpace) -> None:
 
 
 def _replay(space: BlockSpace) -> None:
-    """Windows that are gone are computed again; keys of media; rows that write what others have still to compute."""
+    """Compute lost windows again; use media keys; write to rows with blocks that others still have to compute."""
     space.free([_admitted(space)])
     for start in range(100, 2_100, 100):
         space.free([_admitted(space, tuple(range(start, start + 19)))])

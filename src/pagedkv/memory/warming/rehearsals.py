@@ -1,6 +1,6 @@
-"""What may be rehearsed: modules that do all that a part of the library can do, in a function ``rehearse``.
+"""Rehearsals: modules with a function ``rehearse`` that does all operations of a part of the library once.
 
-They are named, not imported: that of attention needs torch, and all are for a process of their own.
+They are given by name and not imported: the one of attention needs torch, and all run in a separate process.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["ATTENTION", "FEATURES", "NO_FEATURES", "Rehearsal", "all_of", "of_cu
 
 FEATURES: Final = "features"
 NO_FEATURES: Final = "no features"
-"""What a rehearsal of spaces is told: whether their pools keep more than names."""
+"""The argument of a rehearsal of spaces: whether their pools have features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Rehearsal:
     """One rehearsal.
 
     Args:
-        module: where its function ``rehearse`` is.
-        arguments: what that is called with.
-        needs: a package without which it cannot be run, nor what it rehearses; none if empty.
+        module: the module of its function ``rehearse``.
+        arguments: the arguments of the function.
+        needs: a package without which neither the rehearsal nor the rehearsed part can run; empty if there is none.
     """
 
     module: str
@@ -40,11 +40,11 @@ class Rehearsal:
 
     @property
     def can_be_run(self) -> bool:
-        """Whether what it needs is installed."""
+        """Whether the package that it needs is installed."""
         return not self.needs or find_spec(self.needs) is not None
 
     def run(self) -> None:
-        """Do it, in this process."""
+        """Run the rehearsal in this process."""
         import_module(self.module).rehearse(*self.arguments)
 
 
@@ -53,9 +53,9 @@ ATTENTION: Final = Rehearsal("pagedkv.memory.attention.rehearsal", needs="torch"
 
 
 def of_spaces(eviction: str, *, has_features: bool = True) -> Rehearsal:
-    """Give what spaces with an eviction policy can do. Raises ConfigurationError: the policy is not known.
+    """Return the rehearsal of spaces with an eviction policy. Raises ConfigurationError for an unknown policy.
 
-    ``has_features``: as :attr:`SpaceConfig.has_features <pagedkv.SpaceConfig>` says of a configuration.
+    ``has_features``: as in :attr:`SpaceConfig.has_features <pagedkv.SpaceConfig>`.
     """
     with_all = has_features or policy_named(eviction) is not DEFAULT
     told = (policy_named(eviction).name, FEATURES if with_all else NO_FEATURES)
@@ -63,17 +63,17 @@ def of_spaces(eviction: str, *, has_features: bool = True) -> Rehearsal:
 
 
 def of_curves(eviction: str) -> Rehearsal:
-    """Give what curves of an eviction policy take. Raises ConfigurationError: the policy is not known."""
+    """Return the rehearsal of curves of an eviction policy. Raises ConfigurationError for an unknown policy."""
     return Rehearsal("pagedkv.planner.capacity.rehearsal", (policy_named(eviction).name, "blocks"))
 
 
 def of_model_curves(eviction: str) -> Rehearsal:
-    """Give what curves of an eviction policy take in a model. Raises ConfigurationError: the policy is not known."""
+    """Return the rehearsal of curves of an eviction policy in a model. Raises ConfigurationError for an unknown one."""
     return Rehearsal("pagedkv.planner.capacity.rehearsal", (policy_named(eviction).name, "model"))
 
 
 def all_of(eviction: str) -> tuple[Rehearsal, ...]:
-    """Give all that can be run, with this eviction policy. Raises ConfigurationError: the policy is not known."""
+    """Return all rehearsals that can run, for an eviction policy. Raises ConfigurationError for an unknown policy."""
     spaces = (of_spaces(eviction), of_spaces(eviction, has_features=False))
     each = dict.fromkeys((*spaces, of_curves(eviction), of_model_curves(eviction), ATTENTION))
     return tuple(rehearsal for rehearsal in each if rehearsal.can_be_run)

@@ -1,6 +1,6 @@
-"""Which rehearsals have all their loops on disk: an entry beside the loops, named as theirs are.
+"""Stamps: which rehearsals have all their loops on disk. A stamp is an entry beside those of the loops.
 
-It is named by all sources that the rehearsal reaches, so an edit of any loop makes it another one.
+Its name includes the digest of all sources that the rehearsal reaches, so a change of any loop makes it invalid.
 """
 
 import time
@@ -14,20 +14,20 @@ __all__ = ["is_stamped", "stamp"]
 
 
 def is_stamped(rehearsal: Rehearsal) -> bool:
-    """Tell whether loops that this processor can run were compiled, all of them."""
+    """Whether all loops of a rehearsal were compiled for this processor, or for one with code that it can run."""
     names = [_name(rehearsal, processor) for processor in runnable(own_processor())]
     return any(name and folder.read(name) for name in names for folder in folders_to_read(PACKAGE_FOLDER))
 
 
 def stamp(rehearsal: Rehearsal, processor: Processor) -> None:
-    """Note that all loops of a rehearsal were compiled for a processor."""
+    """Record that all loops of a rehearsal were compiled for a processor."""
     name, folder = _name(rehearsal, processor), find_cache_folder(PACKAGE_FOLDER)
     if name is not None and folder is not None:
         folder.write(name, str(time.time()).encode())
 
 
 def _name(rehearsal: Rehearsal, processor: Processor) -> str | None:
-    """Name the entry; None where nothing is kept, since sources have changed or cannot be read."""
+    """Return the name of the stamp; None if nothing is kept, since sources have changed or cannot be read."""
     try:
         digest = digest_of_sources(rehearsal.source)
     except OSError:

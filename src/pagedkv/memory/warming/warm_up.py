@@ -1,4 +1,4 @@
-"""All loops that rehearsals reach, compiled side by side and kept on disk."""
+"""Compiling all loops that rehearsals reach, in parallel, and keeping them on disk."""
 
 import os
 import pickle
@@ -29,13 +29,13 @@ DONE: Final = b"done\n"
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What warming up came to.
+    """The result of a warm-up.
 
     Args:
         num_loops: entries that are on disk now.
         seconds: wall time.
-        num_processes: how many compiled at once.
-        folder: where they are kept; None if no folder can be written, so that all was for nothing.
+        num_processes: processes that compiled in parallel.
+        folder: the folder of the entries; None if none can be written, so that nothing was kept.
     """
 
     num_loops: int
@@ -53,19 +53,19 @@ def warm_up(
 ) -> WarmUp:
     """Compile all loops of spaces with these eviction policies, of curves and of engines, unless they are on disk.
 
-    What is on disk serves every process of this machine, and every machine with the same versions and sources that sees
-    the folder and has the same processor; with a target, every machine whose processor is of that kind.
+    The entries on disk serve every process of this machine, and every machine with the same versions, sources and
+    processor that can read the folder; with a target, every machine with a processor of that class.
 
     Args:
         evictions: names of policies (:class:`~pagedkv.SpaceConfig`); all other settings share machine code.
-        target: a kind of processors, such as ``"x86-64-v3"``; None: the processor at hand, the fastest.
-        num_processes: how many compile at once; one a core unless given.
-        told: called with the number of loops done and of all, after each.
+        target: a class of processors, such as ``"x86-64-v3"``; None: this machine's processor, which is fastest.
+        num_processes: processes that compile in parallel; by default one for each core.
+        told: called with the number of loops done and of all loops, after each.
 
     Raises:
-        ConfigurationError: a policy or a target is not known.
-        KeyboardInterrupt: Ctrl-C, once what was being compiled is; what is compiled by then is kept.
-        RuntimeError: a process ended before its loops were compiled; with what it wrote.
+        ConfigurationError: an unknown policy or target.
+        KeyboardInterrupt: Ctrl-C, after the current loops are compiled; everything compiled so far is kept.
+        RuntimeError: a process ended before its loops were compiled; the message has its output.
     """
     chosen = None if target is None else target_named(target)
     rehearsals = list(dict.fromkeys(rehearsal for eviction in evictions for rehearsal in all_of(eviction)))
@@ -79,10 +79,10 @@ def compile_all(
     num_processes: int | None = None,
     told: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> WarmUp:
-    """Compile all loops that rehearsals reach: :func:`warm_up` has the rest."""
+    """Compile all loops that rehearsals reach; see :func:`warm_up` for the arguments and errors."""
     began = time.perf_counter()
     requests = recorded(rehearsals)
-    # Whoever warms up means to compile, for other processes, even where this one has its loops as plain Python.
+    # A warm-up compiles for other processes, even if this one runs its loops as plain Python.
     environment = {SETTING: "0", EXACTLY: "1", "NUMBA_DISABLE_JIT": "0"} | (
         {} if target is None else target.environment
     )
@@ -100,7 +100,7 @@ def compile_all(
             for worker in workers:
                 worker.result()
         except BaseException:
-            _give_up(waiting)  # else whoever is interrupted here waits until all the others are compiled
+            _give_up(waiting)  # else an interrupted warm-up would wait until all other loops are compiled
             raise
     own = own_processor()
     for rehearsal in rehearsals:
@@ -110,14 +110,14 @@ def compile_all(
 
 
 def _give_up(waiting: "SimpleQueue[Request]") -> None:
-    """Have processes end with the loops that they are compiling."""
+    """Empty the queue, so that processes end after the loops that they are compiling."""
     with suppress(Empty):
         while True:
             waiting.get_nowait()
 
 
 def _drive(waiting: "SimpleQueue[Request]", environment: dict[str, str], done: Callable[[], None]) -> None:
-    """Have one process, with these variables, compile what waits, one after the other."""
+    """Start a process with these environment variables, and let it compile requests from the queue, one by one."""
     program = "from pagedkv.memory.warming.warm_up import work; work()"
     with subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", program],
@@ -143,7 +143,7 @@ def _drive(waiting: "SimpleQueue[Request]", environment: dict[str, str], done: C
 
 
 def work() -> None:
-    """Compile what comes in by stdin, until nothing more does."""
+    """Compile the requests that are read from stdin, until its end."""
     while True:
         try:
             request: Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # the process above wrote it

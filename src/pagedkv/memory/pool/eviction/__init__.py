@@ -1,7 +1,7 @@
-"""Which cached block goes first: the one part of a pool that comes in variants, a file each.
+"""Eviction policies: the order in which cached blocks are evicted, one file or folder for each policy.
 
-Reading order: ``moments`` (at which a policy may act), ``policy`` (what a policy is), ``lru`` (what it is by itself),
-``fifo``, ``adaptive`` and ``hazard`` (the others), ``registry`` (the list of all, by name).
+Reading order: ``moments`` (the hooks of a policy), ``policy`` (its parts), ``lru`` (the default), ``fifo``,
+``adaptive`` and ``hazard`` (the other policies), ``registry`` (the list of all, by name).
 
-CONTRIBUTING says all that a further policy takes.
+CONTRIBUTING lists the steps for adding a policy.
 """

@@ -1,22 +1,23 @@
-"""The adaptive policy: a segmented LRU, whose protected list finds its size by itself.
+"""The adaptive policy: a segmented LRU with a protected list that adapts its size.
 
 ::
 
     cold:       without content | least recently used ... most recently used
     protected:                    least recently used ... most recently used
 
-It is a segmented LRU (Karedla, Love and Wherry, "Caching Strategies to Improve Disk System Performance",
-IEEE Computer 27(3), 1994) whose protected part finds its size by itself, as in ARC (Megiddo and Modha, FAST 2003). A
-block that is hit becomes protected; when protected blocks are more than the target, their least recently used go to
-the back of the cold list. A *ghost table* remembers the digests of evicted blocks. Content that comes back soon (after
-at most as many acquisitions as there are blocks) is protected from the start, and if it comes back very soon it votes:
-had it been evicted without ever a hit, cold lives are too short, and the target falls; had it been hit, it rises. Votes
-weigh in inverse proportion to how many blocks of that kind are evicted, so they balance where a block more on either
-side is worth the same. docs/decisions/0008-eviction.md tells what was tried, and measured.
+It is a segmented LRU (Karedla, Love and Wherry, "Caching Strategies to Improve Disk System Performance", IEEE Computer
+27(3), 1994) with a protected part that adapts its size, as in ARC (Megiddo and Modha, FAST 2003). A block that is hit
+becomes protected. When there are more protected blocks than the target, the least recently used of them go to the back
+of the cold list. A *ghost table* stores the digests of evicted blocks. Content that is computed again soon after its
+eviction (within as many allocations as there are blocks) is protected from the start, and changes the target if this
+happens within a quarter of them. If it had never been hit before its eviction, blocks stay too briefly in the cold
+list, and the target falls; if it had been hit, the target rises. The change is inversely proportional to the rate at
+which blocks of that kind are evicted, so the target settles where one more block has the same value in either list.
+docs/decisions/0008-eviction.md describes the alternatives and measurements.
 
-It is *prefix-closed*: a hit on a block is a hit on all before it; content is protected at birth only under a protected
-parent in use; and of one sequence the tail is released before the head. So of two cached blocks of a chain the later is
-never behind the earlier in one list, nor in the protected list while the earlier is in the cold one.
+The policy is *prefix-closed*: a hit on a block is a hit on all blocks before it; new content is protected only under a
+protected parent in use; and of one sequence the tail is released before the head. So of two cached blocks of a chain,
+the later is never behind the earlier in one list, nor in the protected list while the earlier is in the cold one.
 """
 
 from typing import ClassVar, Final
@@ -51,21 +52,21 @@ PROTECTED: Final = 1
 REUSED: Final = 2
 
 # The policy's counts.
-TARGET: Final = 0  # protected blocks that there should be at most, in sixteenths
+TARGET: Final = 0  # most protected blocks, in sixteenths
 NUM_PROTECTED: Final = 1  # named blocks that are protected, in use or free
-FLOW_COLD: Final = 2  # evictions of late of blocks that were never hit
-FLOW_REUSED: Final = 3  # and of blocks that were
+FLOW_COLD: Final = 2  # recent evictions of blocks that were never hit
+FLOW_REUSED: Final = 3  # recent evictions of blocks that were hit
 EVICTION_COUNTDOWN: Final = 4  # evictions until both flows are halved
 NUM_COUNTS: Final = 5
 
 # Columns of the ghost table, which has a power of two of rows.
 FINGERPRINT: Final = 0  # the digest's second word with a bit for REUSED
-CLOCK: Final = 1  # at its eviction
+CLOCK: Final = 1  # NUM_ACQUIRED at its eviction
 
 FIXED_POINT: Final = 16  # the target counts sixteenths of a block
-VOTE: Final = 8  # half a block, before it is weighed
+VOTE: Final = 8  # change of the target, half a block, before it is weighted
 FIRST_TARGET_DIVISOR: Final = 8  # an eighth of the blocks
-VOTING_REACH: Final = 4  # who comes back within a quarter of the blocks acquired may vote
+VOTING_REACH: Final = 4  # content that returns within a quarter of the blocks allocated changes the target
 GHOSTS_PER_BLOCK: Final = 4  # slots, so that few digests overwrite each other
 FEW_GHOSTS: Final = 1 << 4
 GHOST_CLOCK: Final = 2**32 - 1
@@ -73,7 +74,7 @@ EMPTY: Final = 0  # a clock at which nothing is evicted; when it wraps around, o
 
 
 def _new_state(num_blocks: int) -> PolicyState:
-    """Make empty ghosts, and the first target."""
+    """Make an empty ghost table, and the first target."""
     counts = np.zeros(NUM_COUNTS, np.int64)
     counts[TARGET] = num_blocks * FIXED_POINT // FIRST_TARGET_DIVISOR
     counts[[FLOW_COLD, FLOW_REUSED]] = 1
@@ -85,13 +86,13 @@ def _new_state(num_blocks: int) -> PolicyState:
 
 @inlined
 def num_usable(records: Int32Array) -> int:
-    """Count the blocks of a pool that can be handed out at all."""
+    """Count the blocks of a pool that can be allocated: all except the null block."""
     return len(records) - NUM_SENTINELS - 1
 
 
 @inlined
 def _protect(pool: PoolArrays, block: int) -> None:
-    """Protect a block, as one that is hit."""
+    """Protect a block because of a hit."""
     if not pool.ranks[block] & PROTECTED:
         pool.eviction[NUM_PROTECTED] += 1
     pool.ranks[block] = PROTECTED | REUSED
@@ -99,7 +100,7 @@ def _protect(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def _recall(pool: PoolArrays, block: int) -> None:
-    """Protect content that was evicted not long ago, if what it continues is protected; let it vote."""
+    """Protect content that was evicted recently, if its parent is protected; adapt the target."""
     ghosts, state = pool.eviction_table, pool.eviction
     parent = pool.records[block, PARENT]
     if parent != NULL_BLOCK and not _is_protected_in_use(pool, block, parent):
@@ -124,14 +125,14 @@ def _recall(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def _is_protected_in_use(pool: PoolArrays, block: int, parent: int) -> bool:
-    """Tell whether what a block continues is protected, and cannot be evicted before the block is released."""
+    """Whether a block's parent is protected, and cannot be evicted before the block is released."""
     is_alive = pool.records[parent, LIFE] == pool.records[block, PARENT_LIFE]
     return bool(is_alive and pool.ranks[parent] & PROTECTED and pool.records[parent, QUEUE] <= IN_USE)
 
 
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
-    """Put a cached block that nobody uses at the back of its list."""
+    """Put an unreferenced cached block at the back of its list."""
     if pool.ranks[block] & PROTECTED:
         _enqueue_protected(pool, block)
     else:
@@ -140,7 +141,7 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def _enqueue_protected(pool: PoolArrays, block: int) -> None:
-    """Put a block at the back of the protected list, and demote its least recently used beyond the target."""
+    """Put a block at the back of the protected list, and move its least recently used beyond the target to the cold."""
     records, state = pool.records, pool.eviction
     append(records, pool.counts, block)
     unlink(records, block)
@@ -156,7 +157,7 @@ def _enqueue_protected(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def _remember(pool: PoolArrays, block: int) -> None:
-    """Leave a ghost of content that is evicted."""
+    """Store a ghost of content that is evicted."""
     state = pool.eviction
     reused = 1 if pool.ranks[block] & REUSED else 0
     ghost = pool.eviction_table[int(pool.digests[block, 0]) & (len(pool.eviction_table) - 1)]
@@ -172,14 +173,14 @@ def _remember(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def _note_drop(pool: PoolArrays, block: int) -> None:
-    """Forget the rank of a block whose name is gone."""
+    """Clear the rank of a block that loses its name."""
     if pool.ranks[block] & PROTECTED:
         pool.eviction[NUM_PROTECTED] -= 1
     pool.ranks[block] = 0
 
 
 def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) -> None:
-    """The protected list holds the free protected blocks, and all protected blocks have a name and are counted."""
+    """Check that the protected list holds the free protected blocks, and that all protected blocks are named."""
     ranks = pool.ranks
     assert not (ranks[cold] & PROTECTED).any(), f"{where}: a protected block waits in the cold list"
     assert (ranks[protected] & PROTECTED).all(), f"{where}: a cold block waits in the protected list"
@@ -189,7 +190,7 @@ def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) 
 
 
 class AdaptiveArrays(FeaturedArrays):
-    """The arrays of a pool that evicts so."""
+    """The arrays of a pool with this policy."""
 
     __slots__ = ()
     policy: ClassVar = PolicyMoments(

@@ -1,20 +1,20 @@
-"""FIFO: cached blocks are evicted in the order in which they were first released. A hit renews nothing.
+"""FIFO: cached blocks are evicted in the order in which they were first released. A hit does not renew a block.
 
-A block gets its place when it first becomes free under its name, behind all that have one; of one sequence the
-tail before the head, as with LRU. A hit takes it out of the cold list but leaves it its place, and when it is released
-again it returns there: between the free blocks that were first released just before and just after it. With its name it
-loses the place. All places are a ring of links beside the cold list, of blocks in use as well::
+A block gets its rank when it first becomes free under its name, after all blocks that have one; of one sequence the
+tail comes before the head, as with LRU. A hit takes the block out of the cold list, but the block keeps its rank, and
+its next release puts it back between the free blocks of the neighbouring ranks. It loses the rank with its name. The
+ranks are a ring of links beside the cold list, which also contains blocks in use::
 
-    ring:   sentinel -> oldest place ... -> youngest place -> sentinel        (last row of the table)
+    ring:   sentinel -> oldest rank ... -> youngest rank -> sentinel         (last row of the table)
     cold:   blocks without content | the free blocks of the ring, in its order
 
-Whoever returns looks for the nearest free block in both directions of the ring at once. Both see only blocks in use
-before they find it, and blocks of one sequence mostly stand side by side: O(1 + blocks in use that stand between).
+A block that returns searches both directions of the ring at once for the nearest free block. It passes only blocks in
+use on the way, and blocks of one sequence are mostly neighbours: O(1 + blocks in use in between).
 
-It is not prefix-closed: a prefix that many sequences continue is older than what continues it, and goes first. What it
-leaves behind cannot be hit and is evicted when its turn comes, so this costs hits, and correctness nothing. Renewing
-whatever is continued would close the gap, and would be LRU in all but name, as nearly every hit is continued. FIFO is
-here to be compared with: it shows what recency is worth.
+FIFO is not prefix-closed: a prefix that many sequences share is older than its continuations, and is evicted first. The
+continuations then cannot be hit, and are evicted when they are the oldest. This costs hits, but never makes a hit
+wrong. Renewing the blocks before each hit would avoid it, but would be almost LRU, as nearly every hit has blocks after
+it. FIFO is included for comparison: it shows the value of recency.
 """
 
 from typing import ClassVar, Final
@@ -31,7 +31,7 @@ from pagedkv.memory.pool.moments import put_last
 
 __all__ = ["FIFO"]
 
-# Columns of the table, which has a row for every block. 0 is the null block's id, which has no place: no place.
+# Columns of the table, which has a row for every block. 0, the id of the null block, which has no rank, means none.
 OLDER: Final = 0
 YOUNGER: Final = 1
 NO_PLACE: Final = 0
@@ -46,7 +46,7 @@ def _new_state(num_blocks: int) -> PolicyState:
 
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
-    """Put a block into its place, the youngest if it has none yet."""
+    """Put a block at its rank, a new youngest one if it has none yet."""
     if pool.eviction_table[block, OLDER] == NO_PLACE:
         _link_youngest(pool, block)
         put_last(pool, block)
@@ -67,7 +67,7 @@ def _link_youngest(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def _next_of_returning(pool: PoolArrays, block: int) -> int:
-    """Find what a block with a place is to stand before in the cold list: a block, or the list's sentinel."""
+    """Find the block, or the sentinel, before which a block that has a rank belongs in the cold list."""
     places, records = pool.eviction_table, pool.records
     sentinel = len(places) - 1
     older = younger = block
@@ -85,7 +85,7 @@ def _next_of_returning(pool: PoolArrays, block: int) -> int:
 
 @compiled
 def _note_drop(pool: PoolArrays, block: int) -> None:
-    """Take a block's place away, if it has one."""
+    """Remove a block's rank, if it has one."""
     places = pool.eviction_table
     older, younger = places[block, OLDER], places[block, YOUNGER]
     if older != NO_PLACE:
@@ -96,7 +96,7 @@ def _note_drop(pool: PoolArrays, block: int) -> None:
 
 
 def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) -> None:
-    """The ring holds named blocks, both ways, and the cold list its free ones in its order."""
+    """Check that the ring links named blocks in both directions, and that the cold list has its free ones in order."""
     check_cold(where, pool, cold, protected)
     places, records = pool.eviction_table, pool.records
     sentinel = len(places) - 1
@@ -114,7 +114,7 @@ def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) 
 
 
 class FifoArrays(FeaturedArrays):
-    """The arrays of a pool that evicts so."""
+    """The arrays of a pool with this policy."""
 
     __slots__ = ()
     policy: ClassVar = PolicyMoments(

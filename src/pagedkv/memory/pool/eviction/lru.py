@@ -1,7 +1,7 @@
-"""LRU: the cached blocks in one list, by when they were last released.
+"""LRU: the cached blocks in one list, by the time of their last release.
 
-It needs no state and nothing noted: a hit takes a block out of the list, and its release puts it at the back. It is
-prefix-closed, as whoever holds a block holds all before it, and releases these later.
+It needs no state and no hooks: a hit takes a block out of the list, and its release puts it at the back. It is
+prefix-closed, since a row that refers to a block refers to all blocks before it, and releases these later.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
-"""Moments at which an eviction policy may act.
+"""Moments: the hooks at which an eviction policy acts.
 
-The next block to be handed out is the first of the cold list, and only when that is empty the first of the protected
-list. A policy decides where in the two a cached block stands, or names the victim itself (``choose_victim``)::
+The next block to be allocated is the first of the cold list, or, if that is empty, the first of the protected list. A
+policy chooses the position of a cached block in these lists, or returns the victim itself (``choose_victim``)::
 
     cold:       without content, newest freed first | cached blocks, the next to be evicted first
     protected:                                        cached blocks, the next to be evicted first
@@ -9,41 +9,42 @@ list. A policy decides where in the two a cached block stands, or names the vict
 The moments:
 
 note_name
-    The content of a block in use got a name: it was computed, and may be hit from now on. Its digest and what it
-    continues (``PARENT``, ``PARENT_LIFE``) are written.
+    A block in use was named: its content was computed and may be hit from now on. Its digest and its parent
+    (``PARENT``, ``PARENT_LIFE``) are recorded already.
 expect
-    Content is about to be named, ``FETCHED_AHEAD`` blocks of its sequence from now: given the first word of its digest.
-    A hint, so that the policy's memory is on its way by then: it may come more than once, and never.
+    Content is about to be named, ``FETCHED_AHEAD`` blocks of its sequence from now. Takes the first word of its digest.
+    This is a hint for prefetching the policy's memory: it may be called more than once, or never.
 note_reuse
     A named block was hit. It is in use now, and in no list.
 note_recomputed
-    Content was computed once more although this named block has it, since it could not be hit: something else was
-    missing that a hit takes, what it continues or another group's blocks. Whoever computed it uses this block now.
+    The content of this named block was computed again, since it could not be hit: another block that the hit needs was
+    missing, its parent or one of another group. The row that computed the content uses this block now.
 enqueue
-    Nobody uses a named block any more, nor does a step in flight. The policy links it into one of the two lists, never
-    before a block without content, sets its ``QUEUE`` to ``FREE`` and adds one to ``NUM_FREE``:
+    A named block has no reference any more, and no step in flight uses it. The policy links it into one of the two
+    lists, never before a block without content, sets its ``QUEUE`` to ``FREE`` and adds one to ``NUM_FREE``;
     :func:`~pagedkv.memory.pool.moments.put_last` does all that. It may move other free cached blocks as well.
 note_eviction
-    A cached block was taken out of its list to make room. Its name is still there; ``note_drop`` follows.
+    A cached block was taken out of its list to make room. It still has its name; ``note_drop`` follows.
 note_drop
-    A block is about to lose its name, for whatever reason and wherever it is: what it holds next is other content. If
-    it is free, the pool takes it from among the cached blocks next, unless it has.
+    A block is about to lose its name, for any cause and in any place; its next content is different. If it is free and
+    still among the cached blocks, the pool takes it out of them next.
 note_claim
-    A cached block was taken out of its list because somebody uses it from now on. If it was spare, ``note_name`` came
+    A cached block was taken out of its list because it is in use from now on. If it was spare, ``note_name`` came
     before; if it is hit, ``note_reuse`` follows.
 note_request
-    A sequence ends: its blocks (ids, head first, null blocks among them) are about to be given back, which may leave
-    them in use by others. Told also how many tokens it had generated, -1 if nobody knows. What blocks are given back
-    for by themselves (behind a window, by a rollback or a swap) has no such moment.
+    A sequence ends: its blocks (ids, head first, null blocks among them) are about to be released, and other sequences
+    may still use them. Takes also the number of its generated tokens, -1 if unknown. Blocks that are released singly
+    (behind a window, by a rollback or a swap) have no such moment.
 choose_victim
-    A block is wanted, and all free blocks are cached. Given the first in the lists; returns which one is to go. It must
-    be a free cached block, and ``note_eviction`` of it follows.
+    A block is needed, and all free blocks are cached. Takes the first block of the lists and returns the victim, which
+    must be a free cached block; ``note_eviction`` of it follows.
 
-So a block's name begins with ``note_name`` and ends with ``note_drop``. Between the two are hits and releases, in any
-order that makes sense: a hit on a block in use has no ``enqueue`` before it. Blocks that are spare or leased are none
-of the policy's: to it their names were dropped, and begin anew.
+For a policy, a block has a name from ``note_name`` to ``note_drop``. In between come hits and releases, in any possible
+order: a hit on a block in use, for example, has no ``enqueue`` before it. Spare and leased blocks are excluded: the
+policy is called as if their names were dropped, and set again later.
 
-What acts here, the class of the pool's arrays says (``policy``). A pool whose arrays say nothing evicts as LRU does.
+The class of the pool's arrays selects the functions (``policy``). A pool whose arrays have no policy evicts as LRU
+does.
 """
 
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PolicyMoments:
-    """What a policy does. What is not given is LRU's: nothing, and released blocks go last."""
+    """The functions of a policy. The defaults are LRU: nothing, and released blocks go to the back."""
 
     note_name: Hook = field(default=do_nothing, repr=False)
     expect: ExpectHook = field(default=expect_nothing, repr=False)

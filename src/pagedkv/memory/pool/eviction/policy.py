@@ -1,18 +1,18 @@
-"""What an eviction policy is: what it does at the moments of a block's life, and the arrays that it does it with.
+"""The parts of an eviction policy: its functions at the moments of a block's life, and its arrays.
 
-Everything else (counts, names, references, when a block is free) is the pool's, and the same for all policies.
-:mod:`pagedkv.memory.pool.eviction.moments` says what each moment may presume.
+All other state (counts, names, references, places) belongs to the pool and is the same for all policies. The
+preconditions of each moment are in :mod:`pagedkv.memory.pool.eviction.moments`.
 
-A policy is *prefix-closed* if it evicts no block while one that continues it is cached: what continues a block that is
-gone cannot be hit. Of one sequence the tail is released before the head, so whoever keeps the order of release is.
-A policy that is not never causes a wrong hit (links to a block die with its content); blocks that nobody can reach take
-up room until it is their turn.
+A policy is *prefix-closed* if it never evicts a block while a child of it is cached, since a block without its prefix
+cannot be hit. The tail of a sequence is released before the head, so a policy that keeps the order of release is
+prefix-closed. Other policies never cause a wrong hit (links to a block become invalid with its content), but
+unreachable blocks occupy memory until they are evicted.
 
-Policies that look at time find the caller's clock in ``CLOCK_US`` (:meth:`~pagedkv.BlockSpace.advance`), if
-``HAS_CLOCK``.
+Policies that depend on time read the caller's clock in ``CLOCK_US`` (:meth:`~pagedkv.BlockSpace.advance`) if
+``HAS_CLOCK`` is set.
 
-What a policy does at its moments are compiled loops, inlined into whatever calls them; what is long and rare in one is
-a compiled loop of its own.
+The functions of a policy are compiled and inlined into their callers. Long code that rarely runs should be a compiled
+function of its own.
 """
 
 from collections.abc import Callable
@@ -29,20 +29,20 @@ __all__ = ["TABLE_FIELDS", "Check", "EvictionPolicy", "PolicyState", "check_cold
 TABLE_FIELDS: Final = 2
 
 Check: TypeAlias = Callable[[str, PoolArrays, list[int], list[int]], None]
-"""Proves what a policy promises: given what to call the pool, the pool, and the cold and the protected list from the
-front. Raises AssertionError. For ``BlockSpace.check()``."""
+"""Checks a policy's invariants, given the pool's name, the pool, and the cold and the protected list from the front.
+Raises AssertionError. For ``BlockSpace.check()``."""
 
 
 class PolicyState(NamedTuple):
-    """What a policy keeps for a pool: six arrays, each as long as the policy wants it, or empty.
+    """The state of a policy for one pool: six arrays, each of a size that the policy sets, or empty.
 
     Args:
         counts: int64 ``[any]``, numbers of the whole pool; ``PoolArrays.eviction``.
-        table: uint32 ``[any, any]``, a row for a block or for whatever else; ``PoolArrays.eviction_table``.
-        ranks: uint8 ``[any]``, a few bits for a block; ``PoolArrays.ranks``.
-        blocks: int32 ``[any, any]``, numbers of a block; ``PoolArrays.eviction_blocks``.
+        table: uint32 ``[any, any]``, a row for each block or for anything else; ``PoolArrays.eviction_table``.
+        ranks: uint8 ``[any]``, a few bits for each block; ``PoolArrays.ranks``.
+        blocks: int32 ``[any, any]``, numbers of each block; ``PoolArrays.eviction_blocks``.
         runs: int32 ``[any, any]``, numbers of blocks that were released together; ``PoolArrays.eviction_runs``.
-        rates: float32 ``[any, any]``, what was learnt; ``PoolArrays.eviction_rates``.
+        rates: float32 ``[any, any]``, learnt rates; ``PoolArrays.eviction_rates``.
     """
 
     counts: Int64Array
@@ -54,7 +54,7 @@ class PolicyState(NamedTuple):
 
 
 def no_state(_num_blocks: int) -> PolicyState:
-    """Make no state."""
+    """Make empty arrays."""
     return PolicyState(
         counts=np.zeros(0, np.int64),
         table=np.zeros((0, TABLE_FIELDS), np.uint32),
@@ -66,7 +66,7 @@ def no_state(_num_blocks: int) -> PolicyState:
 
 
 def check_cold(where: str, _pool: PoolArrays, _cold: list[int], protected: list[int]) -> None:
-    """Prove that a policy without a protected list has nothing there."""
+    """Check that a policy without a protected list has no block in it."""
     assert not protected, f"{where}: a block is protected, though the policy protects none"
 
 
@@ -76,10 +76,10 @@ class EvictionPolicy:
 
     Args:
         name: as in ``SpaceConfig.eviction``.
-        arrays: the class of the arrays of pools that evict so: a ``FeaturedArrays`` of its own, whose ``policy`` says
-            what is done when. ``FeaturedArrays`` itself does what LRU does.
-        new_state: makes the state of an empty pool of so many blocks, whose ids begin with 1.
-        check: proves what it promises.
+        arrays: the class of the arrays of its pools: a subclass of ``FeaturedArrays`` with its functions in
+            ``policy``. ``FeaturedArrays`` itself is LRU.
+        new_state: makes the state of an empty pool, given the number of its blocks; their ids begin with 1.
+        check: checks its invariants.
     """
 
     name: str

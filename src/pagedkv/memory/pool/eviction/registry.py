@@ -1,4 +1,4 @@
-"""The one list of eviction policies. Whoever offers or checks them reads it here."""
+"""The list of all eviction policies; code that offers or checks policies reads it here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -27,7 +27,7 @@ DEFAULT: Final[EvictionPolicy] = POLICIES[DEFAULT_EVICTION]
 
 
 def policy_named(name: str) -> EvictionPolicy:
-    """Find a policy. Raises ConfigurationError, which tells all names. O(1)."""
+    """Find a policy. Raises ConfigurationError with a list of all names. O(1)."""
     if not isinstance(name, str) or name not in POLICIES:
         raise ConfigurationError(f"eviction policy must be one of {tuple(POLICIES)}, got {name!r}")
     return POLICIES[name]

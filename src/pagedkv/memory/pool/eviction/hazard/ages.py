@@ -1,7 +1,7 @@
-"""How old a run is, in ticks of the clock and in blocks served since, and in which bin of ages that falls.
+"""The age of a run, in ticks of the clock and in blocks served since, and its bin of ages.
 
-Bins grow by the fourth root of two: the first up to half a second (32 blocks), the last without end. Ages are counted
-in 31 bits: 407 days of ticks. Without a clock a block served counts as a tick.
+Bins grow by the fourth root of two. The first ends at half a second (or 32 blocks), and the last has no end. Ages are
+stored in 31 bits: 407 days of ticks. Without a clock, a block served counts as a tick.
 """
 
 from typing import Final
@@ -36,7 +36,7 @@ QUARTERS: Final = tuple(int(np.float64(2.0 ** (quarter / 4)).view(np.int64)) & M
 
 @inlined
 def ticks_now(pool: PoolArrays) -> int:
-    """Tell the time."""
+    """Return the current time."""
     if pool.counts[HAS_CLOCK] != pool.eviction[IS_ON_CLOCK]:
         _join_clocks(pool)
     if pool.counts[HAS_CLOCK]:
@@ -46,26 +46,26 @@ def ticks_now(pool: PoolArrays) -> int:
 
 @compiled
 def _join_clocks(pool: PoolArrays) -> None:
-    """Go on from where blocks had been counted, now that there is a clock."""
+    """Continue from the count of blocks, now that there is a clock."""
     pool.eviction[TICK_OFFSET] = pool.eviction[NUM_REFS] - (pool.counts[CLOCK_US] >> TICK_BITS)
     pool.eviction[IS_ON_CLOCK] = 1
 
 
 @inlined
 def age_since(start: int, now: int) -> int:
-    """Tell how much time has passed since then, in whatever both count."""
+    """Return the time from ``start`` to ``now``, in the unit of both."""
     return int((now - int(start)) & SERIAL_MASK)
 
 
 @inlined
 def age_in_seconds(runs: Int32Array, slot: int, now: int) -> float:
-    """Tell how long ago a run was released."""
+    """Return the time since a run was released."""
     return float(age_since(runs[slot, TICKS], now)) / TICKS_PER_SECOND
 
 
 @inlined
 def age_in_refs(runs: Int32Array, slot: int, num_refs: int) -> int:
-    """Tell how many blocks were served since a run's request began to be."""
+    """Return how many blocks were served since the request of a run."""
     return age_since(runs[slot, REFS], num_refs)
 
 
@@ -73,7 +73,8 @@ def age_in_refs(runs: Int32Array, slot: int, num_refs: int) -> int:
 def _bin_of(ratio: float, num_bins: int) -> int:
     """Find the bin of an age, given its ratio to the first bin's end: the exponent and the quarter of an octave.
 
-    From the bits of the number, without a branch: a call of ``frexp`` took 6 ns, and a choice finds 128 bins.
+    It is computed from the bits of the number without a branch: a call of ``frexp`` took 6 ns, and each choice of a
+    victim looks up 128 bins.
     """
     bits = int(np.float64(ratio).view(np.int64))
     mantissa = bits & MANTISSA
@@ -83,11 +84,11 @@ def _bin_of(ratio: float, num_bins: int) -> int:
 
 @inlined
 def bin_of_seconds(age_s: float) -> int:
-    """Find the bin of an age in seconds."""
+    """Return the bin of an age in seconds."""
     return _bin_of(age_s / FIRST_SECONDS, NUM_SECOND_BINS)
 
 
 @inlined
 def bin_of_refs(age: int) -> int:
-    """Find the bin of an age in blocks."""
+    """Return the bin of an age in blocks."""
     return _bin_of(age / FIRST_REFERENCES, NUM_REF_BINS)

@@ -1,19 +1,19 @@
-"""Which runs are alike: what is known of a run when it is released, and the leaves of the three trees that follow.
+"""Classes of similar runs: the features of a run when it is released, and its leaves in three trees.
 
 ========  ==============================================================================================
 feature   meaning
 ========  ==============================================================================================
 is_last   it is the last block of its sequence
 uses      earlier uses of its blocks, at most 3
-output    bit length of the number of generated tokens, at most 12; 0 also if nobody knows it
-length    half the bit length of the number of blocks that were new, at most 7
-gap       0 if nothing of the sequence was known, else 1 + half the bit length of twice the seconds since the
-          run of its last known block, 7 at most
-previous  0 if nothing was known, else 1 + ``output`` of that run
+output    bit length of the number of generated tokens, at most 12; 0 also if that number is unknown
+length    half the bit length of the number of new blocks, at most 7
+gap       0 if no block of the sequence was known, else 1 + half the bit length of twice the seconds since the
+          run of its last known block, at most 7
+previous  0 if no block was known, else 1 + ``output`` of that run
 ========  ==============================================================================================
 
-Trees: A by is_last, min(uses, 1), output, gap, and B by output, previous: rates by seconds. F by is_last, uses, length:
-rates by blocks served. What is *known* is cached or a ghost, so features hardly depend on what was evicted.
+Trees: A by is_last, min(uses, 1), output, gap, and B by output, previous, with rates by seconds. F by is_last, uses,
+length, with rates by blocks served. A *known* block is cached or a ghost, so features hardly depend on evictions.
 """
 
 from pagedkv.memory.compilation.compiled import inlined
@@ -37,7 +37,7 @@ BITS_F = 6
 
 @inlined
 def bit_length(number: int) -> int:
-    """Count the bits of a number that is not negative."""
+    """Return the bit length of a number that is not negative."""
     bits = 0
     while number > 0:
         number >>= 1
@@ -47,7 +47,7 @@ def bit_length(number: int) -> int:
 
 @inlined
 def pack(is_last: int, uses: int, output: int, length: int, gap: int, previous: int) -> int:
-    """Make one number of the three leaves that a run belongs to."""
+    """Pack the three leaves of a run into one number."""
     in_a = ((2 * is_last + min(uses, 1)) * OUTPUT_CLASSES + output) * GAP_CLASSES + gap
     in_b = output * PREVIOUS_CLASSES + previous
     in_f = (USE_CLASSES * is_last + uses) * LENGTH_CLASSES + length
@@ -56,29 +56,29 @@ def pack(is_last: int, uses: int, output: int, length: int, gap: int, previous: 
 
 @inlined
 def leaf_a(classes: int) -> int:
-    """Node of tree A."""
+    """Return the leaf in tree A."""
     return LEAVES_A + (classes & ((1 << BITS_A) - 1))
 
 
 @inlined
 def leaf_b(classes: int) -> int:
-    """Node of tree B."""
+    """Return the leaf in tree B."""
     return LEAVES_B + ((classes >> BITS_A) & ((1 << BITS_B) - 1))
 
 
 @inlined
 def leaf_f(classes: int) -> int:
-    """Node of tree F."""
+    """Return the leaf in tree F."""
     return LEAVES_F + ((classes >> (BITS_A + BITS_B)) & ((1 << BITS_F) - 1))
 
 
 @inlined
 def uses_of(classes: int) -> int:
-    """Earlier uses of a run's blocks."""
+    """Return the earlier uses of a run's blocks."""
     return (leaf_f(classes) - LEAVES_F) // LENGTH_CLASSES % USE_CLASSES
 
 
 @inlined
 def output_of(classes: int) -> int:
-    """Output of the request that a run was released by."""
+    """Return the output class of the request that released a run."""
     return (leaf_b(classes) - LEAVES_B) // PREVIOUS_CLASSES

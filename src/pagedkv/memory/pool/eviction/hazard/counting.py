@@ -1,9 +1,10 @@
-"""Hits and time at risk, by class and age: what rates are estimated from.
+"""Hits and time at risk, by class and age, from which rates are estimated.
 
-The estimator of Nelson and Aalen with delayed entry, in weighted blocks: a block weighs as much as the mean prompt has
-requests to a block, so that priors, which count requests, mean the same for prompts of any length. Time is counted bin
-by bin: what a run has behind it once it has left a bin, and what an asked block had of the bin that it was in. Bins
-take turns, an eighth of them with each request; what is asked for meanwhile is counted in those that it has left.
+The estimator is that of Nelson and Aalen with delayed entry, in weighted blocks. The weight of a block is the mean
+number of requests per block, so that priors, which count requests, mean the same for prompts of any length. Time at
+risk is counted by bin: a run's whole time in a bin once it has left it, and for a requested block the time in its
+current bin. An eighth of the bins, in turn, is updated at each request; blocks that are requested meanwhile are counted
+in the bins that their run has left.
 """
 
 from typing import Final
@@ -56,12 +57,12 @@ from pagedkv.memory.pool.eviction.hazard.serials import NO_RUN, slot_of
 __all__ = ["count_asked", "note_asked", "pass_bins"]
 
 MOST_PASSED: Final = 640  # runs and bins in one request
-BINS_A_REQUEST: Final = 17  # an eighth of them: some runs leave each bin meanwhile, and few bins are looked at in vain
+BINS_A_REQUEST: Final = 17  # an eighth of them: some runs leave each bin between two visits, so few visits are in vain
 
 
 @inlined
 def _weight(state: Int64Array) -> float:
-    """Weight of a block: requests so far to blocks so far."""
+    """Return the weight of a block: requests so far per block so far."""
     return float(state[NUM_REQUESTS]) / max(1.0, float(state[NUM_REFS]))
 
 
@@ -72,7 +73,7 @@ def _add(rates: Float32Array, node: int, column: int, amount: float) -> None:
 
 @inlined
 def note_asked(pool: PoolArrays, mark: int) -> None:
-    """Note that a block of a run was asked for. Counted run by run: all of one are asked for at the same time."""
+    """Record that a block of a run was requested. Blocks of one run are requested together, and counted together."""
     state = pool.eviction
     now = ticks_now(pool)
     if state[ASKED_RUN] != mark or state[ASKED_AT] != now:
@@ -84,7 +85,7 @@ def note_asked(pool: PoolArrays, mark: int) -> None:
 
 @compiled
 def count_asked(runs: Int32Array, rates: Float32Array, state: Int64Array) -> None:
-    """Count the blocks that were asked for and not counted yet, and let them leave their run."""
+    """Count the requested blocks that are not counted yet, and remove them from their run."""
     num_asked = state[NUM_ASKED]
     slot = slot_of(state, len(runs), state[ASKED_RUN])
     state[NUM_ASKED] = 0
@@ -124,7 +125,7 @@ def _count_hits(
 def _count_unpassed(
     rates: Float32Array, state: Int64Array, node: int, scale: int, num_bins: int, serial: int, wt: float
 ) -> None:
-    """Count the bins that a run has left, and was not passed in since: what was asked for is in it no more by then."""
+    """Count the bins that a run has left but was not passed in yet, as requested blocks are no longer in it then."""
     passed = PASSED if scale == SECONDS else PASSED + NUM_SECOND_BINS
     for age_bin in range(num_bins):
         if serial >= state[passed + age_bin]:
@@ -133,7 +134,7 @@ def _count_unpassed(
 
 @compiled
 def pass_bins(pool: PoolArrays) -> None:
-    """Count what runs have behind them that have left one of the next bins; no more at once than is bounded."""
+    """Count the time of runs that have left one of the next bins, up to a limit on the work at once."""
     state = pool.eviction
     count_asked(pool.eviction_runs, pool.eviction_rates, state)
     now = ticks_now(pool)

@@ -1,8 +1,8 @@
-"""What was evicted: a table of fragments of digests, each with the run that its block was in.
+"""Evicted blocks: a table of fragments of digests, each with the run of its block.
 
-Two loops, and nobody else looks into the table. A fragment that is found says "probably": it decides what is worth
-keeping, never what hits. A digest leads to a row of eight ghosts, one cache line; a newcomer takes the place of one
-whose run is forgotten, else of the one whose run is oldest.
+Only two loops access the table. A matching fragment is probably the same content: it affects the value of a block, and
+is never evidence for a hit. A digest leads to a row of eight ghosts, one cache line. A new ghost overwrites one of a
+removed run, else the one of the oldest run.
 """
 
 from typing import Final
@@ -29,19 +29,19 @@ NAME_SPREAD: Final = 0x9E3779B1  # equal digests of different groups leave diffe
 
 @inlined
 def _row_of(pool: PoolArrays, first_word: int) -> int:
-    """Tell in which row the ghost of content goes, by the first word of its digest."""
+    """Return the row of a ghost, by the first word of its digest."""
     return int(first_word) * len(pool.eviction_table) >> 32
 
 
 @inlined
 def fetch_ghosts(pool: PoolArrays, first_word: int) -> None:
-    """Have the processor fetch the row that the ghost of content goes in."""
+    """Prefetch the row of the ghost with this first word of its digest."""
     prefetch(pool.eviction_table, _row_of(pool, first_word), 0)
 
 
 @inlined
 def fetch_next(pool: PoolArrays) -> None:
-    """Have the processor fetch the ghosts among which what is continued by the block before will leave its own."""
+    """Prefetch the row of ghosts of the parent of the block that was fetched for last."""
     block = pool.records[pool.eviction[FETCHED], PARENT]
     pool.eviction[FETCHED] = block
     fetch_ghosts(pool, pool.digests[block, 0])
@@ -49,13 +49,13 @@ def fetch_next(pool: PoolArrays) -> None:
 
 @inlined
 def _fragment_of(pool: PoolArrays, block: int) -> int:
-    """Give the part of a block's digest, and of its group, by which its ghost is known."""
+    """Return the fragment of a block's digest and group that identifies its ghost."""
     return (int(pool.digests[block, 1]) + int(pool.records[block, NAME]) * NAME_SPREAD) & WORD
 
 
 @compiled
 def leave_ghost(pool: PoolArrays, block: int, mark: int) -> None:
-    """Remember a block that is evicted, and the run that it is in still (0: none)."""
+    """Make the ghost of a block that is evicted, with the run that it is still in (0: none)."""
     table, runs, state = pool.eviction_table, pool.eviction_runs, pool.eviction
     if slot_of(state, len(runs), mark) == NO_RUN:
         return
@@ -76,7 +76,7 @@ def leave_ghost(pool: PoolArrays, block: int, mark: int) -> None:
 
 @compiled
 def take_ghost(pool: PoolArrays, block: int) -> int:
-    """Find the run that the ghost of a newly named block is in, and take the ghost out of it. 0: none is remembered."""
+    """Find the run of a newly named block's ghost, and remove the ghost. 0: there is none."""
     table, state = pool.eviction_table, pool.eviction
     row = _row_of(pool, pool.digests[block, 0])
     fragment = _fragment_of(pool, block)

@@ -1,22 +1,24 @@
-"""What LRU would have cached, and how far it may be departed from, so that whoever is wrong loses little.
+"""The content that LRU would have cached, and a limit on departures from it, which bounds the loss of wrong estimates.
 
-Runs lie in the ring in the order of their release, and what was asked for since is in them no more. So the blocks alive
-in the latest runs are LRU's stack (Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal
-9(2), 1970): LRU would have those down to the *horizon*, as many as there is room for. No second cache is played::
+Runs are in the ring in the order of their release, without the blocks that were requested since. So the alive blocks of
+the latest runs are LRU's stack (Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal
+9(2), 1970). LRU would have as many of them as there is room for, down to the *horizon*. No second cache is simulated::
 
-    runs by release    forgotten | beyond: LRU has evicted it | horizon: LRU has the head of it | within: LRU has it
+    runs by release    removed | beyond: LRU has evicted it | horizon: LRU has its head | within: LRU has it
 
-To evict what lies within is a *departure*. Departures are paid for block by block, from an account::
+Evicting a block within the horizon is a *departure*. Departures are paid for, block by block, from an account::
 
     a part of the pool, and of all blocks served + hits beyond the horizon - content within that was computed again
 
-and one is made only if the account covers what is to be feared of it and of those that may still come back: as much of
-them as of earlier ones that are over, at first all. Else what LRU would evict goes. So whoever has learnt nothing
-follows LRU, whoever gains may depart further, and whoever is wrong has lost a quarter of a point, and a 32nd of the
-pool, when the account is empty: half a point once a pool has served its blocks 13 times over.
+A departure is made only if the account covers its expected loss and that of earlier departures that may still return.
+This is estimated from earlier departures that are over; at first, all are expected to be lost. Otherwise the block that
+LRU would evict is evicted. So the policy follows LRU until it has learnt, and departs further when it gains. If its
+estimates are wrong, it has lost a quarter of a percent of the blocks served and a 32nd of the pool when the account is
+empty: together half a point of the hit rate once a pool has served its blocks 13 times over.
 
-Where hits take blocks of several groups (``IN_SETS``), one that is missing can lose a whole sequence, and that is what
-is feared of it at first. What was cached and computed again, for want of something else, is lost with that.
+Where a hit needs blocks of several groups (``IN_SETS``), a single missing block can lose a whole sequence, and this is
+the expected loss at first. Blocks that were cached, but computed again because other blocks of the hit were missing,
+count as lost with these.
 """
 
 from typing import Final
@@ -48,20 +50,20 @@ from pagedkv.memory.pool.eviction.hazard.layout import (
 __all__ = ["count_against_lru", "judge_doubtful", "lies_within", "move_horizon", "note_departure", "num_departures"]
 
 MOST_MOVED: Final = 64  # runs that the horizon passes at once
-REFS_A_BLOCK: Final = 400  # a quarter of a point of what is served may be lost,
-BLOCKS_A_BLOCK: Final = 32  # and so much of the pool
-BLOCKS_A_DOUBT: Final = 512  # departures thought to have come back before any was seen to, as a part of the pool
+REFS_A_BLOCK: Final = 400  # a quarter of a percent of the blocks served may be lost,
+BLOCKS_A_BLOCK: Final = 32  # and this part of the pool
+BLOCKS_A_DOUBT: Final = 512  # departures assumed at first to have come back, as a part of the pool
 
 
 @inlined
 def lies_within(state: Int64Array, mark: int) -> bool:
-    """Tell whether LRU has blocks of a run that is remembered."""
+    """Whether LRU has blocks of a run that is in the ring."""
     return bool(((state[NEXT_RUN] - mark) & SERIAL_MASK) <= state[NEXT_RUN] - state[HORIZON])
 
 
 @compiled
 def move_horizon(pool: PoolArrays) -> None:
-    """Let LRU evict what there is no room for now; no more runs at once than is bounded, the others next time."""
+    """Advance the horizon past the blocks that LRU has no room for, up to a limit on the runs at once."""
     state, runs = pool.eviction, pool.eviction_runs
     room = pool.counts[NUM_FREE] - pool.counts[NUM_LEASED]
     num_left = MOST_MOVED
@@ -69,7 +71,7 @@ def move_horizon(pool: PoolArrays) -> None:
         num_alive = runs[state[HORIZON] & (len(runs) - 1), NUM_ALIVE]
         if state[SUM_WITHIN] - num_alive < room:
             break
-        if num_alive > 0:  # who departed is thought to be spread evenly among what is alive
+        if num_alive > 0:  # departures are assumed to be spread evenly among the alive blocks
             state[PENDING] -= state[PENDING] * num_alive // state[SUM_WITHIN]
         state[SUM_WITHIN] -= num_alive
         state[HORIZON] += 1
@@ -80,7 +82,7 @@ def move_horizon(pool: PoolArrays) -> None:
 
 @inlined
 def count_against_lru(runs: Int32Array, state: Int64Array, mark: int, num_asked: int) -> None:
-    """Count what was gained or lost by blocks of a run that were asked for, which are in it still."""
+    """Count the hits gained or lost against LRU by requested blocks of a run, which are still in it."""
     num_reused, num_recomputed = state[NUM_REUSED], state[NUM_RECOMPUTED]
     behind = (state[NEXT_RUN] - mark) & SERIAL_MASK
     to_horizon = state[NEXT_RUN] - state[HORIZON]
@@ -104,7 +106,7 @@ def count_against_lru(runs: Int32Array, state: Int64Array, mark: int, num_asked:
 
 @inlined
 def judge_doubtful(state: Int64Array) -> None:
-    """Count what was cached and computed again as lost, if anything else was lost since a sequence ended last."""
+    """Count doubtful blocks as lost, if any other block was lost since the last sequence ended."""
     if state[NUM_LOST] > state[LOST_BEFORE]:
         state[NUM_LOST] += state[NUM_DOUBTFUL]
     state[NUM_DOUBTFUL] = 0
@@ -113,7 +115,7 @@ def judge_doubtful(state: Int64Array) -> None:
 
 @inlined
 def note_departure(state: Int64Array, mark: int) -> None:
-    """Note that a block of a run is evicted, which is a departure if LRU keeps all of that run."""
+    """Record the eviction of a block of a run; it is a departure if LRU has all of that run."""
     if ((state[NEXT_RUN] - mark) & SERIAL_MASK) < state[NEXT_RUN] - state[HORIZON]:
         state[NUM_DEPARTED] += 1
         state[PENDING] += PENDING_UNIT
@@ -121,7 +123,7 @@ def note_departure(state: Int64Array, mark: int) -> None:
 
 @compiled
 def num_departures(pool: PoolArrays) -> int:
-    """Tell how many blocks that LRU has may be evicted now."""
+    """Return how many blocks that LRU has may be evicted now."""
     state = pool.eviction
     if state[LAST_SWEEP] == 0:
         return 0  # nothing was learnt
@@ -131,6 +133,6 @@ def num_departures(pool: PoolArrays) -> int:
     num_pending = state[PENDING] / PENDING_UNIT
     num_over = max(0.0, state[NUM_DEPARTED] - num_pending)
     doubt = 1 + num_blocks / BLOCKS_A_DOUBT
-    most = max(1, pool.counts[IN_SETS] * state[LARGEST])  # that one block loses
+    most = max(1, pool.counts[IN_SETS] * state[LARGEST])  # hits that one missing block can lose
     feared = min(most, (state[NUM_LOST] + doubt * most) / (num_over + doubt))
     return int(max(0.0, account / feared - num_pending))

@@ -1,9 +1,9 @@
-"""Hit rates of classes by age, and what a run is worth from them: swept through the trees, a slice with each request.
+"""Hit rates of classes by age, and the value of a run, updated by sweeps over the trees, a part at each request.
 
-On its way up the sweep lets what was counted fade, and sums leaves into the classes above. On its way down it makes the
-*curves* of each class that has data: rates by age, shrunk towards those of the class above (empirical Bayes, with gamma
-priors of one hit), and the *index* of each age: the most hits per time held, over all ages at which one may give up
-(Gittins). A class without data has the curve of the next above that has.
+On its way up, a sweep multiplies the counts by a decay factor and sums leaves into the classes above. On its way down
+it makes the *curves* of each class that has data. These are the rates by age, shrunk towards those of the class above
+(empirical Bayes, with gamma priors of one hit), and the *index* of each age: the most hits per time held, over all ages
+at which the content may be given up (Gittins). A class without data uses the curve of its nearest ancestor with data.
 """
 
 import math
@@ -46,7 +46,7 @@ from pagedkv.memory.pool.eviction.hazard.layout import (
 
 __all__ = ["learn", "make_curves"]
 
-EXPONENT_A: Final = 0.5  # what a class of each tree weighs in a run's worth
+EXPONENT_A: Final = 0.5  # weight of each tree's class in the value of a run
 EXPONENT_B: Final = 0.5
 EXPONENT_F: Final = 0.8
 HALF_LIFE: Final = 4000.0  # requests
@@ -54,14 +54,14 @@ SHORTEST_INTERVAL: Final = 16  # requests
 LONGEST_INTERVAL: Final = 512
 INTERVAL_DIVISOR: Final = 16
 PRIOR_HITS: Final = 1.0
-PRIOR_SHAPE: Final = 0.3  # hits per doubling of the age, about, while nothing is known
+PRIOR_SHAPE: Final = 0.3  # hits per doubling of the age, roughly, as long as there are no data
 MOST_VISITED: Final = 192  # classes without data in one request
-COST_OF_CURVE: Final = 16  # those that a curve counts for: 12 curves in one request
+COST_OF_CURVE: Final = 16  # a curve counts for so many of them: 12 curves in one request
 COST_OF_SUM: Final = 2
 
-LARGEST_EXPONENT: Final = 40.0  # beyond it nobody waits any more
-SMALL_EXPONENT: Final = 1e-5  # below it hits are not what is left over of one
-LARGEST_RATE: Final = 1e6  # where all are asked for at once, as if a clock stood still; its index is a number still
+LARGEST_EXPONENT: Final = 40.0  # beyond it no block is still waiting
+SMALL_EXPONENT: Final = 1e-5  # below it hits are not computed as one minus the waiting share, which would cancel
+LARGEST_RATE: Final = 1e6  # if all are requested at once, as if the clock did not advance; its index is still a number
 MANTISSA_BITS: Final = 23  # of a float32
 MANTISSA: Final = (1 << MANTISSA_BITS) - 1
 EXPONENT_OF_ONE: Final = 127
@@ -71,7 +71,7 @@ LOG_2: Final = math.log(2)
 
 @compiled
 def learn(state: Int64Array, rates: Float32Array) -> None:
-    """Do the next slice of a sweep, and begin one if it is time."""
+    """Do the next part of a sweep; begin one if it is due."""
     if state[SWEEP] == NOT_SWEEPING:
         if state[NUM_REQUESTS] < state[NEXT_REFRESH]:
             return
@@ -97,7 +97,7 @@ def _begin_sweep(state: Int64Array) -> None:
 
 @inlined
 def _visit(state: Int64Array, rates: Float32Array, step: int) -> int:
-    """Visit one node: from the last to the first, then from the first to the last. Return what that cost."""
+    """Visit one node: first all in reverse order, then all in order. Return the cost."""
     if step < NUM_NODES:
         return _sum_up(state, rates, NUM_NODES - 1 - step)
     return make_curves(state, rates, step - NUM_NODES)
@@ -105,7 +105,7 @@ def _visit(state: Int64Array, rates: Float32Array, step: int) -> int:
 
 @compiled
 def _sum_up(state: Int64Array, rates: Float32Array, node: int) -> int:
-    """Let a leaf's counts fade, and add a node's to those of its parent."""
+    """Decay a leaf's counts, and add a node's counts to those of its parent."""
     if not state[HAS_DATA + node]:
         return 1
     parent = state[PARENTS + node]
@@ -122,13 +122,13 @@ def _sum_up(state: Int64Array, rates: Float32Array, node: int) -> int:
 
 @inlined
 def _is_leaf(node: int) -> bool:
-    """Tell whether a node is the last of its kind: counts are kept there."""
+    """Whether a node is a leaf of its tree: only these keep counts between sweeps."""
     return LEAVES_A <= node < ROOT_B or LEAVES_B <= node < ROOT_F or node >= LEAVES_F
 
 
 @compiled
 def make_curves(state: Int64Array, rates: Float32Array, node: int) -> int:
-    """Make the rates and values of a class, if it has data, else give it its parent's. Return what that cost."""
+    """Make the rates and values of a class with data; give any other its parent's curve. Return the cost."""
     parent = state[PARENTS + node]
     if not state[HAS_DATA + node] and parent != node:
         state[CURVES + node] = state[CURVES + parent]
@@ -149,7 +149,7 @@ def make_curves(state: Int64Array, rates: Float32Array, node: int) -> int:
 
 @inlined_sums
 def _root_rates(rates: Float32Array, node: int, scale: int, num_bins: int) -> None:
-    """Rates that fall with age as its inverse, where nothing else was counted."""
+    """Compute the rates of a root; without data they are inversely proportional to the age."""
     row, bins = rates[node], rates[scale]
     hits, risk = PRIOR_HITS, PRIOR_HITS / PRIOR_SHAPE
     for age_bin in range(num_bins):
@@ -163,7 +163,7 @@ def _root_rates(rates: Float32Array, node: int, scale: int, num_bins: int) -> No
 
 @inlined_sums
 def _shrunk_rates(rates: Float32Array, node: int, above: int, num_bins: int) -> None:
-    """Rates of the class above, times one ratio, where nothing else was counted."""
+    """Compute the rates of a class; without data they are those of the class above times one ratio."""
     row, row_above = rates[node], rates[above]
     hits, expected = PRIOR_HITS, PRIOR_HITS
     for age_bin in range(num_bins):
@@ -177,7 +177,7 @@ def _shrunk_rates(rates: Float32Array, node: int, above: int, num_bins: int) -> 
 
 @inlined_sums
 def _posterior(hits: float, risk: float, prior: float) -> float:
-    """Give the mean rate after so many hits in so much time at risk, if ``PRIOR_HITS`` say that it is ``prior``."""
+    """Return the mean rate after ``hits`` in the time ``risk``, given ``PRIOR_HITS`` at the rate ``prior``."""
     return min((hits + PRIOR_HITS) * prior / (risk * prior + PRIOR_HITS), LARGEST_RATE)
 
 
@@ -185,8 +185,8 @@ def _posterior(hits: float, risk: float, prior: float) -> float:
 def _values(rates: Float32Array, node: int, scale: int, num_bins: int, exponent: float) -> None:
     """Write the weighted logarithm of the index of each age.
 
-    Three loops, of which the first and the last are made of vectors: 0.3 us a class where calls of the C library, bin
-    by bin, took 1.3.
+    Of the three loops, the first and the last are vectorised: 0.3 us a class, where calls of the C library for each bin
+    took 1.3.
     """
     _hits_of_bins(rates[node], rates[scale], rates[SCRATCH], num_bins)
     _most_hits_per_time(rates[node], rates[SCRATCH], num_bins)
@@ -195,14 +195,14 @@ def _values(rates: Float32Array, node: int, scale: int, num_bins: int, exponent:
 
 @inlined_sums
 def _take_logarithms(row: Float32Array, num_bins: int, exponent: float) -> None:
-    """Put the weighted logarithm of each age's index in its place."""
+    """Replace the index of each age by its weighted logarithm."""
     for age_bin in range(num_bins):
         row[VALUE + age_bin] = exponent * _logarithm(row[VALUE + age_bin])
 
 
 @inlined_sums
 def _hits_of_bins(row: Float32Array, bins: Float32Array, scratch: Float32Array, num_bins: int) -> None:
-    """Write for each bin the hits expected of a block kept until its end, the time held, and who waits still."""
+    """Write for each bin the expected hits of a block kept to its end, the time held, and the share still waiting."""
     for age_bin in range(num_bins):
         rate = float(row[RATE + age_bin])
         exponent = min(rate * float(bins[WIDTH + age_bin]), LARGEST_EXPONENT)
@@ -217,9 +217,9 @@ def _hits_of_bins(row: Float32Array, bins: Float32Array, scratch: Float32Array, 
 def _most_hits_per_time(row: Float32Array, scratch: Float32Array, num_bins: int) -> None:
     """Write the index of each age.
 
-    Bins from the last to the first are put on a stack of stretches, each of hits expected, time held and the share that
-    is still waiting at its end. A stretch whose top is worth more per time than itself takes it in. The stack stands
-    where the bins were that it was made of.
+    Bins, from the last to the first, are pushed onto a stack of stretches. A stretch consists of expected hits, time
+    held, and the share still waiting at its end. A new stretch is merged with the top of the stack as long as the top
+    has more hits per time. The stack is stored in place of the bins.
     """
     top = num_bins
     for age_bin in range(num_bins - 1, -1, -1):
@@ -244,7 +244,7 @@ def _most_hits_per_time(row: Float32Array, scratch: Float32Array, num_bins: int)
 
 @inlined_sums
 def _exponential(exponent: float) -> float:
-    """Give ``exp(-exponent)`` for 0 to LARGEST_EXPONENT, to ten digits: a power series of a 64th, squared six times."""
+    """Return ``exp(-exponent)``, 0 to LARGEST_EXPONENT, to ten digits: a power series of a 64th, squared six times."""
     part = -exponent / 64
     power = 1.0
     for divisor in (12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1):
@@ -256,9 +256,9 @@ def _exponential(exponent: float) -> float:
 
 @inlined_sums
 def _logarithm(number: float) -> float:
-    """Give the natural logarithm of a positive normal number, to seven digits: its exponent, and a power series.
+    """Return the natural logarithm of a positive normal number, to seven digits, from its exponent and a power series.
 
-    The series is that of the area tangent: log m = 2 artanh((m - 1) / (m + 1)), for m from 1 to 2.
+    The series is that of the inverse hyperbolic tangent: log m = 2 artanh((m - 1) / (m + 1)), for m from 1 to 2.
     """
     bits = np.float32(number).view(np.int32)
     exponent = (bits >> MANTISSA_BITS) - EXPONENT_OF_ONE

@@ -1,11 +1,12 @@
-"""The leaves: cached blocks that nobody uses and that no such block continues. What may be evicted, in a dense array.
+"""The leaves: unreferenced cached blocks without unreferenced cached children. These may be evicted.
 
-A block counts those who continue it, in use or not; it is a leaf while it is free and counts none. Where whole prefixes
-are kept nobody holds what continues a free block; behind a window what is left may go although its sequence goes on. Of
-a run only the last cached block can be a leaf, so leaves are drawn where runs are meant.
+A block, in use or not, counts its children that are free and cached. It is a leaf while it is free and has none. Where
+whole prefixes are kept, a free block has no child in use; the blocks behind a window may be evicted even while their
+sequence continues. Only the last cached block of a run can be a leaf, so drawing a leaf means drawing a run.
 
-A leaf's row holds what its worth follows from, copied from its run when it became one: no run of a free block changes,
-and whoever draws it waits for one cache line and not for three. Every operation is O(1).
+A leaf's row, in a dense array, contains copies of the fields of its run that determine its value. Runs of free blocks
+do not change, so the copies stay right, and reading a drawn leaf touches one cache line instead of three. Every
+operation is O(1).
 """
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
@@ -35,7 +36,7 @@ __all__ = ["join_cached", "leave_cached", "live_parent"]
 
 @inlined
 def live_parent(pool: PoolArrays, block: int) -> int:
-    """Name the block that a named block continues; the null block if it is gone, or there is none."""
+    """Return the parent of a named block; the null block if the parent's content is gone or there is no parent."""
     parent = pool.records[block, PARENT]
     if pool.records[parent, LIFE] != pool.records[block, PARENT_LIFE]:
         return NULL_BLOCK
@@ -44,7 +45,7 @@ def live_parent(pool: PoolArrays, block: int) -> int:
 
 @inlined
 def _num_children(pool: PoolArrays, block: int) -> int:
-    """Count the free cached blocks that continue what a block holds now."""
+    """Count the free cached children of a block's current content."""
     marks = pool.eviction_blocks
     return int(marks[block, NUM_CHILDREN]) if marks[block, COUNTED_LIFE] == pool.records[block, LIFE] else 0
 
@@ -73,7 +74,7 @@ def _add_leaf(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def _take_leaf(pool: PoolArrays, block: int, now_is: int) -> None:
-    """Take a leaf out; the last one takes its place."""
+    """Remove a leaf; the last leaf takes its place."""
     marks, state = pool.eviction_blocks, pool.eviction
     place = marks[block, PLACE]
     last = state[NUM_LEAVES]
@@ -86,9 +87,9 @@ def _take_leaf(pool: PoolArrays, block: int, now_is: int) -> None:
 
 @compiled
 def join_cached(pool: PoolArrays, block: int) -> None:
-    """Note that a named block is free now."""
+    """Record that a named block is free now."""
     marks = pool.eviction_blocks
-    mark = marks[block, RUN]  # behind a window, for example, nobody said that its sequence ends
+    mark = marks[block, RUN]  # behind a window, for example, no end of a sequence gave the block a run
     if mark <= 0 or slot_of(pool.eviction, len(pool.eviction_runs), mark) == NO_RUN:
         begin_run_aside(pool, block)
     if _num_children(pool, block):
@@ -104,7 +105,7 @@ def join_cached(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def leave_cached(pool: PoolArrays, block: int) -> None:
-    """Note that a block, if it was free and cached until now, is in use, evicted, spare, or about to lose its name."""
+    """Record that a block, if it was free and cached, is now in use, evicted, spare, or about to lose its name."""
     if pool.eviction_blocks[block, PLACE] != ABSENT:
         _leave_cached(pool, block)
 

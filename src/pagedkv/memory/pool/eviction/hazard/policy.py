@@ -1,4 +1,4 @@
-"""What the policy that learns does at each moment of a block's life, and what it promises of its arrays."""
+"""The functions of the learning policy at each moment of a block's life, and the checks of its arrays."""
 
 from typing import ClassVar, Final
 
@@ -59,7 +59,7 @@ __all__ = ["HAZARD"]
 
 
 def _new_state(num_blocks: int) -> PolicyState:
-    """Make empty tables, and curves of the roots, which all classes have at first."""
+    """Make empty tables, and curves of the roots, which all classes use at first."""
     state = new_arrays(num_blocks)
     for root in (ROOT_A, ROOT_B, ROOT_F):
         make_curves(state.counts, state.rates, root)
@@ -68,7 +68,7 @@ def _new_state(num_blocks: int) -> PolicyState:
 
 @inlined
 def _recall(pool: PoolArrays, block: int) -> None:
-    """Give a newly named block the run that its ghost was in, and count that it was asked for."""
+    """Give a newly named block the run of its ghost, and count that it was requested."""
     mark = take_ghost(pool, block)
     if mark:
         note_asked(pool, mark)
@@ -77,7 +77,7 @@ def _recall(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def _note_reuse(pool: PoolArrays, block: int) -> None:
-    """Count that a block was asked for, once a run."""
+    """Count that a block was requested, once for each run."""
     mark = pool.eviction_blocks[block, RUN]
     if mark > 0:
         note_asked(pool, mark)
@@ -87,7 +87,7 @@ def _note_reuse(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def _note_recomputed(pool: PoolArrays, block: int) -> None:
-    """Count that a block was asked for and could not be hit, once a run."""
+    """Count that a block was requested and could not be hit, once for each run."""
     mark = pool.eviction_blocks[block, RUN]
     if mark > 0:
         note_asked(pool, mark)
@@ -97,20 +97,20 @@ def _note_recomputed(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def _enqueue(pool: PoolArrays, block: int) -> None:
-    """Keep free blocks in the order of their release, though nobody looks at it, and note who may be evicted."""
+    """Keep free blocks in the order of their release, for LRU's choice, and make the block evictable."""
     put_last(pool, block)
     join_cached(pool, block)
 
 
 @inlined
 def _note_claim(pool: PoolArrays, block: int) -> None:
-    """Note that a block may not be evicted any more."""
+    """Make a block not evictable any more."""
     leave_cached(pool, block)
 
 
 @inlined
 def _note_eviction(pool: PoolArrays, block: int) -> None:
-    """Leave a ghost that takes the block's place in its run; what the block continued is the next victim."""
+    """Make a ghost that takes the block's place in its run; the block's parent is the next victim."""
     marks = pool.eviction_blocks
     leave_cached(pool, block)
     leave_ghost(pool, block, max(0, marks[block, RUN]))
@@ -123,7 +123,7 @@ def _note_eviction(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def _note_drop(pool: PoolArrays, block: int) -> None:
-    """Let a block leave its run."""
+    """Remove a block from its run."""
     marks = pool.eviction_blocks
     leave_cached(pool, block)
     leave_run(pool.eviction_runs, pool.eviction, marks[block, RUN])
@@ -132,7 +132,7 @@ def _note_drop(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def _note_request(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> None:
-    """Count hits and time at risk, cut the sequence into runs, forget the oldest, and learn a little."""
+    """Count hits and time at risk, cut the sequence into runs, remove the oldest, and do a part of the learning."""
     pass_bins(pool)
     judge_doubtful(pool.eviction)
     move_horizon(pool)
@@ -143,7 +143,7 @@ def _note_request(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> Non
 
 @inlined
 def _choose_victim(pool: PoolArrays, first: int) -> int:
-    """Choose the next victim. While blocks are cached, one of them is a leaf."""
+    """Choose the next victim. As long as any block is cached, at least one is a leaf."""
     state, marks = pool.eviction, pool.eviction_blocks
     victim = state[VICTIM]
     if state[VICTIM_RUN] == OF_LRU and state[VICTIM_LEFT] > 0:
@@ -155,7 +155,7 @@ def _choose_victim(pool: PoolArrays, first: int) -> int:
 
 
 def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) -> None:
-    """Leaves are what no free block continues, runs count their blocks and ghosts, and both are what is remembered."""
+    """Check the leaves, their rows, and the counts of runs."""
     check_cold(where, pool, cold, protected)
     _check_leaves(where, pool)
     _check_rows(where, pool)
@@ -163,7 +163,7 @@ def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) 
 
 
 def _check_leaves(where: str, pool: PoolArrays) -> None:
-    """Free cached blocks are leaves or not, by how many of them continue each, and each leaf is in its place."""
+    """Check that the free cached blocks without free cached children are leaves, each at its place."""
     records, marks = pool.records, pool.eviction_blocks
     num_children = np.zeros(len(marks), np.int64)
     cached = [
@@ -171,7 +171,7 @@ def _check_leaves(where: str, pool: PoolArrays) -> None:
         for block in range(1, len(marks))
         if records[block, QUEUE] == FREE and records[block, NAME] and records[block, KEPT] != SPARE
     ]
-    cached = [block for block in cached if not (len(pool.leases) and pool.leases[block])]  # those are nobody's victims
+    cached = [block for block in cached if not (len(pool.leases) and pool.leases[block])]  # those are not evictable
     for block in cached:
         parent = records[block, PARENT]
         if parent != NULL_BLOCK and records[parent, LIFE] == records[block, PARENT_LIFE]:
@@ -187,7 +187,7 @@ def _check_leaves(where: str, pool: PoolArrays) -> None:
 
 
 def _check_rows(where: str, pool: PoolArrays) -> None:
-    """What a leaf's row says is what its run says, as long as that is remembered."""
+    """Check that a leaf's row has a copy of its run's fields, as long as that run exists."""
     marks, runs = pool.eviction_blocks, pool.eviction_runs
     for place in range(1, int(pool.eviction[NUM_LEAVES]) + 1):
         slot = slot_of(pool.eviction, len(runs), marks[marks[place, LEAF], RUN])
@@ -197,7 +197,7 @@ def _check_rows(where: str, pool: PoolArrays) -> None:
 
 
 def _check_runs(where: str, pool: PoolArrays) -> None:
-    """Runs count those of their blocks and ghosts that were not asked for, and there are not more than there may be."""
+    """Check that runs count their unrequested blocks and ghosts, and that the ring is large enough."""
     state, runs = pool.eviction, pool.eviction_runs
     serials = range(state[OLDEST_RUN], state[NEXT_RUN])
     assert len(serials) <= len(runs), f"{where}: {len(serials)} runs in {len(runs)} rows"
@@ -220,7 +220,7 @@ def _check_runs(where: str, pool: PoolArrays) -> None:
 
 
 class HazardArrays(FeaturedArrays):
-    """The arrays of a pool that evicts so."""
+    """The arrays of a pool with this policy."""
 
     __slots__ = ()
     policy: ClassVar = PolicyMoments(

@@ -1,4 +1,4 @@
-"""Runs: stretches of a sequence that were released together, in a ring by time, of which the oldest are forgotten."""
+"""Runs: stretches of a sequence that were released together, in a ring by time, from which the oldest are removed."""
 
 from typing import Final
 
@@ -36,15 +36,15 @@ from pagedkv.memory.pool.eviction.hazard.serials import NO_RUN, leave_run, slot_
 
 __all__ = ["begin_run_aside", "begin_runs", "forget_oldest"]
 
-MOST_FORGOTTEN: Final = 64  # runs in one request, beyond one a block
+MOST_FORGOTTEN: Final = 64  # runs removed at one request, besides one for each of its blocks
 NO_GAP: Final = 0
 
 
 @compiled
 def begin_runs(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> int:
-    """Cut the named blocks of a sequence that ends into runs, released now; return how many blocks these are.
+    """Cut the named blocks of a sequence that ends into runs, released now; return the number of these blocks.
 
-    Each block leaves its old run, if it was not asked for since: then this sequence held it before that run began.
+    A block that was not requested since leaves its old run: this sequence then referred to it before that run began.
     """
     state, marks = pool.eviction, pool.eviction_blocks
     now = ticks_now(pool)
@@ -78,7 +78,7 @@ def begin_runs(pool: PoolArrays, blocks: Int32Array, num_outputs: int) -> int:
 
 @compiled
 def begin_run_aside(pool: PoolArrays, block: int) -> None:
-    """Put a block that was given back by itself into a run with those before it, if these are alike."""
+    """Put a block that was released singly into the run of the one released singly before it, if the classes agree."""
     state, runs, marks = pool.eviction, pool.eviction_runs, pool.eviction_blocks
     now = ticks_now(pool)
     slot = slot_of(state, len(runs), marks[block, RUN])
@@ -100,7 +100,7 @@ def begin_run_aside(pool: PoolArrays, block: int) -> None:
 
 @inlined
 def _look_through(pool: PoolArrays, blocks: Int32Array) -> tuple[int, int, int, int]:
-    """Count named and new blocks, find the run of the last of the leading blocks that are known, and the last block."""
+    """Count named and new blocks; find the run of the last of the leading known blocks, and the last block."""
     num_named = 0
     num_new = 0
     last_known = NO_RUN
@@ -125,7 +125,7 @@ def _gap_class(age_s: float) -> int:
 
 @inlined
 def _uses_now(pool: PoolArrays, mark: int) -> int:
-    """Let a block leave its run, if it is in it still; tell how often it was used before this sequence."""
+    """Remove a block from its run, if it is still in it; return how often it was used before this sequence."""
     slot = slot_of(pool.eviction, len(pool.eviction_runs), mark)
     if slot == NO_RUN:
         return 0
@@ -153,7 +153,7 @@ def _begin_run(pool: PoolArrays, classes: int, now: int) -> int:
 
 @inlined
 def _forget_one(pool: PoolArrays) -> None:
-    """Forget the oldest run: blocks and ghosts of it are unknown from now on."""
+    """Remove the oldest run: its blocks and ghosts have no run from now on."""
     state, runs = pool.eviction, pool.eviction_runs
     num_alive = runs[state[OLDEST_RUN] & (len(runs) - 1), NUM_ALIVE]
     state[SUM_ALIVE] -= num_alive
@@ -166,7 +166,7 @@ def _forget_one(pool: PoolArrays) -> None:
 
 @compiled
 def forget_oldest(pool: PoolArrays, num_blocks: int) -> None:
-    """Forget the oldest runs while more blocks are remembered than should be, and the last request's ``num_blocks``."""
+    """Remove the oldest runs while too many blocks are recorded; the last request's ``num_blocks`` come on top."""
     state = pool.eviction
     most = max(GHOSTS_PER_BLOCK * (len(pool.eviction_blocks) - 1), FEWEST_REMEMBERED) + num_blocks
     num_left = MOST_FORGOTTEN + num_blocks

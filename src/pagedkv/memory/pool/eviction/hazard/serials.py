@@ -1,4 +1,4 @@
-"""Serial numbers of runs: what a block or a ghost keeps of its run, and whether that is still remembered."""
+"""Serial numbers of runs, stored by blocks and ghosts, and whether such a run is still in the ring."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ NO_RUN: Final = -1
 
 @inlined
 def slot_of(state: Int64Array, num_slots: int, mark: int) -> int:
-    """Find a run by its serial number, negated or not: its place in the ring, or NO_RUN if it is forgotten."""
+    """Find the place of a run in the ring by its serial number, negated or not; NO_RUN if it was removed."""
     serial = abs(mark)
     behind = (state[NEXT_RUN] - serial) & SERIAL_MASK
     if serial == 0 or behind == 0 or behind > state[NEXT_RUN] - state[OLDEST_RUN]:
@@ -31,7 +31,7 @@ def slot_of(state: Int64Array, num_slots: int, mark: int) -> int:
 
 @compiled
 def leave_run(runs: Int32Array, state: Int64Array, mark: int) -> None:
-    """Let a block be no part of its run any more, if it is one."""
+    """Remove a block from the count of its run, if it is in one."""
     if mark > 0:
         slot = slot_of(state, len(runs), mark)
         if slot != NO_RUN:

@@ -1,7 +1,8 @@
-"""Which leaf goes: the least worth of 64 drawn at random, and then what it continued, up to 64 blocks of the run.
+"""The victim: the least valuable of 64 leaves drawn at random, and then its ancestors, up to 64 blocks of the run.
 
-A sample, since what runs are worth changes with time by itself. The generator is Marsaglia's xorshift of 32 bits
-("Xorshift RNGs", J. Stat. Softw. 8(14), 2003), begun with the same number in every pool.
+A sample is drawn since the values of runs change with time by themselves, so no order of them could be kept. The
+generator is Marsaglia's xorshift of 32 bits ("Xorshift RNGs", J. Stat. Softw. 8(14), 2003), with the same seed in every
+pool.
 """
 
 import math
@@ -40,16 +41,16 @@ from pagedkv.memory.pool.moments import FETCHED_AHEAD
 __all__ = ["OF_LRU", "draw", "value_of"]
 
 MOST_OF_ONE_RUN: Final = 64
-OF_LRU: Final = -1  # in place of a run: the first in the order of release goes
-WORTHLESS: Final = -1e30  # of no run that is remembered
+OF_LRU: Final = -1  # in place of a run: the first block in the order of release is evicted
+WORTHLESS: Final = -1e30  # of a leaf of a removed run
 WORD: Final = 2**32 - 1
 
 
 @compiled
 def draw(pool: PoolArrays, first: int) -> int:
-    """Draw leaves, all if there are few; choose the least worth, the one released first if several are.
+    """Draw leaves, or all if there are few; choose the least valuable, and among equals the one released first.
 
-    If that is a departure which is not allowed, what LRU evicts goes: ``first``, and those behind it.
+    If that is a departure which is not allowed, LRU's victims are evicted: ``first``, and the blocks after it.
     """
     count_asked(pool.eviction_runs, pool.eviction_rates, pool.eviction)
     move_horizon(pool)
@@ -64,7 +65,7 @@ def draw(pool: PoolArrays, first: int) -> int:
         place = state[DRAWN + number]
         value = value_of(pool, place, now)
         age = age_since(marks[place, LEAF_REFS], state[NUM_REFS])
-        is_less = (value < least) | ((value == least) & (age > oldest))  # no branch: it would be foreseen wrongly
+        is_less = (value < least) | ((value == least) & (age > oldest))  # no branch: it would be mispredicted
         best = place if is_less else best
         least = value if is_less else least
         oldest = age if is_less else oldest
@@ -85,7 +86,7 @@ def draw(pool: PoolArrays, first: int) -> int:
 
 @inlined
 def _draw_places(pool: PoolArrays) -> int:
-    """Draw the places of leaves, and ask memory for all of them before any is looked at; return how many."""
+    """Draw the places of leaves, requesting the memory of all before any is read; return how many."""
     marks, state = pool.eviction_blocks, pool.eviction
     num_leaves = state[NUM_LEAVES]
     if num_leaves <= MOST_DRAWN:
@@ -112,7 +113,7 @@ def _next_random(state: Int64Array) -> int:
 
 @inlined
 def value_of(pool: PoolArrays, place: int, now: int) -> float:
-    """Tell what the leaf in a place is worth: the logarithm of hits per time and block, up to a constant."""
+    """Return the value of the leaf at a place: the logarithm of hits per time and block, up to a constant."""
     marks, rates, state = pool.eviction_blocks, pool.eviction_rates, pool.eviction
     classes = marks[place, LEAF_CLASSES]
     if classes == NO_CLASSES:
