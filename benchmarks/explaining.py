@@ -66,7 +66,7 @@ def _record_all(space: BlockSpace, hits: Sequence[PrefixHit]) -> None:
         if hasattr(state, "observers"):
             state.observers[0].admitting(row, hit)
         else:  # a commit of before
-            import_module("pagedkv.space.miss_analysis").note_admission(state, row, hit)
+            import_module("pagedkv.space.explaining").note_admission(state, row, hit)
 
 
 def questions_why() -> Iterator[Row]:

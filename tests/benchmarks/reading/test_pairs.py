@@ -9,7 +9,7 @@ from benchmarks.repository import ROOT
 PLAN = Plan(
     core=("pool/", "space/"),
     wings=("wing",),
-    features={"tenants": ("pool/tenant_charges.py",), "leases": ("pool/leases/",)},
+    features={"tenants": ("pool/charging.py",), "leases": ("pool/leases/",)},
     meetings=("pool/meeting.py",),
 )
 
@@ -22,22 +22,22 @@ def sources(folder: Path, files: dict[str, str]) -> Sources:
 
 
 SMALL = {
-    "pool/__init__.py": "from pagedkv.pool.tenant_charges import take as pay\nfrom pagedkv.pool.blocks import NEXT\n",
+    "pool/__init__.py": "from pagedkv.pool.charging import take as pay\nfrom pagedkv.pool.blocks import NEXT\n",
     "pool/blocks.py": "NEXT = 0\n",
-    "pool/tenant_charges.py": "from pagedkv.pool.blocks import NEXT\ntake = 1\n",
+    "pool/charging.py": "from pagedkv.pool.blocks import NEXT\ntake = 1\n",
     "pool/leases/__init__.py": "from pagedkv.pool.leases.order import first\n",
-    "pool/leases/order.py": "from pagedkv.pool.tenant_charges import take\nfirst = 2\n",
-    "pool/meeting.py": "from pagedkv.pool.tenant_charges import take\nfrom pagedkv.pool.leases import first\n",
+    "pool/leases/order.py": "from pagedkv.pool.charging import take\nfirst = 2\n",
+    "pool/meeting.py": "from pagedkv.pool.charging import take\nfrom pagedkv.pool.leases import first\n",
     "wing/space/growing.py": "from pagedkv.pool import pay, NEXT\nfrom pagedkv.pool import charging\n",
     "wing/space/audit.py": "def f():\n    from pagedkv.pool.leases import first\n",
-    "planner.py": "from pagedkv.pool.tenant_charges import take\n",
+    "planner.py": "from pagedkv.pool.charging import take\n",
 }
 
 
 def test_a_name_counts_for_the_module_that_defines_it_through_re_exports(tmp_path: Path) -> None:
     taken = sources(tmp_path, SMALL).taken
-    assert Taken("wing/space/growing.py", "pool/__init__.py", "pool/tenant_charges.py", "take") in taken
-    assert Taken("wing/space/growing.py", "pool/__init__.py", "pool/tenant_charges.py", "") in taken
+    assert Taken("wing/space/growing.py", "pool/__init__.py", "pool/charging.py", "take") in taken
+    assert Taken("wing/space/growing.py", "pool/__init__.py", "pool/charging.py", "") in taken
     assert Taken("wing/space/growing.py", "pool/__init__.py", "pool/blocks.py", "NEXT") in taken
     assert Taken("wing/space/audit.py", "pool/leases/__init__.py", "pool/leases/order.py", "first") in taken
     assert not any(each.origin == "pool/__init__.py" for each in taken)
@@ -48,7 +48,7 @@ def test_pairs_are_those_of_core_files_and_of_features_with_other_features(tmp_p
         ("leases", "tenants"): ["take"],
         ("pool/__init__.py", "tenants"): ["take"],
         ("wing/space/audit.py", "leases"): ["first"],
-        ("wing/space/growing.py", "tenants"): ["take", "pool/tenant_charges.py"],
+        ("wing/space/growing.py", "tenants"): ["take", "pool/charging.py"],
     }
 
 
@@ -72,5 +72,5 @@ def test_the_table_names_files_that_are_there_each_once() -> None:
 
 
 def test_what_the_table_names_and_is_not_there_is_told(tmp_path: Path) -> None:
-    told = PLAN.unknown_paths(sources(tmp_path, {"pool/tenant_charges.py": ""}))
+    told = PLAN.unknown_paths(sources(tmp_path, {"pool/charging.py": ""}))
     assert told == ["space/", "pool/meeting.py", "pool/leases/"]

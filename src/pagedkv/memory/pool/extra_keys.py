@@ -65,10 +65,6 @@ class ExtraKeyTable:
         """One more than the largest id given so far, whether in use or vacant."""
         return len(self._ids) + len(self._vacant)
 
-    def intern(self, encoding: bytes) -> int:
-        """Return the id of an encoding, which may be new. O(length), amortised."""
-        return self.intern_all([encoding])[0]
-
     def intern_all(self, encodings: Sequence[bytes]) -> list[int]:
         """Return the ids of many encodings, which may be new. O(length of all), amortised."""
         known = self._ids

@@ -126,8 +126,8 @@ def _kind_of(pool: PoolArrays, block: int) -> int:
 @compiled
 def _enforce_bound(pool: PoolArrays, block: int) -> None:
     """Enforce the limit of a group, of which a block has become cached: evict its least valuable block if necessary."""
-    if bounding.stand(pool, block):
-        least = bounding.least_valuable(pool, block)
+    if cached_bounds.stand(pool, block):
+        least = cached_bounds.least_valuable(pool, block)
         drop_name(pool, least, SHED if is_spare(pool, least) else EVICTED)
 
 

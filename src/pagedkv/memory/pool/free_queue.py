@@ -3,10 +3,11 @@
 This module decides in which list a free or deferred block is, and where. Links are written by
 :mod:`~pagedkv.memory.pool.links`, places and counts by :mod:`~pagedkv.memory.pool.block_record`. The value of a block's
 content is decided by callers, which append cached blocks at the back, the least valuable first, and put blocks without
-content at the front. The spare list (:mod:`~pagedkv.memory.pool.spare_blocks`) is used as soon as no block without content
-is left. The protected list is used last; only some eviction policies (:mod:`~pagedkv.memory.pool.eviction`) put blocks
-there. Leased blocks (:mod:`~pagedkv.memory.pool.leasing`) are in no list; they are moved to the lists before these run
-out. Every operation on one block is O(1), also its removal from the middle, which a prefix hit on a free block needs.
+content at the front. The spare list (:mod:`~pagedkv.memory.pool.spare_blocks`) is used as soon as no block without
+content is left. The protected list is used last; only some eviction policies (:mod:`~pagedkv.memory.pool.eviction`) put
+blocks there. Leased blocks (:mod:`~pagedkv.memory.pool.leasing`) are in no list; they are moved to the lists before
+these run out. Every operation on one block is O(1), also its removal from the middle, which a prefix hit on a free
+block needs.
 
 ::
 

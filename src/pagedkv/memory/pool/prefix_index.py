@@ -174,11 +174,3 @@ class PrefixIndex:
     def named_blocks(self) -> npt.NDArray[np.int64]:
         """All blocks with a name, in order of their ids. O(blocks)."""
         return np.flatnonzero(self._arrays.records[:-NUM_SENTINELS, NAME])
-
-    def indexed_blocks(self) -> Iterator[tuple[int, int]]:
-        """All blocks that the buckets reach, each with its bucket: the named ones, unless the index is broken."""
-        for bucket in np.flatnonzero(self._arrays.buckets).tolist():
-            block = int(self._arrays.buckets[bucket])
-            while block != NULL_BLOCK:
-                yield bucket, block
-                block = int(self._arrays.records[block, BUCKET_NEXT])

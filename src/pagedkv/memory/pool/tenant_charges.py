@@ -22,7 +22,8 @@ account::
     sentinel of a list         -          | next | previous | -
     account of a tenant        cap        | floor | taken | cached
 
-All operations are O(1). The block to evict under a cap or a floor is chosen by :mod:`pagedkv.memory.pool.tenant_victims`.
+All operations are O(1). The block to evict under a cap or a floor is chosen by
+:mod:`pagedkv.memory.pool.tenant_victims`.
 """
 
 from typing import Final
