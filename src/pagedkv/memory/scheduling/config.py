@@ -20,8 +20,8 @@ class SchedulingConfig:
     """The limits of a step. The block space has the watermark and the sizes of pools.
 
     Args:
-        max_sequences: sequences that run at once; samples and beams count one by one.
-        max_batched_tokens: tokens that a step computes, decoded ones included.
+        max_sequences: most sequences that run at once; samples and beams count one by one.
+        max_batched_tokens: most tokens that a step computes, decoded ones included.
         preemption: what happens to the blocks of a preempted request.
         first_promise: tokens for which room is kept when a request returns from its first preemption, for it and for
             each running request; twice as many after each further one. See
@@ -31,7 +31,6 @@ class SchedulingConfig:
             the model computes a token differently in decoding than in a prompt.
 
     Raises:
-        ConfigurationError: a value is out of range, or two of them contradict each other.
         ConfigurationError: a value is out of range, or two of them contradict each other.
     """
 

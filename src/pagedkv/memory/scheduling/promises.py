@@ -59,7 +59,7 @@ def _growth(state: SchedulerState, newcomer: Request) -> int:
 
 
 def _targets(state: SchedulerState, newcomer: Request, growth: int) -> Iterator[tuple[Request, int, int]]:
-    """Yield each running request, its length, and its promised length; it grows while the newcomer prefills."""
+    """Yield each running request, its length, and its promised length, with room to decode while others prefill."""
     if growth:
         growth += -(-newcomer.num_known // max(1, state.config.max_batched_tokens - state.config.max_sequences))
         growth += state.keeps_states

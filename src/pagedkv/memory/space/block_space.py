@@ -128,7 +128,7 @@ class BlockSpace(SwapSpace):
         """Give a new sequence a row and blocks for its tokens, sharing what is cached.
 
         Args:
-            token_ids: the tokens that the open step computes, behind any prefix that may hit.
+            token_ids: any prefix that may hit, followed by the tokens that the open step computes.
             keys: extra keys: LoRA, tenant salt, media.
             digests: uint8 ``[full blocks, 32]`` computed elsewhere (full attention only). A wrong digest can lose
                 hits, but never grants one.
@@ -161,9 +161,9 @@ class BlockSpace(SwapSpace):
                 only whole blocks of the prompt are published (the prompt of ``match`` or ``prompt``, else these
                 tokens).
             tenant: one of ``SpaceConfig.tenants``. It is charged for all free blocks, hits included, that this sequence
-                and its forks take, until the content is given up, or another tenant hits it while it is unused. At its
-                cap a tenant evicts its own cached blocks, and the floors of others are kept free: a Shortage states the
-                tenant's share. None: no tenant, with neither cap nor floor.
+                and its forks take, until their content is dropped, or another tenant hits it when no sequence uses it.
+                At its cap a tenant evicts its own cached blocks, and the floors of others are kept free: a Shortage
+                states the tenant's share. None: no tenant, with neither cap nor floor.
 
         Raises:
             TokenError, ConfigurationError: see :func:`~pagedkv.memory.space.prompts.prepare_prompt`; ``match`` is the
@@ -280,11 +280,12 @@ class BlockSpace(SwapSpace):
         return growing.append(self._state, self._ledger, growth, tokens)
 
     def fill(self, rows: Rows, token_ids: TokenIds, counts: npt.ArrayLike | None = None) -> None:
-        """Fill in unknown tokens: those that the oldest step which each row waits for has sampled.
+        """Fill in unknown tokens: each row gets what its oldest unfilled step has sampled.
 
-        A step samples the tokens behind the positions that it computes: the verified drafts, and one more. Unknown
-        tokens of the step that are not filled in count as refused, and later tokens move down, also in steps in flight.
-        Blocks are published, and windows slide, once a step that computes the filled tokens is acknowledged.
+        For each row a step samples the tokens behind the positions that it computes: one in the place of each draft,
+        which verifies it, and one more. Unknown tokens of the step that are not filled in count as refused, and later
+        tokens move down, also in steps in flight. Blocks are published, and windows slide, once a step that computes
+        the filled tokens is acknowledged.
 
         Args:
             rows: the rows, each at most once.
@@ -373,8 +374,8 @@ class BlockSpace(SwapSpace):
             num_generated: how many tokens of each row were generated, if known. An eviction policy that learns uses it.
             superseded_by: a row that replaces these rows, such as a continued or edited conversation. Content that only
                 these rows hold is not expected to be hit again, and is evicted before all other cached blocks.
-            keep_until_s: lease what the running rows leave cached until this time (:meth:`lease`), for requests that
-                will come back, such as a conversation that waits for a tool.
+            keep_until_s: until this time what the running rows leave cached is leased (:meth:`lease`). For requests
+                that will come back, such as a conversation that waits for a tool.
             priority: 1: what they leave is evicted after all other unleased blocks, but before leases, as long as it
                 stays cached. -1: what only they held is evicted first. 1 needs ``leases`` in the configuration, as
                 ``keep_until_s`` does.
@@ -422,8 +423,8 @@ class BlockSpace(SwapSpace):
     def abort(self, step_id: StepId) -> AbortedSteps:
         """Note that a step failed. It and all later steps count as never run; what they published is withdrawn.
 
-        Rows that share tokens which another row computes in these steps, or in the open one, are lost. For each row
-        only the last such step is recorded.
+        Rows that share tokens which another row computes in these steps, or in the open one, are lost, since for each
+        row only the last such step is recorded.
 
         Raises:
             StepError: the step is not in flight.

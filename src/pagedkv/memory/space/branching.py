@@ -135,7 +135,7 @@ def _copy_lacks_from(state: SpaceState, group: Group, parent: int, length: int) 
 
 
 def _leave_open_step(state: SpaceState, group: Group, parent: int, own: int) -> None:
-    """Note that the copied block no longer waits for the open step: what that writes lies behind the prefix."""
+    """Note that the copy does not wait for the open step, which writes only behind the prefix."""
     records = group.pool.arrays.records
     if records[own, PENDING_STEP] == state.open_step:
         relied_on = int(state.relies_on[parent])

@@ -166,9 +166,9 @@ class ContentSpace(SpaceView):
     def lease(self, token_ids: TokenIds, until_s: float, *, keys: RequestKeys = NO_KEYS) -> int:
         """Keep the cached blocks of a prompt until a time: they are evicted after all unleased blocks.
 
-        A lease is soft: leased blocks count as free, and are evicted if an operation needs them, those whose lease ends
-        last first. Of several leases of a block the one that ends last counts. :meth:`forget`, a reset or new weights
-        end all leases. ``free(rows, keep_until_s=...)`` leases what a row leaves when it ends.
+        A lease is soft: leased blocks count as free, and are evicted if an operation needs them. The lease that ends
+        last is broken first. Of several leases of a block the one that ends last counts. :meth:`forget`, a reset or new
+        weights end all leases. ``free(rows, keep_until_s=...)`` leases what a row leaves when it ends.
 
         Args:
             token_ids: a prompt; its last token does not count, as for a hit.

@@ -94,7 +94,7 @@ class EpochFeature(SpaceFeature):
     """The part of the operations that records epochs, if they are counted."""
 
     def __init__(self, state: SpaceState) -> None:
-        """Work for this space. O(1)."""
+        """Use the state of a space. O(1)."""
         self._state = state
 
     def hit_taken(self, row: int, hit: PrefixHit) -> None:

@@ -177,8 +177,8 @@ def fill(
 
     Raises:
         SequenceError: a row that is not running, or named twice.
-        TokenError: counts that do not add up, a row without unknown tokens, no planned step that samples the first one,
-            too many or too few tokens.
+        TokenError: counts do not add up; a row has no unknown tokens, or no planned step samples its first one; there
+            are too many or too few tokens.
     """
     numbers = _as_numbers(state, batch, counts, tokens)
     limits = _limits_to_fill(state, ledger, batch, numbers)

@@ -68,7 +68,7 @@ class PrefixHit:
         block_ids: for each group read-only int32 ``[num_tokens // block_size]``: the blocks that hit, 0 where the
             group needs none (before its window). Empty for a group outside prefix caching. For a replayed window only
             the blocks before the replay.
-        num_whole_tokens: of these, the tokens that hit without the leading tokens of a block
+        num_whole_tokens: of these, the tokens that are not in a block that hits in part
             (:attr:`SpaceConfig.min_partial_hit <pagedkv.SpaceConfig>`): all, unless that is on.
         tails: the blocks inside which the hit ends, with their leading tokens that hit: states kept inside an interval,
             and blocks that hit in part. The sequence continues from copies of them, which the plan makes. Empty if the

@@ -29,7 +29,7 @@ def note_reliance(
 
 
 def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
-    """Before ``row`` releases its blocks: hand over to other rows the tokens that they wait for.
+    """Before ``row`` releases its blocks: let other rows compute the tokens that they wait for.
 
     Rows marked ``leaving_mark`` release their blocks as well.
     """

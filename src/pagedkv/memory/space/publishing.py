@@ -1,4 +1,7 @@
-"""Publishing blocks that rows complete, across groups: extra keys, digests once a lane, then the prefix index."""
+"""Publishing blocks that rows complete, across groups: extra keys, digests once a lane, then the prefix index.
+
+A block is *named* while it is in the prefix index, under its group and its digest.
+"""
 
 from typing import Final
 

@@ -19,10 +19,10 @@ __all__ = ["RetentionFeature", "slide_group"]
 
 
 class RetentionFeature(SpaceFeature):
-    """Records of the places in rows up to which later prompts can hit, for groups that shed what windows pass."""
+    """The part of the operations that records up to where later prompts can hit, for groups that shed blocks."""
 
     def __init__(self, state: SpaceState) -> None:
-        """Work for this space. O(1)."""
+        """Use the state of a space. O(1)."""
         self._state = state
 
     def prompt_known(self, row: int, num_tokens: int, hit: PrefixHit) -> None:

@@ -83,7 +83,7 @@ def fits_empty_pools(state: SpaceState, needs: Needs) -> bool:
 
 
 def fits_beside(state: SpaceState, needs: Needs, shared: Mapping[str, Int32Array]) -> bool:
-    """Return whether the pools would have enough blocks if all blocks in use were given back, but for shared ones.
+    """Return whether pools that hold nothing but the shared blocks in use would have enough blocks.
 
     An operation need not take blocks that it shares, so it can succeed where an empty pool would be too small. If the
     needs fit now, they fit here too.
@@ -109,7 +109,7 @@ def _num_charged(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> list
 
 
 def _has_room(state: SpaceState, needs: Needs, name: str, num_in_use: int, num_taken: list[int]) -> bool:
-    """Return whether a pool would have enough blocks with this many in use, of which each tenant has taken some."""
+    """Return whether a pool would have enough blocks beside ``num_in_use`` ones, ``num_taken`` of each tenant."""
     num_free = state.pools[name].num_usable - num_in_use
     if not state.tenant_names:
         return needs[NOBODY][name] <= num_free

@@ -137,7 +137,7 @@ def _parent_of(state: SpaceState, pool: BlockPool, block: int) -> bytes | None:
 
 
 def _is_first(state: SpaceState, pool: BlockPool, block: int) -> bool:
-    """Return whether a block begins a sequence, rather than that its parent was not cached when it was published."""
+    """Return whether a block without a parent begins a sequence; else its parent was not cached at publication."""
     record = pool.arrays.records[block]
     if record[PARENT] != NULL_BLOCK:
         return False

@@ -23,7 +23,7 @@ class SwapSpace(ContentSpace):
 
         OK if :meth:`swap_out` would succeed. NEVER without a host pool, or if the rows fit neither into an empty host
         pool nor into one that holds nothing but blocks which they share there. LATER also while the open plan copies or
-        swaps into their blocks, and until the step is acknowledged that replays a window of theirs.
+        swaps into their blocks, and while a step that replays a window of theirs is not acknowledged.
         """
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)

@@ -56,7 +56,7 @@ class TenantFeature(SpaceFeature):
     """The part of the operations that charges tenants, if there are any."""
 
     def __init__(self, state: SpaceState) -> None:
-        """Work for this space. O(1)."""
+        """Use the state of a space. O(1)."""
         self._state = state
 
     def row_taken(self, batch: Int32Array, tenant: int) -> None:

@@ -22,7 +22,7 @@ _Run: TypeAlias = tuple[int, int, MissCause]
 
 
 def misses_of(case: Case, finding: Finding) -> tuple[Miss, ...]:
-    """Return why each token does not hit that does not, in runs."""
+    """Return the cause for each token that does not hit, in runs."""
     end, num_tokens = case.hit.num_tokens, len(case.prompt.tokens)
     if finding.verdict.cause is MissCause.NOT_CACHING:
         return (Miss(0, num_tokens, MissCause.NOT_CACHING),)

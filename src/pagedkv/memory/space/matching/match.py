@@ -102,7 +102,7 @@ def _answer(known: Known, whole: Ending, ending: Ending) -> PrefixHit:
 
 
 def _hit(known: Known, num_whole: int, ending: Ending) -> PrefixHit:
-    """Make the answer of a hit, ``num_whole`` tokens of which hit without the leading tokens of a block."""
+    """Make the answer of a hit; ``num_whole`` of its tokens are not in a block that hits in part."""
     state = known.state
     block_ids = tuple(read_only(blocks) for blocks in ending.block_ids)
     count_free, by_group = state.loops.count_free, zip(state.groups, block_ids, strict=True)
@@ -116,7 +116,7 @@ def _hit(known: Known, num_whole: int, ending: Ending) -> PrefixHit:
 def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:
     """Return an earlier answer if it is still valid, else match its prompt again, which may be longer than this one.
 
-    In that case the prompt is the first chunk of it, and at most all tokens of the chunk but the last hit.
+    In that case this prompt is its first chunk, and the hit leaves out at least the chunk's last token.
 
     Raises:
         ConfigurationError, TokenError: the answer is for another prompt, other keys or another space.

@@ -1,6 +1,6 @@
 """Withdrawing content that turned out bad, such as a corrupt load, or the results of a faulty device.
 
-Bad content is what the caller names, and all that continues it, in every group, since it was computed from bad content.
+Bad content is what the caller declares bad, and all that continues it, in every group, since that was computed from it.
 Equal content counts as the same content, so a row is also found by the digests of its blocks. A row that may have
 copied the bad block while that was partly filled is found by the first tokens of its block::
 

@@ -1,4 +1,4 @@
-"""The values of a withdrawal: the named bad blocks, what they have spoilt so far, and all of it. And rows' contents."""
+"""The values of a withdrawal: the bad blocks, what they have spoilt so far, and all of it; and look-ups of rows."""
 
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Bad(NamedTuple):
-    """The blocks that the caller names, and where to search for what they have spoilt.
+    """The blocks that the caller declares bad, and where to search for what they have spoilt.
 
     Args:
         state: the space; pool: the pool of the bad blocks; blocks: int32 ``[n]``.
@@ -67,7 +67,7 @@ class Extent(NamedTuple):
     """All that is bad.
 
     Args:
-        bad: the blocks that were named.
+        bad: the blocks that were declared bad.
         taint: what they have spoilt.
         marks: for each group that keeps whole prefixes, by its index, uint8 ``[num_blocks]``: ``TAINTED`` where bad.
         is_everything: whether nothing can be proved sound; then digests and marks are empty.
@@ -101,7 +101,7 @@ class Extent(NamedTuple):
 
 
 def name_bad(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> Bad:
-    """Make the search of what some blocks have spoilt."""
+    """Set up the search for what some bad blocks have spoilt."""
     has_names = state.config.prefix_caching
     chains = tuple(group for group in state.cached_groups if group.keeps_whole_prefix and has_names)
     return Bad(state, pool, blocks, chains, np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist())
