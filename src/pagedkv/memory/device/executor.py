@@ -170,7 +170,7 @@ class PlanExecutor:
         self._require_moves(plan)
         try:
             inputs = self._stage(plan, stream)
-            self._state = _State.FAILED  # until all is launched
+            self._state = _State.FAILED  # until everything is launched
             self._next_step = plan.step_id
             result = self._carry_out(plan, inputs, forward, stream)
         except Exception as problem:
