@@ -29,12 +29,12 @@ from pagedkv.memory.device.table_arrays import TableGeometry
 
 __all__ = ["buffer_words", "runs_of", "without_writes"]
 
-SAID_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES)
+PARTS_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES)
 
 
 def buffer_words(layout: PlanLayout, sizes: TableGeometry, num_entries: int) -> int:
     """Return the words of a packet: all parts about rows, and this many entries, each perhaps also a new block."""
-    ranges = sum(ARRAYS_OF_KIND[kind] for kind, _ in layout.lines if kind in SAID_OF_ROWS)
+    ranges = sum(ARRAYS_OF_KIND[kind] for kind, _ in layout.lines if kind in PARTS_OF_ROWS)
     return len(layout.template) + ranges * padded(sizes.max_rows) + 2 * padded(num_entries)
 
 

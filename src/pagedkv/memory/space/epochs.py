@@ -122,7 +122,7 @@ class EpochFeature(SpaceFeature):
         _forget_dates(self._state, rows)
 
     def declared(self, batch: Int32Array) -> None:
-        """Date declared tokens that no plan computes with the current weights."""
+        """Date declared tokens that no plan computes by the current epoch."""
         _date_declared(self._state, batch)
 
     def moved(self, step: InFlightStep, refused: Int32Array) -> None:

@@ -16,7 +16,7 @@ __all__ = ["merge"]
 
 
 def merge(state: SpaceState, ledger: StepLedger, duplicates: list[list[Int32Array]]) -> None:
-    """Merge the settled ones of some duplicates, by group; the others wait for the next step to end."""
+    """Merge those duplicates that are settled, by group; the others wait for the next step to end."""
     if not any(duplicates):
         return
     republishing = np.zeros(len(state.rows), np.int32)

@@ -33,7 +33,7 @@ def verdict_of(case: Case, lack: Lack) -> Verdict:
         _from_its_name(case, lack)
         or _from_ghosts(case, lack)
         or _from_siblings(case, lack)
-        or Verdict(_cause_of_silence(case, lack), lack.start)
+        or Verdict(_cause_without_trace(case, lack), lack.start)
     )
 
 
@@ -158,7 +158,7 @@ def _cause_of_keys(case: Case, lack: Lack, same: Int32Array) -> MissCause:
 # There is no trace of it
 
 
-def _cause_of_silence(case: Case, lack: Lack) -> MissCause:
+def _cause_without_trace(case: Case, lack: Lack) -> MissCause:
     """Return the cause for a block that left no name and no ghost, and has no other content in its place."""
     group = lack.group
     if not group.keeps_whole_prefix and any(other.keeps_whole_prefix for other in case.state.cached_groups):
