@@ -15,12 +15,12 @@ __all__ = ["BlockTable"]
 
 
 class BlockTable:
-    """A view of one sequence: it owns nothing, and raises FreedSequenceError once the sequence is freed.
+    """A view of one sequence. It owns nothing, and raises FreedSequenceError once the sequence is freed.
 
     Args:
-        space: where the sequence lives.
+        space: the block space of the sequence.
         row: its row.
-        group: the group whose table is looked at; growing concerns all groups.
+        group: the group whose table is shown; growing affects all groups.
 
     >>> from pagedkv import BlockSpace, BlockTable, FullAttention, SpaceConfig
     >>> space = BlockSpace(SpaceConfig((FullAttention(block_size=4),), num_blocks=100))
@@ -31,7 +31,7 @@ class BlockTable:
     """
 
     def __init__(self, space: BlockSpace, row: int, group: int = 0) -> None:
-        """Look at a row. Raises ConfigurationError for what is no space, or no group of it; SequenceError for a row."""
+        """View a row. Raises ConfigurationError for a wrong space or group, and SequenceError for a wrong row."""
         require_instance(space, BlockSpace, "space")
         space.block_size(group)
         self._space = space
@@ -41,7 +41,7 @@ class BlockTable:
 
     @property
     def row(self) -> int:
-        """Row of the sequence. Raises FreedSequenceError once it is freed, whoever has the row then."""
+        """Row of the sequence. Raises FreedSequenceError once it is freed, even if another sequence has the row."""
         if self._space.generation_or_none(self._row) != self._generation:
             raise FreedSequenceError(f"the sequence that had row {self._row} was freed")
         return self._row
@@ -62,7 +62,7 @@ class BlockTable:
 
     @staticmethod
     def get_num_required_blocks(token_ids: TokenIds, block_size: int, num_lookahead_slots: int = 0) -> int:
-        """Blocks that so many tokens and reserved slots take. O(1). Raises ConfigurationError or TokenError."""
+        """Count the blocks for these tokens and reserved slots. O(1). Raises ConfigurationError or TokenError."""
         size = as_count(block_size, "block_size", least=1)
         num_slots = _num_tokens(token_ids) + as_count(num_lookahead_slots, "num_lookahead_slots")
         return -(-num_slots // size)
@@ -82,7 +82,7 @@ class BlockTable:
             raise OutOfBlocksError(str(shortage))
 
     def truncate(self, num_tokens: int) -> None:
-        """Roll back to an earlier length and give reserved slots back (see :meth:`BlockSpace.truncate`)."""
+        """Roll back to an earlier length and free reserved slots (see :meth:`BlockSpace.truncate`)."""
         self._space.truncate(self.row, [num_tokens])
 
     def fork(self) -> "BlockTable":
@@ -90,7 +90,7 @@ class BlockTable:
         return BlockTable(self._space, int(self._space.fork(self.row)[0]), self._group)
 
     def free(self) -> None:
-        """Give the sequence up."""
+        """Free the sequence."""
         self._space.free(self.row)
 
     @property
@@ -112,9 +112,9 @@ class BlockTable:
         return sequence_token_ids[self.num_full_slots :]
 
     def get_num_blocks_touched_by_append_slots(self, token_ids: TokenIds, num_lookahead_slots: int = 0) -> int:
-        """Blocks that appending would write or reserve slots in: a partly filled one, and new ones. Changes nothing.
+        """Count the blocks that appending would write or reserve: a partly filled one, and new ones. Changes nothing.
 
-        A partly filled one that other sequences hold as well is copied first. A recurrent state reserves no slots.
+        A partly filled one that other sequences share is copied first. A recurrent state reserves no slots.
         """
         num_reserved = as_count(num_lookahead_slots, "num_lookahead_slots", error=TokenError)
         block_size = self._space.block_size(self._group)
@@ -127,7 +127,7 @@ class BlockTable:
 
 
 def _num_tokens(token_ids: TokenIds) -> int:
-    """Count tokens, which are not looked at. Raises TokenError for what is no sequence of any."""
+    """Count tokens without checking them. Raises TokenError for anything but a list or array."""
     is_array = isinstance(token_ids, np.ndarray) and token_ids.ndim == 1
     is_list = isinstance(token_ids, Sequence | bytearray | memoryview) and not isinstance(token_ids, str)
     if not is_array and not is_list:

@@ -1,11 +1,12 @@
-"""BlockSpaceManager: the scheduler's door in the words of the classic block managers.
+"""BlockSpaceManager: the block space under the names of the classic block managers.
 
-It owns the map from sequences to rows (:mod:`pagedkv.memory.classic.row_map`) and two sums for the hit rate; the state
-is that of :class:`~pagedkv.memory.space.block_space.BlockSpace` (``manager.space``), so both doors can be mixed on it.
+It owns the map from sequences to rows (:mod:`pagedkv.memory.classic.row_map`) and two sums for the hit rate. All other
+state is that of its :class:`~pagedkv.memory.space.block_space.BlockSpace` (``manager.space``), so both interfaces can
+be mixed.
 
-Actions presume that the matching question was asked: where blocks are short after all, they raise
-:class:`~pagedkv.memory.contract.errors.OutOfBlocksError` and change nothing. What they decide is carried out, and
-counts, at the end of the scheduling round::
+Call the matching query (``can_...``) before an action: an action that finds too few blocks raises
+:class:`~pagedkv.memory.contract.errors.OutOfBlocksError` and changes nothing. The device executes the actions at the
+end of the scheduling round, and only then do their tokens count as computed::
 
     can_allocate / allocate / can_append_slots / append_slots / fork / free / swap_out / swap_in     in any order
     manager.end_round(run)                   plan the step, let the device run it, acknowledge it (or abort it)
@@ -42,12 +43,11 @@ __all__ = ["BlockSpaceManager"]
 class BlockSpaceManager:
     """Allocates, shares, grows, swaps and frees the blocks of sequences, by sequence id.
 
-    Raises (all methods that take sequences): :class:`~pagedkv.memory.contract.errors.UnknownSequenceError` for
-    sequences that were never allocated or are freed already; nothing is changed then. :meth:`is_allocated` tells
-    beforehand.
+    All methods that take sequences raise :class:`~pagedkv.memory.contract.errors.UnknownSequenceError` for sequences
+    that were never allocated or are freed already; nothing is changed then. :meth:`is_allocated` checks that before.
 
     Attributes:
-        space: the block space; what is done there is seen here, and the other way round.
+        space: the block space. It may also be used directly.
 
     >>> from pagedkv import BlockSpaceManager, FullAttention, Sequence, SequenceGroup, SpaceConfig
     >>> manager = BlockSpaceManager(SpaceConfig((FullAttention(block_size=4),), num_blocks=100))
@@ -78,10 +78,10 @@ class BlockSpaceManager:
         keys: RequestKeys = NO_KEYS,
         max_chunk: int | None = None,
     ) -> AllocStatus:
-        """Tell whether a group's prompt, and lookahead slots for each sequence, fit: now, later or never.
+        """Return whether a group's prompt, and lookahead slots for each sequence, fit: now, later or never.
 
-        ``max_chunk`` says how many tokens a round computes, where the prompt is prefilled in chunks: windows give
-        blocks back in between. Changes nothing.
+        ``max_chunk`` is how many tokens a round computes, if the prompt is prefilled in chunks: windows free blocks
+        between chunks. Changes nothing.
         """
         return self.space.can_allocate(
             self._prompt(seq_group),
@@ -92,10 +92,10 @@ class BlockSpaceManager:
         )
 
     def allocate(self, seq_group: SequenceGroup, num_lookahead_slots: int = 0, *, keys: RequestKeys = NO_KEYS) -> None:
-        """Give a group's prompt its blocks; all sequences of the group share them.
+        """Allocate blocks for a group's prompt; all sequences of the group share them.
 
-        With lookahead slots, each sequence gets its own: all but one copy the partly filled block. How much of the
-        prompt was cached, :meth:`get_num_cached_tokens` tells afterwards.
+        With lookahead slots, each sequence gets its own: all but one copy the partly filled block.
+        :meth:`get_num_cached_tokens` returns afterwards how much of the prompt was cached.
 
         Raises:
             SequenceError: the group is empty, its sequences differ, or one is allocated already; several
@@ -119,7 +119,7 @@ class BlockSpaceManager:
         self._num_hit_tokens += allocation.num_hit_tokens
 
     def is_allocated(self, seq: Sequence) -> bool:
-        """Tell whether a sequence has blocks, wherever they are: allocated or forked, and not freed. O(1)."""
+        """Return whether a sequence has blocks, on device or host: allocated or forked, and not freed. O(1)."""
         return self._find(seq) is not None
 
     def _prompt(self, seq_group: SequenceGroup) -> list[int]:
@@ -144,13 +144,13 @@ class BlockSpaceManager:
     # Growth
 
     def can_append_slots(self, seq_group: SequenceGroup, num_lookahead_slots: int = 0) -> bool:
-        """Tell exactly whether the unseen tokens of a group's sequences and the lookahead fit. Changes nothing."""
+        """Return exactly whether the unseen tokens of a group's sequences and the lookahead fit. Changes nothing."""
         return self.space.can_append(
             self._group_rows(seq_group), self._unseen_counts(seq_group), num_lookahead=num_lookahead_slots
         )
 
     def append_slots(self, seq: Sequence, num_lookahead_slots: int = 0) -> list[tuple[int, int]]:
-        """Give a sequence slots for the tokens it has got since the last call, and lookahead slots.
+        """Give a sequence slots for the tokens added to it since the last call, and lookahead slots.
 
         Returns the copies on write ``(src, dst)`` in the first group's pool; the plan has those of all pools.
 
@@ -199,12 +199,12 @@ class BlockSpaceManager:
         self._places.enter(child_seq.seq_id, child, parent.num_cached_tokens)
 
     def free(self, seq: Sequence, *, missing_ok: bool = False) -> None:
-        """Give up one sequence, wherever its blocks are. Cached blocks stay findable until evicted.
+        """Free one sequence, whether its blocks are on the device or the host. Cached blocks can be hit until evicted.
 
         Args:
             seq: the sequence.
-            missing_ok: do nothing, instead of raising, if it has no blocks: a request aborted before it was scheduled,
-                or freed when it finished and again with its group.
+            missing_ok: do nothing, instead of raising, if it has no blocks: for a request aborted before it was
+                scheduled, or a sequence freed when it finished and again with its group.
         """
         if as_flag(missing_ok, "missing_ok") and not self.is_allocated(seq):
             return
@@ -214,13 +214,13 @@ class BlockSpaceManager:
     # Swapping
 
     def can_swap_out(self, seq_group: SequenceGroup) -> bool:
-        """Tell whether the host pool can take the group now. Changes nothing."""
+        """Return whether the host pool can take the group now. Changes nothing."""
         return self.space.can_swap_out(self._group_rows(seq_group)) is AllocStatus.OK
 
     def swap_out(self, seq_group: SequenceGroup) -> list[tuple[int, int]]:
         """Move a group to the host pool; returns device block -> host block of the first group's pool.
 
-        Its device blocks become free when the round that copies them has ended, not before: to have them at once, call
+        Its device blocks become free only when the round that copies them has ended. To have them at once, call
         :meth:`end_round` in the middle of scheduling.
 
         Raises:
@@ -229,10 +229,10 @@ class BlockSpaceManager:
         return self._pairs(seq_group, self.space.swap_out(self._group_rows(seq_group)))
 
     def can_swap_in(self, seq_group: SequenceGroup, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Tell whether a swapped-out group fits the device: now, later or never. Changes nothing.
+        """Return whether a swapped-out group fits the device: now, later or never. Changes nothing.
 
-        Counts, beside the blocks that come back, what the sequences write next: their unseen tokens, the lookahead
-        slots of each, and the copies on write that these cause. OK leaves the watermark free.
+        Beside the blocks that come back, this counts blocks for what the sequences write next: their unseen tokens, the
+        lookahead slots of each, and the copies on write that these cause. OK leaves the watermark free.
         """
         return self.space.can_swap_in(
             self._group_rows(seq_group), self._unseen_counts(seq_group), num_lookahead=num_lookahead_slots
@@ -261,13 +261,13 @@ class BlockSpaceManager:
     def end_round(self, run: Callable[[StepPlan], object] | None = None) -> StepPlan:
         """Close the round: plan its step, let the device run the plan, and acknowledge it. Returns the plan.
 
-        May be called in the middle of scheduling, where blocks of swapped-out sequences are needed at once: what was
-        scheduled so far is a step of its own then, and what comes after, the next.
+        May be called in the middle of scheduling, if blocks of swapped-out sequences are needed at once: the actions
+        so far are then one step, and those that follow are the next.
 
         Args:
-            run: carries the whole plan out, positions to compute included, and returns when that is done. If it raises,
-                the step is aborted (:meth:`BlockSpace.abort <pagedkv.BlockSpace.abort>` says what that means for the
-                sequences) and the exception goes on. None where there is no device.
+            run: executes the whole plan, including the computation of positions, and returns when that is done. If it
+                raises, the step is aborted (see :meth:`BlockSpace.abort <pagedkv.BlockSpace.abort>` for the effect on
+                sequences) and the exception is passed on. None if there is no device.
 
         Raises:
             StepError: steps are in flight, so this one cannot end before they do; nothing is changed.
@@ -293,21 +293,21 @@ class BlockSpaceManager:
     def mark_blocks_as_computed(self, seq_group: SequenceGroup, token_chunk_size: int = 0) -> None:  # noqa: ARG002 - classic
         """Check that a group's sequences are allocated. Changes nothing.
 
-        Classic schedulers say this right after scheduling, before the model has run. Nothing is left to say here: what
-        a round's plan computes counts as computed when the round has ended, and stays in the plan until then. Content
-        that was brought from elsewhere is declared by ``manager.space.mark_computed``.
+        Classic schedulers call this right after scheduling, before the model has run. It is not needed here: what a
+        round's plan computes counts as computed when the round has ended, and stays in the plan until then. Use
+        ``manager.space.mark_computed`` for content from elsewhere.
         """
         self._group_rows(seq_group)
 
     def access_all_blocks_in_seq(self, seq: Sequence, now: float) -> None:  # noqa: ARG002 - the classic signature
         """Check that a sequence is allocated. Changes nothing.
 
-        The order of eviction is that of the last use by any sequence, and the space sees every use by itself.
+        Blocks are evicted in the order of their last use by any sequence, and the space records every use itself.
         """
         self.row_of(seq)
 
     def get_common_computed_block_ids(self, seqs: AbstractSequence[Sequence]) -> list[int]:
-        """Leading computed blocks that all these sequences hold, in the first group: acknowledged ones alone."""
+        """Leading computed (acknowledged) blocks that all these sequences hold, in the first group."""
         tables = [self.space.computed_block_ids(self.row_of(seq)) for seq in as_sequences(seqs)]
         common: list[int] = []
         for entries in zip(*tables, strict=False):
@@ -317,10 +317,10 @@ class BlockSpaceManager:
         return common
 
     def get_num_cached_tokens(self, seq: Sequence, *, keys: RequestKeys = NO_KEYS) -> int:
-        """Tokens of a sequence that need not be computed, for the prefix cache has them. Changes nothing.
+        """Count the tokens of a sequence that need not be computed, since they are cached. Changes nothing.
 
-        Of an allocated one, those that hit when its prompt was allocated (a fork: its parent's prompt); ``keys`` say
-        nothing then. Of one that is not, those that would hit now.
+        For an allocated sequence: those that hit when its prompt was allocated (for a fork, its parent's prompt);
+        ``keys`` is ignored then. For any other: those that would hit now.
         """
         place = self._find(seq)
         return self.space.match(seq.token_ids, keys=keys).num_tokens if place is None else place.num_cached_tokens
@@ -335,11 +335,11 @@ class BlockSpaceManager:
         return self._num_hit_tokens / max(1, self._num_prompt_tokens)
 
     def reset_prefix_cache(self) -> bool:
-        """Make everything cached unfindable, which always succeeds; sequences keep their own blocks."""
+        """Empty the prefix cache, which always succeeds; sequences keep their own blocks."""
         self.space.reset_prefix_cache()
         return True
 
-    # Seeing
+    # Queries
 
     def row_of(self, seq: Sequence) -> Row:
         """Row of a sequence, for the batch operations of ``manager.space``."""
@@ -363,7 +363,7 @@ class BlockSpaceManager:
         return BlockTable(self.space, self.row_of(seq))
 
     def get_num_free_blocks(self, pool: str | None = None) -> int:
-        """Device blocks of a pool that can be handed out now; of the first group's pool when none is named."""
+        """Device blocks of a pool that can be handed out now; of the first group's pool when None."""
         return self.space.num_free_blocks(pool)
 
     def get_num_free_gpu_blocks(self) -> int:
@@ -377,10 +377,10 @@ class BlockSpaceManager:
 
     @property
     def num_total_gpu_blocks(self) -> int:
-        """Device blocks that can be handed out at all in the first group's pool: the null block is not among them."""
+        """All usable device blocks of the first group's pool, without the null block."""
         return self.space.config.blocks_by_pool()[self.space.config.groups[0].pool] - 1
 
     @property
     def num_total_cpu_blocks(self) -> int:
-        """Host blocks that can be handed out at all in the first group's pool; 0 without a host pool."""
+        """All usable host blocks of the first group's pool; 0 without a host pool."""
         return max(0, self.space.config.host_blocks_by_pool()[self.space.config.groups[0].pool] - 1)

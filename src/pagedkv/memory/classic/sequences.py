@@ -1,7 +1,7 @@
-"""Sequences and groups of them as classic schedulers bring them: looked at before anything else is done.
+"""Checks of the sequences and groups that classic schedulers pass, before anything else is done.
 
-Any class will do that has what :class:`~pagedkv.Sequence` and :class:`~pagedkv.SequenceGroup` have: schedulers bring
-their own. Knows no rows and no blocks.
+Any class with the attributes of :class:`~pagedkv.Sequence` and :class:`~pagedkv.SequenceGroup` is accepted, since
+schedulers have their own. This module does not use rows or blocks.
 """
 
 from collections.abc import Sequence as AbstractSequence
@@ -32,7 +32,7 @@ def as_sequences(seqs: AbstractSequence[Sequence]) -> AbstractSequence[Sequence]
 
 
 def sequences_of(seq_group: SequenceGroup) -> AbstractSequence[Sequence]:
-    """Check a group, and give its sequences. O(sequences). Raises SequenceError."""
+    """Check a group, and return its sequences. O(sequences). Raises SequenceError."""
     if not hasattr(seq_group, "request_id") or not hasattr(seq_group, "seqs"):
         raise SequenceError(f"a group has a name, request_id, and a list of sequences, seqs; got {seq_group!r}")
     return as_sequences(seq_group.seqs)

@@ -1,14 +1,14 @@
-"""The body: memory, block tables and copies on a device, and an executor that carries out the core's plans there.
+"""The device side: memory, block tables and copies on a device, and an executor of the core's plans.
 
-Sees plans and the words of :mod:`pagedkv.memory.contract.spec`, nothing of how they come about. Needs torch (``pip
-install 'pagedkv[torch]'``). On a GPU its kernels are Triton's; on a CPU plain torch with the same signatures, against
-which the others are tested.
+It depends on plans and on :mod:`pagedkv.memory.contract.spec`, but not on how plans are made. Needs torch (``pip
+install 'pagedkv[torch]'``). On a GPU its kernels are written in Triton. On a CPU they are plain torch with the same
+signatures, and the Triton kernels are tested against these.
 """
 
 from pagedkv.memory.contract.extras import needing
 
 with needing("torch", "pagedkv.device"):
-    import torch  # noqa: F401 - first of all, so that its absence is told in our words
+    import torch  # noqa: F401 - before all else, so that a missing torch gets our own message
 
 from pagedkv.memory.device.block_tables import BlockTables
 from pagedkv.memory.device.executor import PlanExecutor

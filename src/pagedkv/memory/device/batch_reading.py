@@ -1,6 +1,6 @@
-"""How kernels read a group's batch: in pages of their own size, as lists of pages, or a state at a time.
+"""A group's batch in the forms that kernels read: pages of their own size, lists of pages, or one state at a time.
 
-Plain tensor operations, a handful a group: none of them asks the device for a number.
+Plain tensor operations, a handful a group; none of them reads a number back from the device.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ __all__ = ["StateRanges", "StateTable", "page_list", "page_table", "state_blocks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateTable:
-    """Where a recurrent group's states are: by place of the batch.
+    """The states of a recurrent group, by place of the batch.
 
     Args:
         blocks: int32 ``[places, width]``; block_size: tokens of an entry.
-        slots: int32 ``[places, num_draft_states]``: the second table; None where every state is advanced in place.
+        slots: int32 ``[places, num_draft_states]``: the second table; None if every state is advanced in place.
     """
 
     blocks: torch.Tensor
@@ -27,11 +27,11 @@ class StateTable:
     slots: torch.Tensor | None
 
     def block_behind(self, places: torch.Tensor, positions: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
-        """Tell the blocks of the states behind some positions, which must not be negative.
+        """Return the blocks of the states behind some positions, which must not be negative.
 
         Args:
             places: int64 ``[n]``; positions: int64 ``[n]``.
-            firsts: int32 ``[n]``: from which position on the state is in a slot, at each of these places.
+            firsts: int32 ``[n]``: the first position of each place with a state in a slot.
         """
         index = (positions // self.block_size).clamp(max=self.blocks.shape[1] - 1)
         block = self.blocks[places, index]
@@ -41,7 +41,7 @@ class StateTable:
 
 
 def page_table(blocks: torch.Tensor, numbers: PageNumbers) -> torch.Tensor:
-    """Number the pages of some rows of a table.
+    """Return the page numbers of some rows of a table.
 
     Args:
         blocks: int32 ``[places, width]``; numbers: how pages are numbered.
@@ -56,11 +56,11 @@ def page_table(blocks: torch.Tensor, numbers: PageNumbers) -> torch.Tensor:
 def page_list(
     table: torch.Tensor, lengths: torch.Tensor, max_pages: int, numbers: PageNumbers
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """List the pages that each place fills, one place behind the other (CSR).
+    """List the pages that each place fills, place after place (CSR).
 
     Args:
         table: int32 ``[at least places, width]``; lengths: int32 ``[places]``, tokens of each.
-        max_pages: of all places at most; numbers: how pages are numbered.
+        max_pages: most pages of all places; numbers: how pages are numbered.
 
     Returns:
         indptr int32 ``[places + 1]``, indices int32 ``[max_pages]`` (0 behind the pages), last_page_len int32
@@ -80,11 +80,11 @@ def page_list(
 
 
 class StateRanges(NamedTuple):
-    """What a step computes of a recurrent group: int32 ``[places]`` each.
+    """The ranges that a step computes in a recurrent group: int32 ``[places]`` each.
 
     Args:
         starts, ends: the range of each place.
-        firsts: from which position on its states are in slots.
+        firsts: the first position of each place with a state in a slot.
     """
 
     starts: torch.Tensor
@@ -93,10 +93,10 @@ class StateRanges(NamedTuple):
 
 
 def state_blocks(table: StateTable, ranges: StateRanges) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tell the block that each place reads its state from, and the one that holds it at the end of its range.
+    """Return the block from which each place reads its state, and the block that holds it at the end of its range.
 
     Returns:
-        int32 ``[places]`` each; the null block to read where a sequence begins.
+        int32 ``[places]`` each; the null block is read where a sequence begins.
     """
     starts, ends, firsts = ranges
     places = torch.arange(len(starts), device=starts.device)
@@ -105,13 +105,13 @@ def state_blocks(table: StateTable, ranges: StateRanges) -> tuple[torch.Tensor, 
 
 
 def state_writes(table: StateTable, ranges: StateRanges, offsets: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Tell for each position of the batch which block the state behind it goes to.
+    """Return, for each position of the batch, the block to which the state behind it is written.
 
     Args:
-        offsets: int32 ``[places + 1]``, positions before each place; num_tokens: positions wanted.
+        offsets: int32 ``[places + 1]``, positions before each place; num_tokens: length of the result.
 
     Returns:
-        int32 ``[num_tokens]``; the null block where no state is kept, and behind the positions.
+        int32 ``[num_tokens]``; the null block for states that are not kept, and behind the positions.
     """
     starts, ends, firsts = ranges
     flat = torch.arange(num_tokens, device=starts.device)

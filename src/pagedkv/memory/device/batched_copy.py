@@ -1,8 +1,8 @@
-"""Many copies between host and device by one call to the driver, carried out by the copy engine.
+"""Many copies between host and device by one call to the driver, executed by the copy engine.
 
-``cuMemcpyBatchAsync`` (CUDA 12.8) takes arrays of addresses: blocks of 2 MiB then move as fast as one long copy, where
-a call a block leaves the bus idle between small ones. Torch has no name for it, so the driver's library, which is there
-wherever a GPU works, is called directly. Where the driver is older, each copy is a call of its own.
+``cuMemcpyBatchAsync`` (CUDA 12.8) takes arrays of addresses, so that blocks of 2 MiB move as fast as one long copy.
+With one call a block the bus would be idle between the copies. Torch does not offer the call, so it is made directly in
+the driver's library, which exists wherever a GPU works. With an older driver, each copy is a call of its own.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ class _Attributes(ctypes.Structure):
 
 
 def copy_batch(destinations: Int64Array, sources: Int64Array, sizes: Int64Array, stream: torch.cuda.Stream) -> None:
-    """Let a stream copy ``sizes[i]`` bytes from ``sources[i]`` to ``destinations[i]``, for all i, in any order.
+    """Enqueue in a stream the copies of ``sizes[i]`` bytes from ``sources[i]`` to ``destinations[i]``, in any order.
 
     Args:
         destinations, sources: int64 ``[n]``, addresses; host memory must be pinned.
@@ -46,7 +46,7 @@ def copy_batch(destinations: Int64Array, sources: Int64Array, sizes: Int64Array,
         stream: not the default one.
 
     Raises:
-        DeviceUnavailableError: the driver refuses the copies; says why.
+        DeviceUnavailableError: the driver refuses the copies; the message has its error.
     """
     if len(sizes) == 0:
         return
@@ -83,7 +83,7 @@ def _copy_one_by_one(
 
 @lru_cache(maxsize=1)
 def _entry_point() -> "tuple[Any, bool] | None":
-    """The driver's function, and whether it takes a place for the index of the copy that failed (before CUDA 13)."""
+    """Return the driver's function, and whether it has an argument for the index of a failed copy (before CUDA 13)."""
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError:

@@ -1,10 +1,11 @@
-"""BlockTables: the block tables of all groups on a device, by row, and as a step's batch sees them.
+"""BlockTables: the block tables of all groups on a device, by row, and in the batch order of a step.
 
-Two ways lead in, and a table goes one of them for good. Plans: :meth:`BlockTables.step` carries out all that a
-:class:`~pagedkv.memory.contract.plan.StepPlan` says of tables, batch order and slots. Calls, as other systems have
-them: ``append_block_ids``, ``apply_staged_writes``, ``gather_block_tables``, ``compute_slot_mappings``.
+Tables are written in one of two ways, and never in both. By plans: :meth:`BlockTables.step` carries out all that a
+:class:`~pagedkv.memory.contract.plan.StepPlan` contains about tables, batch order and slots. By calls, as in other
+systems: ``append_block_ids``, ``apply_staged_writes``, ``gather_block_tables``, ``compute_slot_mappings``.
 
-Knows no memory that blocks name, and no plan's moves. Batch order of a plan is that of its ranges: rows ascending.
+The memory of blocks, and the moves of a plan, are not handled here. The batch order of a plan is that of its ranges:
+rows ascending.
 """
 
 from collections.abc import Sequence
@@ -37,9 +38,9 @@ __all__ = ["BlockTables"]
 
 NUM_BUFFERS: Final = 4
 DEPTH: Final = 8
-"""Steps of a row whose refused tokens are remembered: more than are ever in flight."""
+"""Steps of a row whose refused tokens are recorded: more than are ever in flight."""
 PACKET_ENTRIES: Final = 65_536
-"""Four groups of 16,384: a million new tokens in blocks of 64, or as many cached ones."""
+"""Entries of a packet. Enough for four groups of 16,384: a million tokens in blocks of 64, new or cached."""
 LEAST_ENTRIES: Final = 32
 
 
@@ -49,18 +50,18 @@ class BlockTables:
 
     Args:
         config: the space's configuration: groups, ``max_sequences`` rows, ``max_tokens`` a row.
-        max_batched_tokens: positions of a step at most; slots are padded with -1 up to this.
-        device: where the tables lie.
+        max_batched_tokens: most positions of a step; slots are padded with -1 up to this number.
+        device: the device of the tables.
         kernels: "auto", "triton" or "torch" (:func:`~pagedkv.memory.device.kernels.selection.kernels_for`).
-        packet_entries: table entries that a packet has room for; those of a plan that has more travel ahead of it.
+        packet_entries: table entries that fit into a packet; the entries of a larger plan are sent ahead of it.
 
     Attributes:
         config: the space's configuration.
         num_groups: groups; widths: entries of a row in each of them; max_rows: rows.
-        arrays: everything that the kernels work on.
+        arrays: all arrays that the kernels read and write.
 
     Raises:
-        ConfigurationError, DeviceUnavailableError: as the arguments say.
+        ConfigurationError, DeviceUnavailableError: an argument is not valid.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class BlockTables:
     # Plans
 
     def step(self, plan: StepPlan) -> StepInputs:
-        """Carry out what a plan says of tables, batch and slots, in the current stream.
+        """Apply a plan to tables, batch order and slots, in the current stream.
 
         Raises:
             StepError: the plan's step is not behind the last one, or the tables are driven by calls.
@@ -122,13 +123,13 @@ class BlockTables:
         return inputs
 
     def stage(self, plan: StepPlan) -> StepInputs:
-        """Put a plan where :meth:`launch` finds it, which may stand in a CUDA graph of the caller's.
+        """Put a plan where :meth:`launch` reads it. The launch may be part of a CUDA graph of the caller's.
 
         Args:
-            plan: of the space that these tables belong to, the next one behind the last.
+            plan: the next plan, behind the last one, of the space that these tables belong to.
 
         Returns:
-            where the step's inputs will be, once the launch has run.
+            views of the step's inputs, valid once the launch has run.
 
         Raises:
             StepError: as :meth:`step`, or the packet before was not launched and fenced.
@@ -146,7 +147,7 @@ class BlockTables:
         return self._inputs(plan.step_id, num_rows, num_tokens)
 
     def require_next(self, plan: StepPlan) -> None:
-        """Refuse what is no plan, or not behind the last one. Raises PlanError or StepError."""
+        """Raise PlanError for anything but a plan, and StepError for one that is not behind the last."""
         if not isinstance(plan, StepPlan):
             raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
         if self._is_called or not self._staged.is_empty:
@@ -157,7 +158,7 @@ class BlockTables:
             )
 
     def launch(self) -> None:
-        """Let the device carry out the staged packet: a few kernels, to be captured, or replayed from an own graph.
+        """Apply the staged packet on the device. The kernels are captured, or replayed from a graph of their own.
 
         Raises:
             StepError: nothing is staged, outside a capture.
@@ -170,7 +171,7 @@ class BlockTables:
         self._graph.replay()
 
     def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
-        """Say that the launch, or the graph that holds it, stands in a stream; None: the current. Raises StepError."""
+        """Record that the launch, or a graph with it, is in a stream; None: the current. Raises StepError."""
         self._ring.fence(stream)
 
     def inputs_of_all(self, num_rows: int, num_tokens: int) -> StepInputs:
@@ -185,9 +186,9 @@ class BlockTables:
         return self._inputs(StepId(0), self._num_places(num_rows), num_tokens)
 
     def record_refused(self, step_id: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
-        """Tell how many tokens a step has refused in some rows, so that later ranges move down by as many.
+        """Record how many tokens of some rows a step has refused, so that later ranges move down by as many.
 
-        Belongs behind the step's sampling, in the stream of the steps; needs no answer from the device.
+        Call it behind the step's sampling, in the stream of the steps; it reads nothing back from the device.
 
         Args:
             rows: int32 or int64 ``[n]``, on the device; counts: int32 ``[n]``.
@@ -206,20 +207,20 @@ class BlockTables:
         self.arrays.sample_refused[index] = torch.where(is_this, counts.int()[:, None], known)
 
     def forget_steps(self, first_step_id: int) -> None:
-        """Forget what steps have refused from this one on, since they were aborted."""
+        """Forget what steps from this one on have refused, since they were aborted."""
         is_gone = self.arrays.sample_steps >= as_count(first_step_id, "step_id", most=2**63 - 1, error=StepError)
         self.arrays.sample_steps.masked_fill_(is_gone, -1)
         self.arrays.sample_refused.masked_fill_(is_gone, 0)
 
     # Calls
 
-    def append_block_ids(self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool) -> None:  # noqa: FBT001 - as the field calls it
-        """Let blocks wait to be written behind a row's blocks, or in place of them.
+    def append_block_ids(self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool) -> None:  # noqa: FBT001 - as in other systems
+        """Stage blocks to be written behind a row's blocks, or in place of them.
 
         Args:
             req_index: the row.
-            new_block_ids: block ids for each group; none is fine.
-            overwrite: whether the row begins anew.
+            new_block_ids: block ids for each group; a list may be empty.
+            overwrite: whether the blocks replace the row's present ones.
 
         Raises:
             TensorError: no such row, not one list a group, ids outside their pool, or more than a row has room for.
@@ -243,7 +244,7 @@ class BlockTables:
                 self._staged.add(group, run)
 
     def apply_staged_writes(self) -> None:
-        """Write all that waits: of all groups at once, in the current stream."""
+        """Write all staged blocks, of all groups at once, in the current stream."""
         self._require_calls()
         self._apply_staged()
 
@@ -254,18 +255,18 @@ class BlockTables:
     def gather_block_tables(
         self, idx_mapping: torch.Tensor, num_reqs_padded: int | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """Lay rows out in batch order.
+        """Copy rows of the tables into batch order.
 
         Args:
-            idx_mapping: int32 ``[n]``, the row of each place; -1 for a place that has none.
-            num_reqs_padded: places in all; those behind the rows are null blocks.
+            idx_mapping: int32 ``[n]``, the row of each place; -1 for an empty place.
+            num_reqs_padded: places in all; those behind the rows get null blocks.
 
         Returns:
             for each group int32 ``[num_reqs_padded, width]``, the same tensors every time.
 
         Raises:
-            TensorError: another type, shape or device; fewer places than rows, or more than there are. Rows are looked
-                at where they lie on a CPU.
+            TensorError: another type, shape or device; fewer places than rows, or more than there are. The values of
+                rows are checked only on a CPU.
         """
         rows = self._batch(idx_mapping)
         num_places = len(rows) if num_reqs_padded is None else as_padding(num_reqs_padded)
@@ -282,14 +283,14 @@ class BlockTables:
         num_tokens_padded: int | None = None,
         num_refused: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Tell the slot of each position.
+        """Compute the slot of each position.
 
         Args:
             idx_mapping: int32 ``[n]``, the row of each place; -1 for a dummy, whose positions have no slots.
             query_start_loc: int32 ``[n + 1]``, positions before each place.
             positions: int64 ``[tokens]``.
-            num_tokens_padded: slots wanted; None: as many as positions.
-            num_refused: int32 ``[n]``, by how much each place's positions move down, known on the device alone.
+            num_tokens_padded: slots to return; None: as many as positions.
+            num_refused: int32 ``[n]``, by how much each place's positions move down, where only the device has that.
 
         Returns:
             int64 ``[groups, num_tokens_padded]``, a view of the same tensor every time; -1 behind the positions, up to
@@ -314,19 +315,19 @@ class BlockTables:
         return self.arrays.slots[: self.num_groups, :wanted]
 
     def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
-        """Give tables of null blocks, for runs without requests: the tensors of real steps. Raises TensorError."""
+        """Return tables of null blocks, for runs without requests: the tensors of real steps. Raises TensorError."""
         rows = torch.full((self._num_places(num_reqs),), -1, dtype=torch.int32, device=self.device)
         return self.gather_block_tables(rows)
 
     def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
-        """Give slots of -1, for runs without requests: the tensor that real steps use. Raises TensorError."""
+        """Return slots of -1, for runs without requests: the tensor of real steps. Raises TensorError."""
         if not 0 <= as_padding(num_tokens) <= self.max_batched_tokens:
             raise TensorError(f"there are slots for {self.max_batched_tokens} tokens, not for {num_tokens}")
         self.arrays.slots.fill_(-1)
         return self.arrays.slots[: self.num_groups, :num_tokens]
 
     def move_row(self, source: int, destination: int) -> None:
-        """Let a row stand elsewhere; what is left behind is null blocks. Raises TensorError or StepError."""
+        """Move a row to another place; the old place gets null blocks. Raises TensorError or StepError."""
         self._exchange((source, destination), (destination,), (source,))
         self.clear_row(source)
 
@@ -335,7 +336,7 @@ class BlockTables:
         self._exchange((first, second), (first, second), (second, first))
 
     def clear_row(self, row: int) -> None:
-        """Make a row null blocks, and none of them its own. Raises TensorError or StepError."""
+        """Fill a row with null blocks, and set its length to 0. Raises TensorError or StepError."""
         index = self._row(row)
         self._apply_staged()
         for group in range(self.num_groups):
@@ -343,13 +344,13 @@ class BlockTables:
         self.arrays.extents[:, index] = 0
         self._num_blocks[:, index] = 0
 
-    # What kernels of other block sizes take
+    # Inputs of kernels with other block sizes
 
     def page_tables(self, group: int, numbers: PageNumbers, num_rows: int) -> torch.Tensor:
-        """Number a group's blocks as the pages of a kernel's own size: int32 ``[num_rows, width * pages a block]``.
+        """Return a group's blocks as pages of a kernel's size: int32 ``[num_rows, width * pages a block]``.
 
         Args:
-            numbers: as :meth:`KVStorage.pages <pagedkv.memory.device.storage.KVStorage.pages>` gives them.
+            numbers: from :meth:`KVStorage.pages <pagedkv.memory.device.storage.KVStorage.pages>`.
             num_rows: places of the batch.
 
         Raises:
@@ -362,11 +363,11 @@ class BlockTables:
     def page_lists(
         self, group: int, num_rows: int, max_pages: int, numbers: PageNumbers | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """List the pages of the last step's batch as FlashInfer takes them, without asking the device for a size.
+        """List the pages of the last step's batch as FlashInfer takes them, without reading a size from the device.
 
         Args:
-            num_rows: places of the batch; max_pages: pages of all of them at most.
-            numbers: of a kernel's own block size; None: pages are blocks.
+            num_rows: places of the batch; max_pages: most pages of all of them.
+            numbers: page numbers for a kernel's own block size; None: pages are blocks.
 
         Returns:
             indptr int32 ``[num_rows + 1]``, indices int32 ``[max_pages]`` (0 behind the pages), last_page_len int32
@@ -383,7 +384,7 @@ class BlockTables:
         return page_list(self._batch_tables[index], lengths, max_pages, numbers)
 
     def state_blocks(self, group: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As :meth:`StepInputs.state_blocks`, of the last step and as many places as a graph is captured for.
+        """:meth:`StepInputs.state_blocks` of the last step, for as many places as a graph is captured for.
 
         Raises:
             TensorError: more places than there are. ConfigurationError: the group keeps no states.
@@ -391,7 +392,7 @@ class BlockTables:
         return self._inputs(StepId(0), self._num_places(num_rows), 0).state_blocks(group)
 
     def state_writes(self, group: int, num_rows: int) -> torch.Tensor:
-        """As :meth:`StepInputs.state_writes`, for as many places. Raises as :meth:`state_blocks`."""
+        """:meth:`StepInputs.state_writes` for as many places. Raises as :meth:`state_blocks`."""
         return self._inputs(StepId(0), self._num_places(num_rows), 0).state_writes(group)
 
     def table(self, group: int) -> torch.Tensor:
@@ -408,7 +409,7 @@ class BlockTables:
         return StepInputs(step_id, num_rows, num_tokens, self.arrays, self._batch_tables, self._state_tables)
 
     def _without_entries(self, plan: StepPlan) -> Int32Array:
-        """Write a large plan's entries ahead, in packets of their own; return the rest of it."""
+        """Write a large plan's entries ahead, in packets of their own; return the plan without them."""
         for writes in plan.table_writes:
             for run in runs_of(writes):
                 self._staged.add(writes.group, run)
@@ -420,7 +421,7 @@ class BlockTables:
             self._ring.stage(words)
             self._kernels.pull_packet(self.arrays)
             self._kernels.step_tables(self.arrays, writes_only=True)
-            # No slot was written: those of the step before still wait to be padded.
+            # No slot was written, so those of the step before still have to be padded.
             self.arrays.heads[:, NUM_TOKENS] = self.arrays.heads[:, PADDED_TO]
             self._ring.fence()
 

@@ -1,14 +1,14 @@
-"""Draws: what a step samples from, as kernels take it, and the noise that belongs to each token.
+"""Draws: the parameters of sampling, as kernels take them, and the noise for each token.
 
-Scores are perturbed by noise that is a function of seed, sample, position and token id alone, and the greatest sum is
-the token (E. J. Gumbel, 1954). The noise is a hash: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, OOPSLA 2014), a
-counter and a mixing function::
+Scores are perturbed by noise that depends only on seed, sample, position and token id, and the largest sum gives the
+token (E. J. Gumbel, 1954). The noise is a hash: SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, OOPSLA 2014), a counter
+and a mixing function::
 
     key(seed, sample, position) = word(word(word(seed, 0), sample), position)
     word(key, counter)          = mix(key + (counter + 1) * GAMMA)
 
-It is integer arithmetic that wraps around: the same words on every device. Of a word 52 bits are used, whose middle is
-exact in float64, so that no logarithm is taken of 0 or 1.
+It is integer arithmetic that wraps around, so the words are the same on every device. 52 bits of a word are used; their
+midpoint is exact in float64, so that no logarithm is taken of 0 or 1.
 """
 
 from typing import Final, NamedTuple
@@ -23,16 +23,16 @@ SHIFTS: Final = (30, 27, 31)
 """The constants of SplitMix64."""
 UNUSED_BITS: Final = 12
 NO_TOKEN: Final = -1
-"""Token of a row whose greatest score is not finite: it is no number, or nothing may be drawn."""
+"""Token of a row whose largest score is not finite: it is no number, or no token may be drawn."""
 
 
 class Draws(NamedTuple):
-    """What each row of scores is drawn by, ``[rows]`` each, on the scores' device, read there when a graph is replayed.
+    """Sampling parameters of each row of scores, ``[rows]`` each, on the scores' device; a replayed graph reads them.
 
     Args:
-        temperatures: float32; 0: the greatest score is taken, the first of equal ones.
-        least: float32, scores below it are not drawn; -inf: all may be.
-        seeds, samples, positions: int64, what the noise belongs to, beside the token.
+        temperatures: float32; 0: the largest score is taken, the first of equal ones.
+        least: float32, smaller scores are not drawn; -inf: all may be.
+        seeds, samples, positions: int64, what the noise depends on, beside the token.
     """
 
     temperatures: torch.Tensor
@@ -43,13 +43,13 @@ class Draws(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """Which of a row's greatest scores may be drawn, ``[rows]`` each, as above.
+    """Filters of each row's scores, ``[rows]`` each, on the scores' device.
 
     Args:
-        temperatures: float32; 0: nothing is filtered, the greatest is taken.
-        top_k: int64, so many scores and those equal to the last; 0: all.
-        top_p: float64, the fewest scores whose probabilities, of what top-k left, sum up to it; 1: all.
-        min_p: float32, the least probability, of the greatest one's; 0: any.
+        temperatures: float32; 0: nothing is filtered, the largest is taken.
+        top_k: int64, this many largest scores and those equal to the last may be drawn; 0: all.
+        top_p: float64, only the fewest scores with probabilities, after top-k, that sum up to it; 1: all.
+        min_p: float32, the least probability, as a fraction of the largest one; 0: any.
     """
 
     temperatures: torch.Tensor

@@ -1,17 +1,18 @@
-"""PlanExecutor: carries out whole plans on a device, in their documented order, and says which steps are done.
+"""PlanExecutor: executes whole plans on a device, in their documented order, and reports which steps are done.
 
-A step is launched at once and runs behind the ones before; nothing here waits for the device. In the stream of the
-steps, and in that of the swaps::
+A step is launched at once and runs behind the ones before; the host does not wait for the device here. The work of a
+step in the stream of the steps, and in that of the swaps::
 
     steps   | tables, batch, slots | zero new blocks | wait for what is swapped in | copies | forward pass | event
     swaps   | swaps out | swaps in |
 
-What is swapped out is read beside the forward pass, unless that pass writes into a block that is still being read: then
-it waits. The core hands out no block of a swap before the step is acknowledged, and a step is done only with its swaps.
+Blocks that are swapped out are read beside the forward pass. If the forward pass writes into a block that is still
+being read, it waits. The core hands out no block of a swap before the step is acknowledged, and a step is done only
+when its swaps are.
 
-Two modes, after ``SpaceConfig.in_order``. In order: every step goes to the stream of the first one, since the core
-hands out blocks that earlier steps may still use. Fenced: each step may come on a stream of its own, and waits for the
-one before by an event.
+There are two modes, as ``SpaceConfig.in_order`` says. In order: every step must be launched in the stream of the first
+one, since the core hands out blocks that earlier steps may still use. Fenced: each step may have a stream of its own,
+and waits for the one before by an event.
 """
 
 from collections import deque
@@ -57,7 +58,7 @@ class _State(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
-    """A step on its way."""
+    """A step that was launched."""
 
     step_id: StepId
     event: "torch.cuda.Event | None"
@@ -87,19 +88,18 @@ class _Reading:
 
 @final
 class PlanExecutor:
-    """Carries out the plans of one space.
+    """Executes the plans of one space.
 
     Args:
         storage: the memory; tables: the block tables; both of the space's configuration and on one device.
-        transfers: moves in that storage; None: new ones.
-        zero_new_blocks: zero the blocks that a plan hands out without content, so that nothing stale is ever read; what
-            somebody brings from elsewhere is to be written behind the launch of that plan.
+        transfers: the moves in that storage; None: new ones.
+        zero_new_blocks: whether to zero the blocks that a plan hands out without content, so that nothing stale is ever
+            read. Content from elsewhere must then be written behind the launch of that plan.
 
     Raises:
-        TensorError: storage and tables lie on different devices.
+        TensorError: storage and tables are on different devices.
         ConfigurationError: storage and tables are built from configurations in which the numbers of a plan mean
-            something else (:mod:`pagedkv.memory.contract.fingerprint`), or the transfers move what lies in another
-            storage.
+            something else (:mod:`pagedkv.memory.contract.fingerprint`), or the transfers are of another storage.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class PlanExecutor:
     # Steps
 
     def launch(self, plan: StepPlan, forward: Callable[[StepInputs], Result]) -> Result:
-        """Carry a plan out, in the current stream; ``forward`` launches the model's kernels behind its parts.
+        """Execute a plan in the current stream; ``forward`` launches the model's kernels behind the plan's own work.
 
         Args:
             plan: the next one of the space; the first may have any number.
-            forward: called once, with the step's inputs; what it returns is returned.
+            forward: called once, with the step's inputs; its result is returned.
 
         Raises:
             PlanError, TensorError, BlockError, NoHostPoolError: the plan is of a space with another configuration, or
@@ -155,11 +155,10 @@ class PlanExecutor:
             ConfigurationError: ``forward`` cannot be called.
             StepError: not the plan that comes next, or a step before failed and was not aborted.
             StorageError: the storage sleeps.
-            DeviceLostError: the device failed; nothing is carried out any more.
+            DeviceLostError: the device failed; no further plan is executed.
 
-        If anything of these is raised but the last, nothing of the plan was carried out. An exception of ``forward``
-        comes through as it is. In either case the space is to be told, ``space.abort(plan.step_id)``, and so is this
-        executor: :meth:`abort`.
+        If any of these is raised except the last, nothing of the plan was executed. An exception of ``forward`` is
+        passed on as it is. After any exception call ``space.abort(plan.step_id)``, and :meth:`abort` with its answer.
         """
         self._require_running()
         if not callable(forward):
@@ -183,10 +182,10 @@ class PlanExecutor:
         return result
 
     def done(self) -> tuple[StepId, ...]:
-        """Tell which steps are over since the last call, oldest first; acknowledge them in this order. Does not wait.
+        """Return the steps that ended since the last call, oldest first, without waiting. Acknowledge them in order.
 
         Raises:
-            DeviceLostError: the device failed; those that were over before are in it.
+            DeviceLostError: the device failed; the error lists the steps that had ended before.
         """
         self._require_alive()
         over = []
@@ -201,7 +200,7 @@ class PlanExecutor:
         return tuple(over)
 
     def wait(self) -> tuple[StepId, ...]:
-        """Wait for all steps in flight; answers as :meth:`done`, and raises as it."""
+        """Wait for all steps in flight; returns and raises as :meth:`done`."""
         self._require_alive()
         try:
             for launched in self._launched:
@@ -212,13 +211,13 @@ class PlanExecutor:
         return self.done()
 
     def abort(self, aborted: AbortedSteps) -> None:
-        """Let steps be forgotten that the space has aborted; whatever of them runs on the device is waited for.
+        """Forget steps that the space has aborted, after waiting for those that run on the device.
 
         Args:
-            aborted: what ``space.abort`` answered.
+            aborted: the answer of ``space.abort``.
 
         Raises:
-            StepError: one of them is done, as was told.
+            StepError: :meth:`done` has returned one of them already.
             DeviceLostError: the device failed.
         """
         self._require_alive()
@@ -244,14 +243,14 @@ class PlanExecutor:
         self._skip_aborted()
 
     def _skip_aborted(self) -> None:
-        """Let the next step be one that was not aborted before it came."""
+        """Skip the numbers of steps that were aborted before they were launched."""
         while self._next_step in self._aborted:
             self._aborted.remove(self._next_step)
             self._next_step += 1
 
     @property
     def num_in_flight(self) -> int:
-        """Steps that were launched and not told to be done."""
+        """Steps that were launched and that :meth:`done` has not returned yet."""
         return len(self._launched)
 
     # Checks
@@ -306,7 +305,7 @@ class PlanExecutor:
     # Carrying out
 
     def _current_stream(self) -> "torch.cuda.Stream | None":
-        """The stream that a step is launched in: looked up once, since that takes the host four microseconds."""
+        """The stream in which a step is launched. It is looked up once a step, since that takes the host 4 us."""
         device = self.storage.device
         return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
@@ -347,7 +346,7 @@ class PlanExecutor:
         return result
 
     def _swap(self, plan: StepPlan) -> list[CopyTicket]:
-        """Begin the plan's swaps behind the steps before: first those out, which read before all else."""
+        """Begin the plan's swaps behind the steps before; those out come first, since they read before all else."""
         tickets = []
         for moves in plan.swaps_out:
             ticket = self.transfers.swap_out(moves.pool, moves.src_ids, moves.dst_ids)
@@ -356,7 +355,7 @@ class PlanExecutor:
         return [*tickets, *(self.transfers.swap_in(each.pool, each.src_ids, each.dst_ids) for each in plan.swaps_in)]
 
     def _wait_for_readers(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
-        """Let the forward pass wait for swaps that still read a block which it writes."""
+        """Make the forward pass wait for swaps that still read a block which it writes."""
         if not self._reading:
             return
         self._reading = [reading for reading in self._reading if not reading.ticket.is_done()]
@@ -367,10 +366,10 @@ class PlanExecutor:
                     if not reading.block_ids.isdisjoint(np.unique(written).tolist()):
                         _wait_on_device(reading.ticket, stream)
 
-    # Losing the device
+    # Loss of the device
 
     def _end_if_lost(self, problem: Exception, over: tuple[StepId, ...] = ()) -> None:
-        """End for good if the device itself failed; other exceptions are the caller's."""
+        """Raise DeviceLostError, and end for good, if the device failed; return for any other exception."""
         if not is_device_failure(problem):
             return
         self._state = _State.ENDED
@@ -392,7 +391,7 @@ DEVICE_FAILURES: Final = ("CUDA error", "CUDA driver error", "an illegal memory 
 
 
 def is_device_failure(problem: Exception) -> bool:
-    """Tell whether an exception means that the device's context is lost, rather than that a call was refused."""
+    """Return whether an exception means that the device's context is lost, rather than that a call was refused."""
     accelerator_error = getattr(torch, "AcceleratorError", None)
     if accelerator_error is not None and isinstance(problem, accelerator_error):
         return True

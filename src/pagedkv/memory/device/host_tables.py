@@ -1,7 +1,7 @@
-"""What the device's block tables say, kept on the host: asked only while blocks are swapped beside the steps.
+"""A copy of the device's block tables on the host, used only while blocks are swapped beside the steps.
 
-A plan is noted for the price of an append to a list; its entries are put into the tables when somebody asks, or when
-many plans wait.
+Recording a plan costs an append to a list. Its entries are written into the tables when they are needed, or when many
+plans are recorded.
 """
 
 from typing import Final, final
@@ -22,7 +22,7 @@ class HostTables:
     """All tables, by row.
 
     Args:
-        tables: which there are; max_rows: rows.
+        tables: the tables of the space; max_rows: rows.
     """
 
     def __init__(self, tables: SpaceTables, max_rows: int) -> None:
@@ -33,15 +33,15 @@ class HostTables:
         self._waiting: list[StepPlan] = []
 
     def note(self, plan: StepPlan) -> None:
-        """Note that a plan is carried out."""
+        """Record a plan that is executed."""
         self._waiting.append(plan)
         if len(self._waiting) > MOST_WAITING:
             self._apply()
 
     def written_by(self, plan: StepPlan, group: int) -> Int32Array:
-        """List the blocks of a group that a plan's forward pass writes, or may write where tokens are unknown.
+        """List the blocks of a group that a plan's forward pass writes, or may write if tokens are unknown.
 
-        The plan must have been noted. Cost: O(ranges + blocks), and O(entries) of the plans that wait.
+        The plan must be recorded. Cost: O(ranges + blocks), and O(entries) of the plans not yet written to the tables.
         """
         self._apply()
         ranges, size = plan.compute_in(group), self._block_sizes[group]

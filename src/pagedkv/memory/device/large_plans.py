@@ -1,4 +1,4 @@
-"""Plans with more table entries than a packet has room for: the entries travel ahead, in packets of their own."""
+"""Plans with more table entries than fit into a packet: the entries are sent ahead, in packets of their own."""
 
 from typing import Final
 
@@ -29,17 +29,17 @@ from pagedkv.memory.device.table_arrays import TableGeometry
 
 __all__ = ["buffer_words", "runs_of", "without_writes"]
 
-SAID_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES)
+PARTS_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES)
 
 
 def buffer_words(layout: PlanLayout, sizes: TableGeometry, num_entries: int) -> int:
-    """Words of a packet: all that is said of rows, and so many entries, each of which may be a new block as well."""
-    ranges = sum(ARRAYS_OF_KIND[kind] for kind, _ in layout.lines if kind in SAID_OF_ROWS)
+    """Return the words of a packet: all parts about rows, and this many entries, each perhaps also a new block."""
+    ranges = sum(ARRAYS_OF_KIND[kind] for kind, _ in layout.lines if kind in PARTS_OF_ROWS)
     return len(layout.template) + ranges * padded(sizes.max_rows) + 2 * padded(num_entries)
 
 
 def runs_of(writes: TableWrites) -> list[Run]:
-    """Take a group's table writes apart, row by row."""
+    """Split a group's table writes by row."""
     ends = np.cumsum(writes.counts)
     return [
         Run(row, start, writes.block_ids[end - count : end])
@@ -50,7 +50,7 @@ def runs_of(writes: TableWrites) -> list[Run]:
 
 
 def without_writes(words: Int32Array, layout: PlanLayout) -> Int32Array:
-    """Copy a plan, but for its table writes, moves and new blocks: what is said of its rows is left."""
+    """Copy a plan without its table writes, moves and new blocks; the ranges of its rows remain."""
     lines = read_directory(words)
     kept = [line for line in lines if line[KIND] in {COMPUTE, UNKNOWN, STARTS, DRAFT_STATES}]
     num_words = sum(ARRAYS_OF_KIND[kind] * padded(length) for kind, _, _, length in kept)

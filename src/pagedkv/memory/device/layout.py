@@ -10,8 +10,8 @@ A layout names its axes from the outermost to the innermost::
     LBKNHC   layer-major: a block is one piece a layer
     BLNC     latents: neither heads, nor keys apart from values
 
-Where keys and values have different dimensions, everything inside K has two sizes. Knows no tensors: sizes go in,
-numbers of elements come out.
+If keys and values have different dimensions, all axes inside K have a size for each. This module uses no tensors: it
+computes numbers of elements from sizes.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ CONTENT: Final = "C"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where the keys, or the values, of a group lie, in elements.
+    """The place of the keys, or the values, of a group, in elements.
 
     Args:
         offset: of the first element.
-        strides: from one to the next along each axis, by its letter.
+        strides: from one element to the next along each axis, by its letter.
     """
 
     offset: int
@@ -43,11 +43,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The contiguous pieces of memory that one block consists of.
+    """The contiguous pieces of memory that form one block.
 
     Args:
         offsets: where each begins in block 0.
-        sizes: how long each is.
+        sizes: their lengths.
         strides: from a block's piece to the next block's.
     """
 
@@ -61,7 +61,7 @@ class Pieces:
         return len(self.offsets) == 1
 
     def times(self, factor: int) -> "Pieces":
-        """The same in a unit that is ``factor`` times smaller: bytes instead of elements."""
+        """Return the same in a unit that is ``factor`` times smaller: bytes instead of elements."""
         return Pieces(
             tuple(factor * offset for offset in self.offsets),
             tuple(factor * size for size in self.sizes),
@@ -71,14 +71,14 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A whole group in memory: its parts, and the pieces that its blocks consist of."""
+    """A whole group in memory: its parts, and the pieces that form its blocks."""
 
     parts: tuple[Part, ...]
     pieces: Pieces
 
 
 def parse_layout(layout: str, axes: str) -> str:
-    """Check a layout's letters, and write K where it is left out.
+    """Check a layout's letters, and insert K if it is left out.
 
     Args:
         layout: the letters, outermost first.
@@ -98,7 +98,7 @@ def parse_layout(layout: str, axes: str) -> str:
 
 
 def place(layout: str, sizes: Mapping[str, int], dims: tuple[int, ...]) -> Placement:
-    """Lay a group out.
+    """Compute the placement of a group.
 
     Args:
         layout: as :func:`parse_layout` returns it.

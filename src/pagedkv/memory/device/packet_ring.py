@@ -1,8 +1,8 @@
-"""The ring of packets: pinned buffers that the host fills and a GPU reads, each behind a fence.
+"""The ring of packets: pinned buffers that the host fills and a GPU reads, each protected by an event.
 
-A buffer is rewritten only when the event says that the kernel is over which read it. How far the GPU is, it counts
-itself (``clock``): so a captured graph finds the next packet without being told, and the host must launch exactly one
-packet between two that it stages.
+A buffer is rewritten only when its event shows that the kernel which read it has ended. The GPU itself counts its
+packets (``clock``), so a captured graph finds the next packet without an argument. Hence the host must launch exactly
+one packet between two that it stages.
 """
 
 from typing import final
@@ -23,7 +23,7 @@ class PacketRing:
 
     Args:
         buffers: int32 ``[num_buffers, words]``, in pinned memory where the device is a GPU.
-        device: who reads them.
+        device: the device that reads them.
 
     Raises:
         TensorError: the device is a GPU, and the buffers are not pinned.
@@ -40,21 +40,21 @@ class PacketRing:
 
     @property
     def num_words(self) -> int:
-        """Words that a buffer holds."""
+        """Words of a buffer."""
         return len(self._views[0])
 
     @property
     def is_staged(self) -> bool:
-        """Whether a packet waits to be launched."""
+        """Whether a packet is staged and not launched."""
         return self._num_staged > self._num_fenced
 
     def stage(self, words: Int32Array) -> None:
-        """Put a packet into the next buffer, once the device has read what was there.
+        """Put a packet into the next buffer, once the device has read the packet in it.
 
         Raises:
             StepError: the packet before was not launched, or not fenced.
 
-        Cost: O(words); where the device is as many packets behind as there are buffers, the host waits for it.
+        Cost: O(words). If the device is as many packets behind as there are buffers, the host waits for it.
         """
         if self.is_staged:
             raise StepError("a packet is staged already: launch it before the next one, and fence it")
@@ -66,7 +66,7 @@ class PacketRing:
         self._num_staged += 1
 
     def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
-        """Say that the launch of the staged packet stands in a stream; None: in the current one.
+        """Record that the launch of the staged packet is in a stream; None: in the current one.
 
         Raises:
             StepError: nothing is staged.

@@ -1,19 +1,20 @@
-"""Attention over blocks, as its kernels take it: rows, a layer's memory, and lists of the work that a step holds.
+"""The inputs of paged attention kernels: rows, a layer's memory, and lists of a step's work.
 
-A step's rows are cut into pieces of work that know nothing of each other, so that a row's answer is the same to the
-last bit whatever stands beside it. Rows of few queries (decoding) are cut along their keys: a *tile* is some keys of a
-row, a *span* consecutive tiles whose answer is kept as one partial answer, and spans are merged in their order::
+A step's rows are split into independent pieces of work, so that a row's answer is the same to the last bit whatever
+other rows the step has. Rows of few queries (decoding) are split along their keys: a *tile* is some keys of a row, a
+*span* is consecutive tiles with one common partial answer, and spans are merged in their order::
 
     keys of a row     0      64     128    192    256    320    345
     tiles             | t    | t    | t    | t    | t    | t   |
     spans             | slot 0      | slot 1      | slot 2     |     merged: slots 0, 1, 2
 
-How wide a span is follows from the row's own length. Rows of many queries (prompts) are cut along their queries: an
-*item* is some queries of one row with all the keys that they see. Rows that stand behind one another and begin with the
-same blocks may read these once: their shared blocks are items of their leader, whose answers are partial ones of each.
+The width of a span depends only on the row's own length. Rows of many queries (prompts) are split along their queries:
+an *item* is some queries of one row with all the keys that they see. Consecutive rows that begin with the same blocks
+may read these once: the shared blocks are items of the first of them, their leader, and give a partial answer for each
+of the rows.
 
-The lists are made on the device from lengths that lie there, once a step for all layers that read alike, so that one
-captured graph serves any step. Kernels walk them with as many programs as the device holds.
+The lists are made on the device from lengths that are there, once a step for all layers with the same ``Reading``, so
+that one captured graph serves any step. The kernels process them with as many programs as the device holds.
 """
 
 from dataclasses import dataclass
@@ -44,20 +45,20 @@ ENTRY_WORDS: Final = 8
 before it times two plus whether it is the last. Words of an item: place, first token, queries, position of the first,
 first key, end of its keys, partial row, slot."""
 NO_PARTIAL: Final = -1
-"""Partial row of what is answered at once."""
+"""Partial row of a result that needs no merging."""
 NUM_COUNTS: Final = 3
 """Tiles, items, merges."""
 SEES_ALL: Final = 2**30
 """Position of queries that see all keys of their item."""
 FEW_HEADS: Final = 16
-"""Heads of latents up to which keys are read for all of them by few warps."""
+"""Most heads of latents for which few warps read the keys for all heads."""
 HALF_NBYTES: Final = 2
 WIDE: Final = 256
 MIDDLE: Final = 128
 WIDEST_POWER: Final = 512
-"""Dimensions of a head above which tiles are smaller; of values, above the last they are held as twice as many."""
+"""Dimensions of a head above which tiles are smaller. Values above WIDEST_POWER are held padded to its double."""
 LEAST_EXTENT: Final = 16
-"""Of a product of tiles."""
+"""Least extent of a product of tiles."""
 MOST_COMMON: Final = 16
 """Most spans of a shared prefix."""
 
@@ -68,8 +69,8 @@ class PagedRows(NamedTuple):
     Args:
         block_tables: int32 ``[places, width]``.
         starts: int32 ``[places]``, where each row's positions begin; seq_lens: int32 ``[places]``, where they end.
-            A row that computes nothing has none between.
-        query_start_loc: int32 ``[places + 1]``, tokens before each place in the flat row.
+            Both are equal for a row that computes nothing.
+        query_start_loc: int32 ``[places + 1]``, tokens before each place in the flat order.
     """
 
     block_tables: torch.Tensor
@@ -79,15 +80,15 @@ class PagedRows(NamedTuple):
 
 
 class PagedLayer(NamedTuple):
-    """One layer's memory, and what it does with scores.
+    """One layer's memory and score parameters.
 
     Args:
-        keys: ``[num_blocks, block_size, key heads, key_dim]``; values: ``[..., value_dim]``; of any strides but for the
-            last. Latents are keys of one head, and their values the keys' first dimensions: the same memory.
-        scale: what a product of query and key is multiplied with.
-        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: they do not.
-        key_scales, value_scales: float32 ``[key heads or 1]`` where eight bits are stored: what a number stands for is
-            it times its scale.
+        keys: ``[num_blocks, block_size, key heads, key_dim]``; values: ``[..., value_dim]``; of any strides except the
+            last. Latents are keys of one head, and their values are the keys' first dimensions in the same memory.
+        scale: factor of the product of query and key.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: no cap.
+        key_scales, value_scales: float32 ``[key heads or 1]`` for memory of eight bits: a stored number stands for
+            itself times its scale.
     """
 
     keys: torch.Tensor
@@ -104,7 +105,7 @@ class PagedLayer(NamedTuple):
 
     @property
     def is_read_once(self) -> bool:
-        """Whether the keys that a kernel holds serve as values too: those of latents that fill their tile."""
+        """Whether the keys in a kernel serve as values too: those of latents with dimensions that fill their tile."""
         value_dim = self.values.shape[3]
         return self.is_latent and value_dim >= LEAST_EXTENT and value_dim & (value_dim - 1) == 0
 
@@ -114,9 +115,9 @@ class Reading:
     """What a query at position q sees, of the positions p <= q; the same for all layers of one list.
 
     Args:
-        heads_of_key: heads of queries that share a key head.
+        heads_of_key: query heads that share a key head.
         window: only ``p > q - window``, and the first ``num_sink_tokens`` (StreamingLLM, 2023).
-        chunk: only those with ``p // chunk == q // chunk``.
+        chunk: only positions with ``p // chunk == q // chunk``.
     """
 
     heads_of_key: int
@@ -133,7 +134,7 @@ class Reading:
             raise ConfigurationError(f"a layer has a window ({self.window}) or a chunk ({self.chunk}), not both")
 
     def first_seen(self, position: int) -> int:
-        """Tell the first position, but for sink tokens, that a query sees."""
+        """Return the first position that a query sees, apart from sink tokens."""
         if self.window:
             return max(0, position - self.window + 1)
         return position // self.chunk * self.chunk if self.chunk else 0
@@ -141,17 +142,16 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How work is cut, and how many threads walk it. Answers depend on it to rounding.
+    """How work is split, and how many threads process it. Answers depend on it only by rounding.
 
     Args:
-        key_tile: keys of a tile; span_tiles: tiles of a span, or a multiple where spans would be more than
-            ``most_spans``.
-        head_tile: heads of a key head that a program holds at once, at most.
-        warps, stages, programs: of the kernel for tiles: warps of a program, tiles under way at once, programs a
+        key_tile: keys of a tile; span_tiles: tiles of a span, or a multiple if there would be more than ``most_spans``.
+        head_tile: most heads of a key head that a program holds at once.
+        warps, stages, programs: of the kernel for tiles: warps of a program, tiles in its pipeline, programs on a
             multiprocessor.
-        query_rows: queries times heads of an item, at least the heads of a key; query_keys: keys that it takes at once.
-        query_warps, query_stages, query_programs: of the kernel for items; query_registers: of a thread there, at most;
-            0: as many as it takes.
+        query_rows: queries times heads of an item, at least the heads of a key; query_keys: keys that it reads at once.
+        query_warps, query_stages, query_programs: the same for the kernel for items; query_registers: most registers of
+            a thread there; 0: no limit.
         shared_span: tokens of a shared prefix that one item reads, or a multiple.
     """
 
@@ -173,31 +173,32 @@ class Tiling:
 
 @final
 class WorkList:
-    """Work of one step, for all layers that read alike.
+    """The work of one step, for all layers with the same reading.
 
     Args:
         reading: what their queries see.
-        max_places: rows of a step at most; max_tokens: tokens of a step at most; max_length: of a row at most.
-        num_heads: heads of queries; value_dim: of an answer.
-        few_queries: rows of at most so many queries are cut along their keys: one, and drafts.
-        shares: whether rows that begin with the same blocks read them once. Their answers then depend, by rounding, on
-            who shares; off, they depend on nothing but the row.
-        tiling: how work is cut.
-        device: where the lists lie.
+        max_places: most rows of a step; max_tokens: most tokens of a step; max_length: most tokens of a row.
+        num_heads: query heads; value_dim: dimensions of an answer.
+        few_queries: rows of at most this many queries are split along their keys: one, and drafts.
+        shares: whether rows that begin with the same blocks read them once. If so, their answers depend, by rounding,
+            on which rows share; else they depend only on the row itself.
+        tiling: how work is split.
+        device: the device of the lists.
 
     Attributes:
         tiles, items: int32 ``[capacity, ENTRY_WORDS]``; merges: int32 ``[capacity, 2]``, a token and its spans.
-        by_items: rows of few queries have so many heads that they are cut into items too, one for each span.
+        by_items: whether rows of few queries are split into items too, one for each span, for their many heads.
         counts: int32 ``[NUM_COUNTS]``, how many of each there are.
-        shared: int32 ``[max_places, 2]``: tokens that a row shares with its leader, and at the leader how many rows do.
+        shared: int32 ``[max_places, 2]``: tokens that a row shares with its leader, and at the leader the number of
+            rows that share.
         partials: float32 ``[slots, partial rows, num_heads, value_dim]``; sums: float32 ``[slots, partial rows,
-            num_heads]``, the logarithm (base 2) of what each partial answer was divided by.
+            num_heads]``, the logarithm (base 2) of the divisor of each partial answer.
 
     Raises:
         ConfigurationError: a number is out of range, or there is not enough memory for the lists.
     """
 
-    def __init__(  # noqa: PLR0913 - what may come at most has as many sides
+    def __init__(  # noqa: PLR0913 - the bounds of a step, by keywords
         self,
         reading: Reading,
         *,
@@ -266,10 +267,10 @@ class WorkList:
 def tiling_for(  # noqa: PLR0911 - one answer a kind of layer
     layer: PagedLayer, reading: Reading, query_nbytes: int = 2
 ) -> Tiling:
-    """Choose how a layer's work is cut, by what was measured on an H200 (docs/decisions/0036-paged-attention.md).
+    """Choose the tiling of a layer, by measurements on an H200 (docs/decisions/0036-paged-attention.md).
 
     Args:
-        query_nbytes: of an element of the queries.
+        query_nbytes: bytes of an element of the queries.
     """
     widest = max(layer.keys.shape[3], layer.values.shape[3])
     if layer.values.shape[3] > WIDEST_POWER:

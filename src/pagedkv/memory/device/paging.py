@@ -1,15 +1,15 @@
-"""Pages: blocks as an attention kernel counts them, where its block is a part of the manager's.
+"""Pages: the blocks of an attention kernel, if its block size is a part of the manager's.
 
-A kernel wants ``keys[page]`` to be ``page_size`` consecutive tokens, and the address of a page to be its number times
-one stride. In a block-major pool the next part of a block lies one stride away, but the next block many::
+A kernel needs ``keys[page]`` to be ``page_size`` consecutive tokens, and the address of a page to be its number times
+one stride. In a block-major pool the next part of a block is one stride away, but the next block is many strides away::
 
     block 0                                  block 1
     | layer 0            | layer 1         | | layer 0 ...
     | page 0 | page 1    | ...               | page 6 | page 7       here 2 pages a block, and 6 strides from block
                                                                      to block
 
-So a page's number is ``block * block_step + part * part_step``, the numbers in between belong to other layers, and the
-kernel sees a tensor whose first extent is longer than it has pages, which are views of the same memory.
+So a page's number is ``block * block_step + part * part_step``, and the numbers in between belong to other layers. The
+kernel gets a tensor with a first extent larger than the number of its pages; all of them view the same memory.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ __all__ = ["PageNumbers", "number_pages"]
 
 @dataclass(frozen=True, slots=True)
 class PageNumbers:
-    """How pages are numbered.
+    """The numbering of pages.
 
     Args:
         page_size: tokens a page.
@@ -39,7 +39,7 @@ class PageNumbers:
     stride: int
 
     def extent(self, num_blocks: int) -> int:
-        """One more than the last page's number."""
+        """Return the last page's number plus 1."""
         return (num_blocks - 1) * self.block_step + (self.per_block - 1) * self.part_step + 1
 
 

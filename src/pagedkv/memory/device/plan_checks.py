@@ -1,7 +1,7 @@
-"""What must be true of a plan before anything of it is carried out: said here, so that nothing is written otherwise.
+"""Checks of a plan before any of it is executed, so that a refused plan has written nothing.
 
-A plan's buffer contradicts itself nowhere (``StepPlan.from_buffer`` sees to that); whether it is a plan of *this*
-space, and fits *these* tables, is seen here. A few passes over its words, since it stands between two steps of a GPU.
+A plan's buffer is consistent in itself (``StepPlan.from_buffer`` checks that). The checks here are whether it is a plan
+of *this* space, and fits *these* tables. They make a few passes over its words, since they run between two GPU steps.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from pagedkv.memory.device.table_arrays import TableGeometry
 __all__ = ["PlanChecks", "require_fingerprint"]
 
 _Part: TypeAlias = tuple[int, int]
-"""Where a part of the plan begins, and how long its arrays are."""
+"""Where a part of the plan begins, and the length of its arrays."""
 
 
 @final
@@ -42,8 +42,8 @@ class PlanChecks:
 
     Args:
         sizes: of the tables.
-        num_blocks: blocks of the pool of each table: ids are below.
-        names: how errors call each table.
+        num_blocks: blocks of the pool of each table; ids must be smaller.
+        names: name of each table in errors.
     """
 
     def __init__(self, sizes: TableGeometry, num_blocks: Sequence[int], names: Sequence[str]) -> None:
@@ -78,11 +78,10 @@ class PlanChecks:
         return self._require_ranges(words, compute)
 
     def _fits(self, words: Int32Array, writes: Sequence[_Part], compute: _Part) -> bool:
-        """Tell by the largest number of each array whether every group's entries fit: all of them in one pass.
+        """Return whether every group's entries fit, by the largest number of each array, in one pass.
 
-        Where not, they may still, since it need not be the run that begins last which is the longest.
-
-        (NumPy takes three times as long where the bounds are a list.)
+        If it returns False they may fit all the same, since the last start and the largest count may be of different
+        runs. (NumPy takes three times as long if the bounds are a list.)
         """
         bounds: list[int] = []
         limits = []
@@ -121,7 +120,7 @@ class PlanChecks:
             raise PlanError(
                 f"the plan writes row {most_row} of {self._names[group]}, but the tables have {most_row_of_tables}"
             )
-        if most_start + most_count > width:  # perhaps not of the same run
+        if most_start + most_count > width:  # perhaps of different runs
             rows, ends = part[0], part[1] + part[2]
             place = int(ends.argmax())
             if ends[place] > width:
@@ -159,7 +158,7 @@ class PlanChecks:
 
 
 def require_fingerprint(words: Int32Array, expected: bytes) -> None:
-    """Refuse the plan of a space with another configuration. Raises PlanError."""
+    """Raise PlanError for a plan of a space with another configuration."""
     found = read_fingerprint(words)
     if found != expected:
         raise PlanError(
@@ -169,7 +168,7 @@ def require_fingerprint(words: Int32Array, expected: bytes) -> None:
 
 
 def _fixed_words(sizes: TableGeometry) -> npt.NDArray[np.intp]:
-    """List the words that all plans of a space have in common: layout and names, but neither step nor sizes."""
+    """Return the places of the words that all plans of a space share: layout and names, but neither step nor sizes."""
     template = sizes.layout.template
     is_fixed = np.ones(len(template), bool)
     is_fixed[[NUM_WORDS, STEP_LOW, STEP_HIGH]] = False

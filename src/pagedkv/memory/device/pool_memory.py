@@ -1,8 +1,8 @@
 """The memory of one pool: its blocks on the device, and those of the host pool that swapping uses.
 
-Bytes without meaning: which group's keys they are, :mod:`pagedkv.memory.device.storage` knows. A block-major pool is
-its blocks, one behind the other. In any other layout a block is several pieces on the device and one on the host, where
-no kernel reads it::
+These are plain bytes; :mod:`pagedkv.memory.device.storage` assigns them to groups. In a block-major pool the blocks
+follow each other. In any other layout a block is several pieces on the device, but one on the host, where no kernel
+reads it::
 
     device, block-major    | block 0       | block 1       | block 2 ...
     device, layer-major    | layer 0 of block 0 | of block 1 | ... | layer 1 of block 0 | of block 1 | ...
@@ -23,7 +23,7 @@ from pagedkv.memory.device.tensors import require_pinned, require_tensor
 __all__ = ["PoolMemory"]
 
 ALIGNMENT: Final = 16
-"""Bytes that a kernel moves at once; torch's allocations begin at multiples of it."""
+"""Bytes that a kernel moves at once; torch's allocations begin at a multiple of it."""
 
 
 @final
@@ -32,18 +32,18 @@ class PoolMemory:
 
     Attributes:
         name: of the pool; num_blocks, num_host_blocks: how many there are; block_nbytes: bytes of one.
-        pieces: what a block consists of on the device.
-        device_bytes: uint8 ``[num_blocks * block_nbytes]``; not to be touched while asleep.
-        host_bytes: uint8 ``[num_host_blocks * block_nbytes]``, pinned where the device is a GPU: the caller's, if he
-            brings it, which is left alone when the pool is closed.
+        pieces: the pieces of a block on the device.
+        device_bytes: uint8 ``[num_blocks * block_nbytes]``; must not be accessed while asleep.
+        host_bytes: uint8 ``[num_host_blocks * block_nbytes]``, pinned if the device is a GPU. If the caller passed it,
+            it is not freed when the pool is closed.
 
     Raises:
-        TensorError: host memory of the caller's that is no such tensor; nothing was allocated.
-        ConfigurationError: there is not as much memory.
+        TensorError: the host memory has another type, shape or device, or is not pinned; nothing was allocated.
+        ConfigurationError: there is not enough memory.
         DeviceUnavailableError: the driver of the GPU cannot reserve addresses.
     """
 
-    def __init__(  # noqa: PLR0913 - what a pool is, by keywords
+    def __init__(  # noqa: PLR0913 - the sizes of a pool, by keywords
         self,
         name: str,
         *,
@@ -79,20 +79,20 @@ class PoolMemory:
 
     @property
     def is_awake(self) -> bool:
-        """Whether there is memory on the device."""
+        """Whether device memory is mapped."""
         return self._memory.is_mapped
 
     def sleep(self) -> None:
-        """Give the device's memory back. Tensors that view it must not be used until :meth:`wake`."""
+        """Release the device's memory. Tensors that view it must not be used until :meth:`wake`."""
         self._memory.unmap()
 
     def wake(self) -> None:
-        """Take as much memory again, at the same address; views, and graphs that hold them, are valid again."""
+        """Map memory at the same addresses again; views, and graphs that hold them, are valid again."""
         self._memory.map()
         self._zero_null_block()
 
     def close(self) -> None:
-        """Give everything back for good."""
+        """Release all memory for good."""
         if self.is_awake:
             self.sleep()
         if self._unpin is not None:
@@ -100,12 +100,12 @@ class PoolMemory:
         self.host_bytes = torch.empty(0, dtype=torch.uint8)
 
     def require_awake(self) -> None:
-        """Refuse to touch memory that is given back. Raises StorageError."""
+        """Raise StorageError if the device memory is released."""
         if not self.is_awake:
             raise StorageError(f"pool {self.name!r} is asleep: wake the storage before plans are carried out")
 
     def _zero_null_block(self) -> None:
-        """Let whoever reads the null block read zeros: padded rows of a batch do."""
+        """Zero the null block, since padded rows of a batch read it."""
         for offset, size in zip(self.pieces.offsets, self.pieces.sizes, strict=True):
             self.device_bytes[offset : offset + size].zero_()
 
@@ -119,7 +119,7 @@ def _require_host_memory(memory: torch.Tensor, what: str, nbytes: int, device: t
 
 
 def _allocate_host(nbytes: int, what: str) -> torch.Tensor:
-    """Take whole pages of host memory: what is pinned must share none with anybody."""
+    """Allocate whole pages of host memory, since pinned memory must not share pages with other allocations."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     try:
@@ -129,7 +129,7 @@ def _allocate_host(nbytes: int, what: str) -> torch.Tensor:
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """Pin memory in place: torch's own pinned memory comes in powers of two, which wastes up to half of it."""
+    """Pin memory in place: torch's own pinned allocations are powers of two, which wastes up to half of them."""
     status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(status) != 0:
         raise ConfigurationError(f"{memory.numel():,} bytes of host memory cannot be pinned: CUDA says {int(status)}")

@@ -1,13 +1,13 @@
-"""Memory whose address outlives it: reserved once, and backed by memory while it is mapped.
+"""Memory at fixed addresses: reserved once, and backed by physical memory while it is mapped.
 
-CUDA graphs hold addresses, and so do views; what is given back while an engine sleeps is the memory behind them::
+CUDA graphs and views hold addresses. While an engine sleeps, only the memory behind the addresses is released::
 
     addresses   | reserved, for as long as a view lives                      |
     mapped      | piece     | piece     | piece     | rest |                     GPU: pieces of 1 GiB of the driver
     unmapped    |                                            |                   reading or writing is a fault
 
-On a CPU the operating system does the same with anonymous pages: there nothing faults, and zeros are read. The driver
-is called directly, as for batched copies: torch has no name for these calls.
+On a CPU the operating system does the same with anonymous pages, but unmapped pages read as zeros instead of faulting.
+The driver is called directly, as for batched copies, since torch does not offer these calls.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ __all__ = ["ReservedMemory", "no_room", "reserve"]
 
 LIBRARY: Final = "libcuda.so.1"
 PIECE_NBYTES: Final = 2**30
-"""Of what is mapped at once: 64 GiB in one piece took 0.2 s on an H100, in pieces of 1 GiB 0.09 s."""
+"""Bytes mapped at once: 64 GiB in one piece took 0.2 s on an H100, in pieces of 1 GiB 0.09 s."""
 OUT_OF_MEMORY: Final = 2  # CUDA_ERROR_OUT_OF_MEMORY
 PINNED: Final = 1  # CU_MEM_ALLOCATION_TYPE_PINNED
 ON_DEVICE: Final = 1  # CU_MEM_LOCATION_TYPE_DEVICE
@@ -34,7 +34,7 @@ RECOMMENDED: Final = 1  # CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
 
 
 class ReservedMemory(Protocol):
-    """Bytes that can be given back and taken again where they were.
+    """Bytes that can be released and mapped again at the same addresses.
 
     Attributes:
         nbytes: how many; address: where they begin, for as long as the object or a view of it lives.
@@ -49,20 +49,20 @@ class ReservedMemory(Protocol):
         """View the bytes, uint8 ``[nbytes]``, while they are mapped. Keeps the addresses reserved."""
 
     def map(self) -> None:
-        """Take memory, of undefined content. Raises ConfigurationError: there is not as much; nothing was taken."""
+        """Map memory, of undefined content. Raises ConfigurationError if there is not enough; nothing was taken."""
 
     def unmap(self) -> None:
-        """Give the memory back, once the device has done all that it was given."""
+        """Release the memory, after waiting for the device's pending work."""
 
 
 def reserve(nbytes: int, what: str, device: torch.device) -> ReservedMemory:
     """Reserve addresses and map them.
 
     Args:
-        nbytes: at least 1; what: for messages; device: where.
+        nbytes: at least 1; what: for messages; device: the device.
 
     Raises:
-        ConfigurationError: there is not as much memory.
+        ConfigurationError: there is not enough memory.
         DeviceUnavailableError: the driver cannot reserve addresses.
     """
     memory = DriverMemory(nbytes, what, device) if device.type == "cuda" else HostMemory(nbytes, what)
@@ -97,7 +97,7 @@ class HostMemory:
         self.is_mapped = True
 
     def unmap(self) -> None:
-        """Let the operating system have the pages."""
+        """Return the pages to the operating system."""
         self._pages.madvise(mmap.MADV_DONTNEED)
         self.is_mapped = False
 
@@ -106,7 +106,7 @@ class HostMemory:
 class DriverMemory:
     """Addresses of CUDA's virtual memory management; see :class:`ReservedMemory`.
 
-    They are given back when the object and the last view of it are gone.
+    The addresses are released when the object and the last view of it are gone.
 
     Args:
         nbytes, what, device: as for :func:`reserve`.
@@ -133,7 +133,7 @@ class DriverMemory:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        """What torch makes a tensor of; the tensor keeps this object alive."""
+        """The interface from which torch makes a tensor; the tensor keeps this object alive."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 2}
 
     def tensor(self) -> torch.Tensor:
@@ -141,7 +141,7 @@ class DriverMemory:
         return torch.as_tensor(self, device=self._device)
 
     def map(self) -> None:
-        """Take memory piece by piece; what torch keeps for itself without need is asked for first."""
+        """Map memory piece by piece; if there is too little, release torch's unused cache and try again."""
         try:
             self._map()
         except _OutOfMemoryError as problem:
@@ -153,7 +153,7 @@ class DriverMemory:
         self.is_mapped = True
 
     def unmap(self) -> None:
-        """Wait for the device, and give all pieces back."""
+        """Wait for the device, and release all pieces."""
         torch.cuda.synchronize(self._device)
         self._pieces.release()
         self.is_mapped = False
@@ -184,17 +184,17 @@ class DriverMemory:
 
 
 def no_room(what: str, nbytes: int, device: torch.device) -> ConfigurationError:
-    """Tell that memory is not to be had."""
+    """Return the error for memory that is not available."""
     free = f", of which {torch.cuda.mem_get_info(device)[0]:,} bytes are free" if device.type == "cuda" else ""
     return ConfigurationError(f"{what} needs {nbytes:,} bytes on {device}{free}: give fewer blocks, or less elsewhere")
 
 
 class _OutOfMemoryError(Exception):
-    """The driver has not as much memory."""
+    """The driver does not have enough memory."""
 
 
 class _Pieces:
-    """What is mapped at an address, by offset: the driver's handles and their sizes."""
+    """The mapped pieces at an address, by offset: the driver's handles and their sizes."""
 
     def __init__(self, driver: Any, address: int) -> None:  # noqa: ANN401 - a library's functions
         self._driver, self.address = driver, address
@@ -224,14 +224,14 @@ class _Pieces:
         self._held.clear()
 
     def free(self, nbytes: int) -> None:
-        """Unmap all, and give the addresses back."""
+        """Unmap all pieces, and release the addresses."""
         self.release()
         self._driver.cuMemAddressFree(ctypes.c_uint64(self.address), ctypes.c_size_t(nbytes))
 
 
 def _give_back(pieces: _Pieces, nbytes: int, device: torch.device) -> None:
-    """Give addresses back that nothing views any more; what the device was given may still read them."""
-    with suppress(RuntimeError):  # of a device that has failed there is nothing to wait for
+    """Release addresses that no view uses any more, after the device's pending work, which may still read them."""
+    with suppress(RuntimeError):  # a failed device has no pending work
         torch.cuda.synchronize(device)
     pieces.free(nbytes)
 
@@ -245,10 +245,10 @@ def _require(status: int, what: str) -> None:
 
 @lru_cache(maxsize=1)
 def _driver() -> Any:  # noqa: ANN401 - a library's functions
-    """The driver's library. Raises DeviceUnavailableError: it is not there, or too old."""
+    """Return the driver's library. Raises DeviceUnavailableError if it is missing or too old."""
     try:
         library = ctypes.CDLL(LIBRARY)
-        library.cuMemAddressReserve  # noqa: B018 - looked up, which raises where it is not there
+        library.cuMemAddressReserve  # noqa: B018 - the look-up raises if it is missing
     except (OSError, AttributeError) as problem:
         raise DeviceUnavailableError(
             f"{LIBRARY} has no virtual memory management: CUDA 10.2 and newer have"

@@ -1,7 +1,7 @@
-"""What a block of a group holds: keys and values, compressed latents, or a recurrent state; and how many bytes that is.
+"""The content of a group's block: keys and values, compressed latents, or a recurrent state; and its size in bytes.
 
-A shape is that of one shard: heads are those of this device. Its bytes are those of
-:mod:`pagedkv.planner.models`: nothing is padded, so what a replay of the model counts is what a device takes.
+A shape is that of one shard, so its heads are those of this device. Its bytes equal those of
+:mod:`pagedkv.planner.models`: nothing is padded, so a device takes exactly what a replay of the model counts.
 """
 
 from collections.abc import Mapping
@@ -33,11 +33,11 @@ class KeyValueShape:
     """Keys and values of layers with attention.
 
     Args:
-        num_layers: layers that keep something; layers that share an earlier layer's keys are not counted.
+        num_layers: layers that keep keys; layers that share an earlier layer's keys are not counted.
         num_heads: heads of keys and values, on this device.
         key_dim: dimensions of a head's key.
-        value_dim: dimensions of a head's value; None: those of the key.
-        dtype: what is stored. Of eight bits: a value divided by its scale.
+        value_dim: dimensions of a head's value; None: as for keys.
+        dtype: the stored type. With eight bits, a value divided by its scale is stored.
         scaling: with eight bits, one scale a layer for keys and one for values ("tensor"), or one a head ("head").
         layout: the axes of the pool, see :mod:`pagedkv.memory.device.layout`.
     """
@@ -66,27 +66,27 @@ class KeyValueShape:
         return self.key_dim, self.value_dim or self.key_dim
 
     def block_nbytes(self, block_size: int) -> int:
-        """Bytes of a block of so many tokens."""
+        """Bytes of a block of this many tokens."""
         return self.num_layers * block_size * self.num_heads * sum(self.dims) * self.dtype.itemsize
 
     def placement(self, num_blocks: int, block_size: int) -> Placement:
-        """Lay out a pool, in elements."""
+        """Return the layout of a pool, in elements."""
         sizes = {"B": num_blocks, "L": self.num_layers, "N": block_size, "H": self.num_heads}
         return place(self.layout, sizes, self.dims)
 
     def pieces(self, num_blocks: int, block_size: int) -> Pieces:
-        """Tell the pieces of a block, in bytes."""
+        """Return the pieces of a block, in bytes."""
         return self.placement(num_blocks, block_size).pieces.times(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """Compressed latents (MLA): one vector a token and layer, for all heads, keys and values alike.
+    """Compressed latents (MLA): one vector a token and layer, for all heads, as key and as value.
 
     Args:
-        num_layers: layers that keep something.
+        num_layers: layers that keep latents.
         dim: dimensions of the vector, its rotary part included.
-        dtype: what is stored; layout: the axes of the pool.
+        dtype: the stored type; layout: the axes of the pool.
     """
 
     num_layers: int
@@ -101,21 +101,21 @@ class LatentShape:
         object.__setattr__(self, "layout", parse_layout(self.layout, "BLNC"))
 
     def block_nbytes(self, block_size: int) -> int:
-        """Bytes of a block of so many tokens."""
+        """Bytes of a block of this many tokens."""
         return self.num_layers * block_size * self.dim * self.dtype.itemsize
 
     def placement(self, num_blocks: int, block_size: int) -> Placement:
-        """Lay out a pool, in elements."""
+        """Return the layout of a pool, in elements."""
         return place(self.layout, {"B": num_blocks, "L": self.num_layers, "N": block_size}, (self.dim,))
 
     def pieces(self, num_blocks: int, block_size: int) -> Pieces:
-        """Tell the pieces of a block, in bytes."""
+        """Return the pieces of a block, in bytes."""
         return self.placement(num_blocks, block_size).pieces.times(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One tensor of a recurrent layer's state: of the scan, or the last inputs of a short convolution."""
+    """One tensor of a recurrent layer's state: the state of the scan, or the last inputs of a short convolution."""
 
     name: str
     shape: tuple[int, ...]
@@ -131,7 +131,7 @@ class StateTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it in one layer."""
+        """Bytes of the tensor in one layer."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -141,7 +141,7 @@ class StateShape:
 
     Args:
         num_layers: recurrent layers.
-        tensors: those of one layer; in a block each has all layers behind one another, the widest type first.
+        tensors: the tensors of one layer. In a block each tensor has all layers together, the widest type first.
     """
 
     num_layers: int
@@ -162,11 +162,11 @@ class StateShape:
             )
 
     def block_nbytes(self, _: int = 1) -> int:
-        """Bytes of a state, whatever the checkpoint interval."""
+        """Bytes of a state, for any checkpoint interval."""
         return self.num_layers * sum(tensor.nbytes for tensor in self.tensors)
 
     def offsets(self) -> Mapping[str, int]:
-        """Tell where each tensor's first layer begins in a block, in bytes."""
+        """Return where each tensor's first layer begins in a block, in bytes."""
         offsets, end = {}, 0
         for tensor in sorted(self.tensors, key=lambda tensor: -tensor.dtype.itemsize):
             offsets[tensor.name] = end
@@ -174,7 +174,7 @@ class StateShape:
         return MappingProxyType(offsets)
 
     def pieces(self, _: int, __: int) -> Pieces:
-        """Tell the pieces of a block, in bytes: one."""
+        """Return the pieces of a block, in bytes: one."""
         nbytes = self.block_nbytes()
         return Pieces((0,), (nbytes,), (nbytes,))
 

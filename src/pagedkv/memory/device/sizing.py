@@ -1,4 +1,4 @@
-"""How many blocks fit: from a device's free memory, the groups and the shapes of their blocks."""
+"""How many blocks fit into a device's free memory, for given groups and shapes of their blocks."""
 
 from collections.abc import Sequence
 from typing import Final, get_args
@@ -18,7 +18,7 @@ MOST_NBYTES: Final = 2**63 - 1
 
 
 def pair_groups(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> tuple[tuple[GroupSpec, GroupShape], ...]:
-    """Put each group beside its shape.
+    """Pair each group with its shape.
 
     Raises:
         ConfigurationError: not as many shapes as groups, or a state's shape for tokens, or the other way round.
@@ -35,7 +35,7 @@ def pair_groups(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> tu
 
 
 def block_nbytes_of(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> dict[str, int]:
-    """Give the bytes of a block of each pool.
+    """Return the bytes of a block of each pool.
 
     Raises:
         ConfigurationError: groups that share a pool, with blocks of different bytes.
@@ -52,11 +52,11 @@ def block_nbytes_of(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -
 
 
 def free_nbytes(device: "torch.device | str", fraction: float = 0.9) -> int:
-    """Take a fraction of what is free on a GPU now: load the model, and run it once, before asking.
+    """Return a fraction of a GPU's memory that is free now. Load the model, and run it once, before.
 
     Raises:
         ConfigurationError: the fraction is not in (0, 1].
-        DeviceUnavailableError: no such GPU; host memory is not asked, since swapping takes it unseen.
+        DeviceUnavailableError: no such GPU, or a CPU: free host memory says little, since the system may swap.
     """
     if not 0 < as_number(fraction, "the fraction of free memory") <= 1:
         raise ConfigurationError(f"the fraction of free memory must be in (0, 1], got {fraction!r}")
@@ -74,9 +74,9 @@ def num_blocks_that_fit(
 
     Args:
         groups: the groups, each in a pool of its own, as those of :mod:`pagedkv.planner.models` are.
-        shapes: what their blocks hold.
-        nbytes: bytes in all, as :func:`free_nbytes` gives them.
-        mean_tokens: tokens of a request, prompt and output, in the mean.
+        shapes: the shapes of their blocks.
+        nbytes: bytes in all, as from :func:`free_nbytes`.
+        mean_tokens: mean tokens of a request, prompt and output.
         step_tokens: most tokens that a step computes, or that are admitted at once.
 
     Returns:

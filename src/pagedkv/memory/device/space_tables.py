@@ -1,6 +1,6 @@
-"""Which tables a space has: one for each group, and behind them a second one for each group that keeps draft states.
+"""The tables of a space: one for each group, and then a second one for each group that keeps draft states.
 
-The numbers are those of the plans' table writes. Knows no tensors: a configuration goes in, sizes come out.
+The numbers are those of the plans' table writes. No tensors are used here: sizes are computed from a configuration.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ class SpaceTables:
     """The tables of one space.
 
     Args:
-        num_groups: how many are groups' own.
+        num_groups: number of groups, each with a table of its own.
         block_sizes: tokens of an entry, for each group; widths: entries of a row.
-        slots_of: which table has the slots of a group that keeps draft states, and how many slots; by group.
-        num_blocks: for each table, blocks of the pool that its entries name.
-        names: how errors call each table.
-        layout: of the space's plans.
+        slots_of: by group that keeps draft states: the table of its slots, and how many slots.
+        num_blocks: for each table, blocks of the pool that its entries refer to.
+        names: name of each table in errors.
+        layout: layout of the space's plans.
     """
 
     num_groups: int
@@ -39,7 +39,7 @@ class SpaceTables:
 
     @classmethod
     def of(cls, config: SpaceConfig) -> "SpaceTables":
-        """Read from a configuration what tables its plans write."""
+        """Compute from a configuration which tables its plans write."""
         groups, by_pool = config.groups, config.blocks_by_pool()
         drafting = config.drafting
         owners = [*range(len(groups)), *drafting]
@@ -63,7 +63,7 @@ class SpaceTables:
     def geometry(
         self, config: SpaceConfig, *, max_tokens: int, num_buffers: int, depth: int, packet_entries: int
     ) -> TableGeometry:
-        """Size all tables, and packets that have room for so many entries."""
+        """Size all tables, and packets with room for this many entries."""
         has_slots = [not keeps_state(group) for group in config.groups]
         seconds = self.slots_of.values()
         sizes = TableGeometry(
@@ -81,7 +81,7 @@ class SpaceTables:
 
 
 def _entry_tokens(config: SpaceConfig, index: int) -> int:
-    """Tokens that an entry of a table stands for; a state without checkpoints stands for the whole sequence."""
+    """Tokens of a table's entry; a state without checkpoints has one entry for the whole sequence."""
     group = config.groups[index]
     if keeps_state(group) and not (config.prefix_caching and group.prefix_caching):
         return config.max_tokens

@@ -1,4 +1,4 @@
-"""Entries that a caller brings one row at a time, until they are packed like the table writes of a plan."""
+"""Table entries that calls stage row by row, until they are packed like the table writes of a plan."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
@@ -31,10 +31,10 @@ class Run(NamedTuple):
 
 @final
 class StagedWrites:
-    """Runs that wait, by table; a row has at most one in each packet.
+    """Staged runs, by table; a row has at most one in each packet.
 
     Args:
-        layout: of the plans of the space.
+        layout: layout of the space's plans.
         num_tables: tables in all.
     """
 
@@ -44,16 +44,16 @@ class StagedWrites:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether no run is staged."""
         return not any(self._runs)
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Drop all staged runs."""
         for runs in self._runs:
             runs.clear()
 
     def add(self, group: int, run: Run) -> None:
-        """Let a run wait; one that continues, or begins before, what waits for its row joins that."""
+        """Stage a run. It joins the row's staged run, if any, or replaces it if it begins at the first entry."""
         runs = self._runs[group]
         before = runs.get(run.row)
         if before is not None and run.start:
@@ -65,12 +65,12 @@ class StagedWrites:
         runs[run.row] = run
 
     def packets(self, num_words: int, step_id: int = 0) -> Iterator[Int32Array]:
-        """Pack everything that waits, in as many packets as it takes; nothing waits any more then.
+        """Pack all staged runs into as many packets as needed, and drop them.
 
         Args:
-            num_words: words that a packet may have.
-            step_id: the step whose entries these are; 0 where calls brought them, whose runs from the first entry on
-                are whole rows.
+            num_words: most words of a packet.
+            step_id: the step of these entries; 0 for entries from calls, whose runs from the first entry on are whole
+                rows.
         """
         waiting = [(group, run) for group, runs in enumerate(self._runs) for run in runs.values()]
         self.clear()
@@ -114,7 +114,7 @@ class StagedWrites:
 
 
 _RUN_WORDS = 8
-"""What a run takes besides its entries, with room for what is filled up."""
+"""Words of a run besides its entries, padding included."""
 
 
 def _end(run: Run) -> int:

@@ -1,4 +1,4 @@
-"""The kernels of a step on a GPU: launched one by one while somebody captures them, else as an own CUDA graph."""
+"""The kernels of a step on a GPU: launched one by one during a capture, else replayed from their own CUDA graph."""
 
 from types import ModuleType
 from typing import final
@@ -12,12 +12,13 @@ __all__ = ["StepGraph"]
 
 @final
 class StepGraph:
-    """What carries out the packet that is next in the ring.
+    """Executes the next packet of the ring.
 
     Addresses stay and sizes are read from memory, so the graph is captured at the first launch, and never again.
 
     Args:
-        kernels: the module that has them; sizes: of the tables; arrays: what they work on; device: where.
+        kernels: the module of the kernels; sizes: of the tables; arrays: what the kernels read and write; device: the
+            device.
     """
 
     def __init__(self, kernels: ModuleType, sizes: TableGeometry, arrays: TableArrays, device: torch.device) -> None:
@@ -29,7 +30,7 @@ class StepGraph:
 
     @property
     def is_captured(self) -> bool:
-        """Whether the current stream is being captured, so that a launch carries nothing out by itself."""
+        """Whether the current stream is being captured, so that a launch executes nothing yet."""
         return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def run(self) -> None:
@@ -38,7 +39,7 @@ class StepGraph:
         self._kernels.step_tables(self._arrays)
 
     def replay(self) -> None:
-        """Launch the kernels at once, by the graph; on a CPU one by one."""
+        """Launch all kernels by the graph; on a CPU one by one."""
         if self._device.type != "cuda":
             self.run()
             return
@@ -55,7 +56,7 @@ class StepGraph:
         return graph
 
     def _compile(self) -> None:
-        """Run the kernels once, on tables that are thrown away, with an empty packet: capturing must not compile."""
+        """Run the kernels once on scratch tables with an empty packet, since nothing may compile during a capture."""
         scratch = make_arrays(self._sizes, self._device)
         scratch.ring[0, : len(self._sizes.layout.template)] = torch.from_numpy(self._sizes.layout.template)
         self._kernels.pull_packet(scratch)

@@ -1,4 +1,4 @@
-"""What a step's attention kernels take: views of arrays that stay where they are, and change with each step."""
+"""The inputs of a step's attention kernels: views of arrays with fixed addresses, whose content changes each step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,18 +19,19 @@ __all__ = ["StepInputs"]
 class StepInputs:
     """Tables, slots and ranges of one step.
 
-    A *place* is a row's rank among the rows that the step computes, which lie behind one another in the flat order::
+    A *place* is a row's rank among the rows that the step computes. The flat order has the positions of these rows one
+    after another, place by place::
 
         place           0         1               2
         rows            4         7               9             numbers of the space
         flat order    | 12      | 0  1  2  3    | 8  9  |       positions
                         0         1  1  1  1      2  2          places
 
-    Views are made when they are asked for: they cost two microseconds each, and a graph needs none.
+    Views are made on demand: they cost two microseconds each, and a graph needs none.
 
     Args:
         step_id: the step.
-        num_rows: places of the batch that are in use; num_tokens: positions, before any is found refused.
+        num_rows: places of the batch that are in use; num_tokens: positions, including those refused later.
     """
 
     step_id: StepId
@@ -41,7 +42,7 @@ class StepInputs:
     _state_tables: Mapping[int, StateTable]
 
     def __repr__(self) -> str:
-        """Tell its sizes: the arrays are those of all steps."""
+        """Show only the sizes: the arrays are those of all steps."""
         sizes = f"{self.num_rows} rows, {self.num_tokens} tokens, {len(self._batch_tables)} block tables"
         return f"StepInputs(step {self.step_id}: {sizes})"
 
@@ -51,10 +52,11 @@ class StepInputs:
         return self._arrays.held_rows[0, : self.num_rows]
 
     def places(self, group: int = 0) -> torch.Tensor:
-        """Tell whose each token is: its place, in the flat order, then -1: int64 ``[max_batched_tokens]``.
+        """Return the place of each token in the flat order, then -1: int64 ``[max_batched_tokens]``.
 
         Args:
-            group: whose order; that of others differs where a window is replayed, or a group caches no prefixes.
+            group: the group that defines the order. The order differs between groups if a window is replayed, or if a
+                group is outside prefix caching.
 
         Cost: O(max_batched_tokens x log rows), a handful of tensor operations. Raises ConfigurationError for an unknown
         group.
@@ -65,10 +67,10 @@ class StepInputs:
         return torch.where(places < self.num_rows, places, -1)
 
     def positions(self, group: int = 0) -> torch.Tensor:
-        """Tell where each token stands in its sequence, in the flat order, then -1: int64 ``[max_batched_tokens]``.
+        """Return each token's position in its sequence, in the flat order, then -1: int64 ``[max_batched_tokens]``.
 
-        This is what rotary embeddings take: the first ``num_tokens`` of it. Refused tokens are taken into account, on
-        the device. Args, cost and errors as of :meth:`places`.
+        Rotary embeddings take the first ``num_tokens`` of it. Refused tokens are accounted for on the device. Args,
+        cost and errors as of :meth:`places`.
         """
         index = self._index_of(group)
         places = self.places(index)
@@ -85,16 +87,16 @@ class StepInputs:
     def block_tables(self) -> tuple[torch.Tensor, ...]:
         """For each group int32 ``[num_rows, width]``: block ids by place.
 
-        Where a window moved on, and behind a row's last token, stand null blocks, reserved ones, or what stood there
-        before: block ids that exist, of blocks that may be anybody's. Kernels read as far as ``seq_lens``; for what
-        reads whole rows, and masks afterwards, there is :meth:`padded_block_table`.
+        Entries before a window, and behind a row's last token, are null blocks, reserved blocks, or former entries:
+        valid ids of blocks that any row may use by now. Kernels read as far as ``seq_lens``. For kernels that read
+        whole rows, and mask afterwards, use :meth:`padded_block_table`.
         """
         return tuple(table[: self.num_rows] for table in self._batch_tables)
 
     def padded_block_table(self, group: int) -> torch.Tensor:
         """Copy a group's block table, with null blocks behind each row's last token: int32 ``[num_rows, width]``.
 
-        Nothing stale is reached through it, so that zero times what it names is zero. Cost: O(rows x width).
+        No stale block is reached through it, so masked products with weight zero are zero. Cost: O(rows x width).
         Raises ConfigurationError for an unknown group.
         """
         index = self._index_of(group)
@@ -123,12 +125,13 @@ class StepInputs:
         return self._arrays.offsets[: len(self._batch_tables), : self.num_rows + 1]
 
     def state_blocks(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tell which block each place reads a recurrent group's state from, and which holds it at the end of its range.
+        """Return the block from which each place reads a recurrent group's state, and the one with the final state.
 
-        Draft states are followed, and what was refused by then is taken into account, on the device.
+        That is the state at the end of the place's range. Draft states, and tokens refused by then, are accounted for
+        on the device.
 
         Returns:
-            int32 ``[num_rows]`` each; the null block to read where a sequence begins.
+            int32 ``[num_rows]`` each; the null block is read where a sequence begins.
 
         Raises:
             ConfigurationError: the group keeps no states.
@@ -137,9 +140,10 @@ class StepInputs:
         return state_blocks(table, ranges)
 
     def state_writes(self, group: int) -> torch.Tensor:
-        """Tell for each position, in the flat order, which block the state behind it is to be written to.
+        """Return, for each position in the flat order, the block to which the state behind it is written.
 
-        That of every draft, of every checkpoint, and of the last position that is none: one kernel may write them all.
+        Kept are the states of every draft, of every checkpoint, and of the last other position, so that one kernel may
+        write them all.
 
         Returns:
             int32 ``[max_batched_tokens]``; the null block, where nothing is written, for other positions and behind
@@ -152,12 +156,12 @@ class StepInputs:
         return state_writes(table, ranges, self.query_start_loc[group], self._arrays.slots.shape[1])
 
     def states_behind(self, group: int, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Tell which block holds the state behind some positions, for steps that are computed in parts.
+        """Return the blocks that hold the states behind some positions, for steps that are computed in parts.
 
         Args:
             group: one that keeps states; places: int64 ``[n]``, of the batch.
-            positions: int64 ``[n]``, -1 before a sequence's first. Of positions before a place's range, and of those in
-                it that are no draft, only the states that are kept can be told: the last one, and checkpoints.
+            positions: int64 ``[n]``, -1 before a sequence's first. Among positions before a place's range, and those in
+                it that are no draft, only those with a kept state may be given: the last one, and checkpoints.
 
         Returns:
             int32 ``[n]``; the null block before a sequence's first.

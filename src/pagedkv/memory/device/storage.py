@@ -1,12 +1,11 @@
-"""KVStorage: the memory that block ids name, and the views of it that attention and recurrent layers take.
+"""KVStorage: the memory of blocks, and the views of it that attention and recurrent layers take.
 
-One :class:`~pagedkv.memory.device.pool_memory.PoolMemory` a pool; groups that share a pool see the same bytes, each in
-its own shape. Owns memory and scales, and nothing about which block holds what: that is the core's to say, and
-:mod:`pagedkv.memory.device.executor` moves what the core decides.
+There is one :class:`~pagedkv.memory.device.pool_memory.PoolMemory` a pool. Groups that share a pool see the same bytes,
+each in its own shape. The storage owns memory and scales. The core decides which block holds what, and
+:mod:`pagedkv.memory.device.executor` executes that.
 
-Stale memory: what a block held for its last owner may be NaN or infinite, and zero times NaN is NaN in a masked
-product. So blocks are zeroed when a plan hands them out (``StepPlan.new_blocks``), and the null block is zeros from the
-start.
+Stale memory: the former content of a block may be NaN or infinite, and zero times NaN is NaN in a masked product. So
+blocks are zeroed when a plan hands them out (``StepPlan.new_blocks``), and the null block is zero from the start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,7 @@ class KernelPages:
 
     Args:
         keys: ``[extent, page_size, heads, key_dim]``, a view; values: the same with ``value_dim``.
-        numbers: which of the first extent's numbers are pages of which block.
+        numbers: which indices of the first axis are the pages of which block.
     """
 
     keys: torch.Tensor
@@ -47,10 +46,10 @@ class KernelPages:
 
 
 class MemoryUser(Protocol):
-    """A copy or a step that is under way."""
+    """A copy or a step that may be under way."""
 
     def is_done(self) -> bool:
-        """Tell whether it is over."""
+        """Return whether it has ended."""
 
 
 @final
@@ -59,14 +58,14 @@ class KVStorage:
 
     Args:
         config: the space's configuration: groups, pools, numbers of blocks.
-        shapes: what a block of each group holds, in the order of the groups.
-        device: where the blocks lie.
-        host_memory: for pools whose host blocks are to lie in memory of the caller's, shared with other processes or
-            bound to a socket: uint8 ``[num_host_blocks * block_nbytes]``, pinned where the device is a GPU.
+        shapes: the shape of each group's blocks, in the order of the groups.
+        device: the device of the blocks.
+        host_memory: memory of the caller's for the host blocks of some pools, for example memory shared with other
+            processes or bound to a socket: uint8 ``[num_host_blocks * block_nbytes]``, pinned if the device is a GPU.
 
     Attributes:
         pools: the memory of each pool, by name.
-        device: where it lies.
+        device: its device.
 
     Raises:
         ConfigurationError: shapes that do not fit the groups, groups in one pool whose blocks differ in bytes or in
@@ -74,7 +73,7 @@ class KVStorage:
         TensorError: host memory of another type or size, or that is not pinned.
         DeviceUnavailableError: there is no such device.
 
-    Cost: one allocation a pool and side; nothing is initialised but the null blocks.
+    Cost: one allocation a pool and side; only the null blocks are initialised.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class KVStorage:
         }
         self._users: list[MemoryUser] = []
 
-    # What lies where
+    # Views
 
     @property
     def device_nbytes(self) -> int:
@@ -132,13 +131,13 @@ class KVStorage:
         return sum(pool.device_nbytes for pool in self.pools.values())
 
     def pool_of(self, group: int) -> PoolMemory:
-        """The memory that a group's blocks lie in. Raises ConfigurationError for an unknown group."""
+        """The pool memory of a group's blocks. Raises ConfigurationError for an unknown group."""
         return self.pools[self._group(group)[0].pool]
 
     def keys(self, group: int, layer: int) -> torch.Tensor:
         """View the keys of a layer: ``[num_blocks, block_size, heads, key_dim]``.
 
-        Transposed, ``[num_blocks, heads, block_size, key_dim]``, it is what kernels call HND.
+        Transposed to ``[num_blocks, heads, block_size, key_dim]`` it is the layout that kernels call HND.
 
         Args:
             layer: index among the group's layers.
@@ -204,7 +203,7 @@ class KVStorage:
         return MappingProxyType(views)
 
     def pages(self, group: int, layer: int, page_size: int) -> KernelPages:
-        """View a layer in a kernel's block size, which is a part of the manager's.
+        """View a layer in a kernel's block size, if that is a part of the manager's.
 
         Raises:
             ConfigurationError: as :meth:`keys`; pages do not fill blocks, or keys and values would be numbered
@@ -227,10 +226,10 @@ class KVStorage:
         return KernelPages(views[0], views[1], mine)
 
     def scales(self, group: int) -> torch.Tensor:
-        """Give the scales of an eight-bit group, to be read and written: float32 ``[layers, 2, heads or 1]``.
+        """Return the scales of an eight-bit group, to be read and written: float32 ``[layers, 2, heads or 1]``.
 
-        What is stored is the value divided by its scale; index 0 is of keys, 1 of values; latents have ``[layers, 1,
-        1]``. They are 1 until somebody sets them, and stay through :meth:`sleep`.
+        The value divided by its scale is stored. Index 0 is for keys, 1 for values; latents have ``[layers, 1, 1]``.
+        Scales are 1 until they are set, and survive :meth:`sleep`.
 
         Raises:
             ConfigurationError: the group is not stored in eight bits.
@@ -240,13 +239,13 @@ class KVStorage:
             raise ConfigurationError(f"group {group} has no scales: it is not stored in eight bits")
         return self._scales[group]
 
-    # Time
+    # Sleeping
 
     def sleep(self) -> None:
-        """Give the device's memory back; the host pool stays. Tell the space: ``invalidate_memory()``.
+        """Release the device's memory; the host pool stays. Call ``invalidate_memory()`` of the space as well.
 
-        Views stay, and are valid again after :meth:`wake`, at the same addresses: CUDA graphs that hold them, too.
-        Waits for the device.
+        Views, and CUDA graphs that hold them, are valid again after :meth:`wake`, at the same addresses. Waits for the
+        device.
 
         Raises:
             StorageError: copies are in flight, or it sleeps already.
@@ -258,11 +257,11 @@ class KVStorage:
             pool.sleep()
 
     def wake(self) -> None:
-        """Take the memory again, with undefined content.
+        """Map the memory again, with undefined content.
 
         Raises:
             StorageError: it is awake.
-            ConfigurationError: the memory is not to be had by now; it sleeps on.
+            ConfigurationError: there is not enough memory now; it still sleeps.
         """
         if all(pool.is_awake for pool in self.pools.values()):
             raise StorageError("the storage is awake")
@@ -277,20 +276,20 @@ class KVStorage:
             raise
 
     def close(self) -> None:
-        """Give device and host memory back for good; the host pool is pinned no longer. Raises StorageError."""
+        """Release device and host memory for good; the host pool is no longer pinned. Raises StorageError."""
         self._require_unused("closed")
         for pool in self.pools.values():
             pool.close()
 
     def require_awake(self) -> None:
-        """Refuse to touch memory that is given back. Raises StorageError."""
+        """Raise StorageError if device memory is released."""
         for pool in self.pools.values():
             pool.require_awake()
 
     def began(self, user: MemoryUser) -> None:
-        """Note that a copy or a step is under way, so that its memory is not given back before it is over.
+        """Record a copy or a step, so that its memory is not released before it ends.
 
-        Raises ConfigurationError for what cannot tell whether it is over.
+        Raises ConfigurationError for an object without ``is_done()``.
         """
         if not callable(getattr(user, "is_done", None)):
             raise ConfigurationError(f"a copy or a step tells whether it is over, is_done(); got {user!r}")

@@ -1,13 +1,13 @@
-"""The arrays behind the block tables, on one device: everything that the kernels of a step read and write.
+"""The arrays of the block tables, on one device: all that the kernels of a step read and write.
 
-Kernels, Triton's and the plain ones alike, take this one value. Two things travel through it::
+All kernels, Triton's and the plain ones, take this one value. Data flows through it in this way::
 
     plan -> ring (pinned) -> packet (device) -> index of the packet -> tables by row, tables by batch place, slots
             host writes       pull               pull                  step
 
-All addresses stay as they are, so that both kernels can be captured in a CUDA graph: which buffer of the ring is next,
-and every size, they read from memory. ``NOW`` is the number of the packet that is being carried out; an entry of an
-index that does not bear it is of an earlier packet, so nothing is ever cleared.
+All addresses stay fixed, so that both kernels can be captured in a CUDA graph: they read the next buffer of the ring,
+and every size, from memory. ``NOW`` is the number of the packet that is being applied. Index entries carry the number
+of their packet, and those with an earlier number are ignored, so nothing ever has to be cleared.
 """
 
 from collections.abc import Sequence
@@ -37,25 +37,25 @@ BLOCK_SIZE: Final = 2  # tokens of an entry
 HAS_SLOTS: Final = 3  # 0 for recurrent states
 RUNS_LINE: Final = 4  # words of a packet where a part's line of the directory begins
 ENTRIES_LINE: Final = 5
-STARTS_LINE: Final = 6  # 0 where the group begins its ranges as all do
+STARTS_LINE: Final = 6  # 0 if the group's ranges begin where those of other groups do
 NUM_COLUMNS: Final = 8
 
 # Words of ``clock``.
-PULLED: Final = 0  # packets carried out: the next one is in buffer PULLED % num_buffers of the ring
+PULLED: Final = 0  # packets applied: the next one is in buffer PULLED % num_buffers of the ring
 NOW: Final = 1  # number of the packet that was pulled last, from 1 on
-LAST_WORDS: Final = 2  # words of the packet that was carried out last: the next one may have as many
+LAST_WORDS: Final = 2  # words of the packet that was applied last: the next one may have as many
 RANGES_AT: Final = 3  # word at which the ranges of that packet began; the next one's may begin there
-NUM_RANGES: Final = 4  # how many they were
-UNKNOWN_AT: Final = 5  # word at which it said how many tokens of each are unknown; 0: nowhere
+NUM_RANGES: Final = 4  # number of these ranges
+UNKNOWN_AT: Final = 5  # word at which it had the number of unknown tokens of each; 0: nowhere
 NUM_CLOCKS: Final = 8
 
 # Columns of ``run_of_row``.
 RUN_START: Final = 0  # logical block of its first entry
 RUN_COUNT: Final = 1
-RUN_FIRST: Final = 2  # its first entry, among those of the group
+RUN_FIRST: Final = 2  # index of its first entry among those of the group
 NUM_RUN_COLUMNS: Final = 4
 
-# Columns of ``heads``: what a packet has for a group, and where in the packet that begins.
+# Columns of ``heads``: sizes of a packet's parts for a group, and where in the packet they begin.
 NUM_RUNS: Final = 0
 RUNS_AT: Final = 1
 NUM_ENTRIES: Final = 2
@@ -63,14 +63,14 @@ ENTRIES_AT: Final = 3
 NUM_ROWS: Final = 4
 ROWS_AT: Final = 5
 NUM_TOKENS: Final = 6
-PADDED_TO: Final = 7  # slots from NUM_TOKENS up to here held something before
+PADDED_TO: Final = 7  # end of the slots behind NUM_TOKENS that held something before
 ARE_SINGLE: Final = 8  # 1 where each run has one entry: the entry's number is the run's
 ARE_DECODES: Final = 9  # 1 where each range has one position: the token's number is the place's
 UNKNOWNS_AT: Final = 10  # 0 where the packet has none
 NUM_HEADS: Final = 12
 
 NO_FIRST: Final = 2**31 - 1
-"""First position with a state of its own, where there is none."""
+"""First position with a state of its own, if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class TableGeometry:
     Args:
         widths: entries of a row, for each table.
         block_sizes: tokens of an entry.
-        has_slots: whether the table's blocks are tokens in slots, rather than states.
+        has_slots: whether the table's blocks hold tokens in slots, rather than states.
         max_rows: rows, and places of a batch.
         max_tokens: tokens of a step: the slots are padded with -1 up to this.
         num_buffers, buffer_words: of the ring.
-        depth: steps of a row whose refused tokens are remembered.
-        line_of: where each part's line of the directory is, in every plan of the space.
+        depth: steps of a row whose refused tokens are recorded.
+        layout: where each part's line of the directory is, in every plan of the space.
     """
 
     widths: tuple[int, ...]
@@ -104,38 +104,39 @@ class TableGeometry:
         return len(self.widths)
 
     def line(self, kind: int, owner: int = 0) -> int:
-        """Word at which the directory's line of a part begins; 0 where plans have no such part."""
+        """Return the word at which the directory's line of a part begins; 0 if plans have no such part."""
         line = self.layout.lines.get((kind, owner))
         return 0 if line is None else HEADER_WORDS + LINE_WORDS * line
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableArrays:
-    """What a step's kernels work on; G tables, R rows, which is also the most places of a batch, T tokens.
+    """The arrays of a step's kernels; G tables, R rows, which is also the most places of a batch, T tokens.
 
     Args:
         ring: int32 ``[num_buffers, buffer_words]``, pinned host memory: packets on their way.
-        packet: int32 ``[buffer_words]``: the one that was pulled last.
+        packet: int32 ``[buffer_words]``: the packet that was pulled last.
         clock: int64 ``[NUM_CLOCKS]``.
         geometry: int64 ``[G, NUM_COLUMNS]``; compute_line, unknown_line, draft_line: words of the directory's lines; 0
-            where plans have no such part.
-        tables: int32, all tables behind one another, each ``[R, width]``: block ids by row.
+            if plans have no such part.
+        tables: int32, all tables in one array, each ``[R, width]``: block ids by row.
         batch_tables: the same shape, by place in the batch.
-        run_of_row: int32 ``[G, R, 4]``: what the packet writes into a row; run_stamps: int64 ``[G, R]``: in which
-            packet that was.
+        run_of_row: int32 ``[G, R, 4]``: what the packet writes into a row; run_stamps: int64 ``[G, R]``: number of that
+            packet.
         run_firsts: int32 ``[G, R + 1]``: entries before each run.
-        places: int32 ``[R]``: place of a row in the batch; place_stamps: int64 ``[R]``.
-        extents: int32 ``[G, R]``: entries of each row that were written so far, by whatever sequence.
+        places: int32 ``[R]``: place of a row in the batch; place_stamps: int64 ``[R]``: number of the packet that set
+            it.
+        extents: int32 ``[G, R]``: entries of each row that were written so far, by any sequence.
         changed: int64 ``[G, R]``: the last packet that wrote into a row outside its batch.
-        held_rows, held_extents: int32 ``[G, R]``; held_stamps: int64 ``[G, R]``: which row stands at a place of
-            ``batch_tables``, how many entries, and up to which packet it is right. -1: none.
-        starts, seq_lens: int32 ``[G, R]``: range of each place, moved down by what was refused; 0 behind the batch.
+        held_rows, held_extents: int32 ``[G, R]``; held_stamps: int64 ``[G, R]``: the row at a place of
+            ``batch_tables`` (-1: none), its entries there, and up to which packet they are right.
+        starts, seq_lens: int32 ``[G, R]``: range of each place, moved down by refused tokens; 0 behind the batch.
         offsets: int32 ``[G, R + 1]``: tokens before each place, in the flat order.
-        heads: int32 ``[G, NUM_HEADS]``: sizes and places of what the packet has for a table.
-        firsts: int32 ``[R]``: from which position on the states of each place are in slots of the second tables;
-            NO_FIRST where none is.
+        heads: int32 ``[G, NUM_HEADS]``: sizes and places of the packet's parts for a table.
+        firsts: int32 ``[R]``: the first position of each place with a state in a slot of the second tables; NO_FIRST
+            without any.
         sample_steps: int64 ``[R, depth]``, sample_ends, sample_refused: int32 ``[R, depth]``, sample_counts: int32
-            ``[R]``: the last steps that computed a row, where their ranges ended, what they refused, and how many such
+            ``[R]``: the last steps that computed a row, the ends of their ranges, what they refused, and how many such
             steps there were.
         slots: int64 ``[G, T]``: slot of each token; -1 behind them, and for groups of states.
     """

@@ -1,7 +1,7 @@
-"""Tensors as callers bring them, checked before any kernel is launched.
+"""Checks of the tensors that callers pass, before any kernel is launched.
 
-A kernel computes addresses from shapes and strides; what is wrong with a tensor must be said before that. Knows nothing
-of what the tensors are for.
+A kernel computes addresses from shapes and strides, so an error in a tensor must be found before. The checks do not
+depend on what the tensors are for.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["as_device", "require_device", "require_numbers", "require_pinned", "
 
 
 def as_device(device: "torch.device | str | int") -> torch.device:
-    """Name a device with its index.
+    """Return a device with its index.
 
     Raises:
         DeviceUnavailableError: no such device, or one of a kind that is not supported.
@@ -45,13 +45,13 @@ def require_tensor(
     """Check a tensor and return it.
 
     Args:
-        what: what it is called in messages.
-        dtype: the type, or those that are taken.
-        shape: its extents; None where any will do.
-        device: where it must lie.
+        what: its name in messages.
+        dtype: the allowed type or types.
+        shape: its extents; None allows any.
+        device: the device on which it must be.
 
     Raises:
-        TensorError: it is none, or another type, shape or device.
+        TensorError: it is no tensor, or has another type, shape or device.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TensorError(f"{what} must be a tensor, got {type(tensor).__name__}")
@@ -69,20 +69,20 @@ def require_tensor(
 
 
 def require_device(tensor: torch.Tensor, what: str, device: torch.device) -> None:
-    """Refuse a tensor that lies elsewhere. Raises TensorError."""
+    """Raise TensorError for a tensor on another device."""
     if tensor.device != device:
         raise TensorError(f"{what} must be on {device}, got one on {tensor.device}")
 
 
 def require_pinned(tensor: torch.Tensor, what: str) -> None:
-    """Refuse host memory that a GPU cannot copy from while the host goes on. Raises TensorError."""
+    """Raise TensorError for host memory that a GPU cannot copy from asynchronously."""
     if tensor.device.type != "cpu" or not tensor.is_pinned():
         where = f"one on {tensor.device}" if tensor.device.type != "cpu" else "memory that the system may move"
         raise TensorError(f"{what} must be in pinned host memory, got {where}: allocate it with pin_memory=True")
 
 
 def require_numbers(tensor: torch.Tensor, what: str, stop: int) -> None:
-    """Refuse numbers outside ``[0, stop)`` where they lie on a CPU, which finds no others. Raises TensorError."""
+    """Raise TensorError for numbers outside ``[0, stop)``, if they are on a CPU; on a GPU nothing is checked."""
     if tensor.device.type != "cpu" or tensor.numel() == 0:
         return
     least, most = int(tensor.min()), int(tensor.max())
@@ -91,7 +91,7 @@ def require_numbers(tensor: torch.Tensor, what: str, stop: int) -> None:
 
 
 def require_slots(slots: torch.Tensor, what: str, num_slots: int) -> None:
-    """Refuse slots outside the pool, but for -1. Reads the tensor: on a GPU the host waits. Raises TensorError."""
+    """Raise TensorError for slots outside the pool, except -1. Reads the tensor, so on a GPU the host waits."""
     if slots.numel() == 0:
         return
     least, most = int(slots.min()), int(slots.max())

@@ -1,4 +1,4 @@
-"""One side of what a step writes: its keys, its values, or its latents."""
+"""One tensor that a step writes, of keys, values, or latents, and its destination."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class TokenSide(NamedTuple):
     Args:
         tokens: float ``[n, heads, dim]``, of any strides.
         blocks: ``[num_blocks, block_size, heads, dim]``, of any strides, of one layer.
-        scales: float32 ``[heads or 1]`` where ``blocks`` has eight bits: what is stored is the value divided by it.
+        scales: float32 ``[heads or 1]`` if ``blocks`` has eight bits: the value divided by its scale is stored.
     """
 
     tokens: torch.Tensor

@@ -1,9 +1,8 @@
-"""Transfers: blocks copied, zeroed and swapped, and this step's tokens written to their slots.
+"""Transfers: copying, zeroing and swapping blocks, and writing a step's tokens to their slots.
 
-Copies on write and zeros are kernels in the current stream. Swaps are the copy engine's, in a stream of their own that
-first waits for what the current stream was given so far; their :class:`CopyTicket` says when they are over. A pool that
-is not block-major is gathered into block-major pieces on the device, and scattered from there, since the engine is slow
-with small pieces.
+Copies on write and zeros are kernels in the current stream. Swaps use the copy engine, in a stream of their own that
+first waits for the present work of the current stream; a :class:`CopyTicket` tells when they end. Blocks of a pool that
+is not block-major go through a block-major buffer on the device, since the engine is slow with small pieces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,16 +28,16 @@ from pagedkv.memory.device.token_side import TokenSide
 __all__ = ["CopyTicket", "Transfers"]
 
 STAGED_NBYTES: Final = 2**26
-"""Bytes that are gathered before they are copied on."""
+"""Bytes of the buffer for blocks that are not block-major."""
 COMPUTED_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @final
 class CopyTicket:
-    """Copies that were begun, until they are over.
+    """Copies that were begun.
 
     Args:
-        what: for messages; event: behind them in their stream; None where they are over already.
+        what: for messages; event: recorded behind them in their stream; None if they have ended already.
     """
 
     def __init__(self, what: str, event: "torch.cuda.Event | None") -> None:
@@ -46,11 +45,11 @@ class CopyTicket:
         self.event = event
 
     def is_done(self) -> bool:
-        """Tell whether the copies are over; does not wait."""
+        """Return whether the copies have ended, without waiting."""
         return self.event is None or self.event.query()
 
     def wait(self) -> None:
-        """Wait until they are over, on the host."""
+        """Wait on the host until they have ended."""
         if self.event is not None:
             self.event.synchronize()
 
@@ -66,7 +65,7 @@ class Transfers:
         storage: the memory; kernels: as for :class:`~pagedkv.memory.device.block_tables.BlockTables`.
 
     Attributes:
-        stream: the stream of the swaps; None on a CPU, where they are over at once.
+        stream: the stream of the swaps; None on a CPU, where they end at once.
     """
 
     def __init__(self, storage: KVStorage, *, kernels: KernelChoice = "auto") -> None:
@@ -82,11 +81,12 @@ class Transfers:
         """Copy blocks of a device pool, in the current stream: one kernel for all layers.
 
         Args:
-            pool: its name; src_ids, dst_ids: int32 ``[n]``: arrays, or tensors that lie on the device already.
+            pool: its name; src_ids, dst_ids: int32 ``[n]``: arrays, or tensors on the device.
 
         Raises:
-            BlockError: ids outside the pool, a destination twice, or one that is a source; of tensors only their number
-                is looked at, and on a CPU whether ids lie in the pool. TensorError: tensors of another type or device.
+            BlockError: ids outside the pool, a destination twice, or one that is a source. Of tensors only the number
+                of ids is checked, and on a CPU also whether they are in the pool. TensorError: tensors of another type
+                or device.
             ConfigurationError: no such pool. StorageError: the storage sleeps.
         """
         memory = self._pool(pool)
@@ -116,7 +116,7 @@ class Transfers:
         self._kernels.zero_blocks(memory.device_bytes, memory.pieces, block_ids)
 
     def swap_out(self, pool: str, src_ids: npt.ArrayLike, dst_ids: npt.ArrayLike) -> CopyTicket:
-        """Begin to copy blocks of a device pool to its host pool, behind what the current stream was given so far.
+        """Begin to copy blocks of a device pool to its host pool, behind the present work of the current stream.
 
         Args:
             pool: its name; src_ids: int32 ``[n]``, device blocks; dst_ids: int32 ``[n]``, host blocks.
@@ -128,12 +128,12 @@ class Transfers:
         return self._swap(pool, src_ids, dst_ids, is_out=True)
 
     def swap_in(self, pool: str, src_ids: npt.ArrayLike, dst_ids: npt.ArrayLike) -> CopyTicket:
-        """Begin to copy blocks of a host pool to their device pool. As :meth:`swap_out`, with sides exchanged."""
+        """Begin to copy blocks of a host pool to their device pool. As :meth:`swap_out`, with the sides exchanged."""
         return self._swap(pool, src_ids, dst_ids, is_out=False)
 
     # Tokens and states
 
-    def reshape_and_cache(  # noqa: PLR0913 - where, what, and which slots
+    def reshape_and_cache(  # noqa: PLR0913 - layer, tokens, and their slots
         self,
         group: int,
         layer: int,
@@ -145,15 +145,15 @@ class Transfers:
     ) -> None:
         """Write this step's keys and values to their slots, in the current stream; slots of -1 are skipped.
 
-        Eight-bit groups store the value divided by its scale, and the largest number in place of larger ones.
+        Eight-bit groups store the value divided by its scale; values too large for the type become its largest number.
 
         Args:
-            group, layer: whose; layers count within the group.
+            group, layer: the layer that is written; layers count within the group.
             key: float ``[tokens, heads, key_dim]``; value: ``[tokens, heads, value_dim]``; of any strides.
-            slot_mapping: int64 ``[tokens or more]``, as :class:`~pagedkv.memory.device.block_tables.StepInputs` gives
+            slot_mapping: int64 ``[tokens or more]``, as :class:`~pagedkv.memory.device.block_tables.StepInputs` has
                 them.
-            check_slots: look whether the slots exist. None: where the device is a CPU; on a GPU the host would have to
-                wait for the answer. What does not exist is never written.
+            check_slots: whether to check that the slots exist. None: only if the device is a CPU; on a GPU the host
+                would have to wait for the answer. Slots that do not exist are never written.
 
         Raises:
             TensorError: another type, shape or device, fewer slots than tokens, or a slot that does not exist.
@@ -188,7 +188,7 @@ class Transfers:
         """Copy the states of some blocks out: each tensor ``[n, *shape]``, zeros for the null block.
 
         Args:
-            block_ids: int32 ``[n]`` on the device, as ``BlockTables.state_blocks`` gives them.
+            block_ids: int32 ``[n]`` on the device, as from ``BlockTables.state_blocks``.
 
         Raises:
             TensorError: another type or device. ConfigurationError: the group keeps no states.
@@ -199,14 +199,14 @@ class Transfers:
         ]
 
     def gather_states_of_layers(self, group: int, block_ids: torch.Tensor) -> Sequence[Mapping[str, torch.Tensor]]:
-        """Copy the states of all layers out, a kernel a tensor: what :meth:`gather_states` gives, for each layer."""
+        """Copy the states of all layers out, with one kernel a tensor: :meth:`gather_states` for each layer."""
         self._require_state_blocks(group, block_ids)
         return self._read(self.storage.states_of_layers(group), block_ids)
 
     def scatter_states(
         self, group: int, layer: int, block_ids: torch.Tensor, states: Mapping[str, torch.Tensor]
     ) -> None:
-        """Write states to some blocks; what is for the null block goes nowhere.
+        """Write states to some blocks; those for the null block are dropped.
 
         Raises:
             TensorError: another type, shape or device, or tensors of other names.
@@ -369,7 +369,7 @@ def block_array(ids: npt.ArrayLike, what: str, num_blocks: int) -> Int32Array:
 
 
 def require_pairs(sources: Int32Array, destinations: Int32Array, pool: str) -> None:
-    """Refuse sources without destinations, and a destination that is there twice. Raises BlockError."""
+    """Raise BlockError unless each source has its own destination."""
     if len(sources) != len(destinations):
         raise BlockError(f"pool {pool!r}: {len(sources)} blocks are to go to {len(destinations)} places")
     if len(np.unique(destinations)) < len(destinations):
@@ -381,7 +381,7 @@ def _whole(block_nbytes: int) -> Pieces:
 
 
 def _runs(left: Int32Array, right: Int32Array) -> tuple[Int64Array, Int64Array]:
-    """Find stretches that are consecutive on both sides: where each begins, and how long it is."""
+    """Find runs that are consecutive on both sides; return their first indices and lengths."""
     breaks = np.flatnonzero((np.diff(left) != 1) | (np.diff(right) != 1)) + 1
     first = np.concatenate([[0], breaks]).astype(np.int64) if len(left) else np.zeros(0, np.int64)
     return first, np.diff(np.append(first, len(left)))

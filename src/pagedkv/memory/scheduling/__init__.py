@@ -1,24 +1,24 @@
-"""Continuous batching over a block space: who decodes, prefills, is admitted and preempted in each step.
+"""Continuous batching over a block space: which requests decode, prefill, are admitted and preempted in each step.
 
-In the order in which data flows::
+The modules, in the order in which data flows::
 
     config      SchedulingConfig: the limits of a step, and what preemption does
-    request     Request: what is wanted, and how far it has come
-    waiting     WaitingQueue: who comes next
-    decoding    Decoding: who decodes together, in arrays
-    batch       Batch: what one step does; Progress: what came of it
-    state       SchedulerState: who waits, runs and is swapped out
+    request     Request: what a request needs, and its progress
+    waiting     WaitingQueue: the requests that wait, in order
+    decoding    Decoding: the sequences that decode together, in arrays
+    batch       Batch: what one step does; Progress: its results
+    state       SchedulerState: the requests that wait, run and are swapped out
     branching   forks into samples, and the replacement of beams
-    preempting  whose blocks are taken away when they run short
-    promises    what keeps a short pool from thrashing
-    growing     the phases that serve those who run: decode and prefill
-    admitting   the phase that lets others run: admit and swap in
-    drafting    the phase that appends guesses where there is room to spare, and takes back those that were wrong
+    preempting  which request is preempted when blocks run short
+    promises    reserved room that keeps a short pool from thrashing
+    growing     the phases for running requests: decode and prefill
+    admitting   the phase that lets further requests run: admit and swap in
+    drafting    the phase that appends drafts where there is spare room, and rolls rejected ones back
     finishing   what the sampled tokens change
     scheduler   Scheduler: schedule(), finish(), add(), abort()
 
-Knows neither a clock nor a model nor a trace: an engine brings tokens that it sampled, a simulation scripted ones.
-docs/replay.md tells the rules.
+There is no clock, model or trace here: an engine passes tokens that it sampled, a simulation passes scripted ones.
+docs/replay.md has the rules.
 """
 
 from pagedkv.memory.scheduling.batch import Admission, Batch, Chunk, Drafts, Preempted, Progress

@@ -1,4 +1,4 @@
-"""The phase of a step that lets others run: who waits is admitted, who is swapped out returns, in one order."""
+"""The phase of a step that lets requests run: waiting ones are admitted and swapped-out ones return, in one order."""
 
 from typing import Literal
 
@@ -16,7 +16,7 @@ __all__ = ["fits_alone", "let_in"]
 
 
 def fits_alone(state: SchedulerState, request: Request) -> bool:
-    """Tell whether a request could be served if there were no others: by its sequences and full-attention blocks."""
+    """Return whether a request could be served alone, by its number of sequences and its full-attention blocks."""
     config = state.space.config
     needed = dict.fromkeys(config.pool_names, 0)
     for group in config.groups:
@@ -33,7 +33,7 @@ def fits_alone(state: SchedulerState, request: Request) -> bool:
 
 
 def let_in(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
-    """Let requests run that wait, or are swapped out, in order of their keys, as long as they fit.
+    """Admit waiting requests, and swap swapped-out ones in, in order of their keys, as long as they fit.
 
     Returns what is left of the budget.
     """
@@ -51,7 +51,7 @@ def let_in(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
 
 
 def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
-    """Bring the first who is swapped out back, if there is room for its next tokens and for what was promised."""
+    """Swap the first swapped-out request in, if there is room for its next tokens and for the promises."""
     num_slots = -(-num_promised_slots(state, request) // len(request.rows))
     if request.num_known + num_slots > state.space.config.max_tokens:
         return False
@@ -67,7 +67,7 @@ def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool
 
 
 def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int | None:
-    """Admit the first who waits; return how many tokens of the budget that took, None if it has to wait."""
+    """Admit the first waiting request; return how many tokens of the budget that took, None if it has to wait."""
     request.load_tokens()
     match = state.space.match(
         _hittable(state, request),
@@ -87,12 +87,12 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
 
 
 def _hittable(state: SchedulerState, request: Request) -> Int32Array:
-    """Give the tokens that may hit, and be hit: all that are known, or those of the prompt."""
+    """Return the tokens that may hit and be published: all known ones, or those of the prompt."""
     return request.known_token_ids[: None if state.config.publishes_answers else request.num_prompt_tokens]
 
 
 def _admission_status(state: SchedulerState, request: Request, match: PrefixHit) -> AllocStatus:
-    """Tell whether a prompt fits, and beside it what was promised."""
+    """Return whether a prompt fits beside the promises."""
     tokens, keys = _hittable(state, request), request.keys
     num_more = len(request.known_token_ids) - len(tokens)
     status = state.space.can_allocate(
@@ -105,12 +105,12 @@ def _admission_status(state: SchedulerState, request: Request, match: PrefixHit)
         return AllocStatus.LATER
     beside = state.space.can_allocate(
         tokens, keys=keys, num_lookahead=num_more + num_slots, match=match
-    )  # the slots of all its sequences
+    )  # num_slots already counts all its sequences
     return AllocStatus.OK if beside is AllocStatus.OK else AllocStatus.LATER
 
 
 def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget: int, match: PrefixHit) -> int:
-    """Give a request its first blocks; return how many tokens of the budget that took."""
+    """Allocate the first blocks of a request; return how many tokens of the budget that took."""
     num_hit_tokens = match.num_tokens
     request.checkpoint = match.checkpoint
     budget -= match.num_replayed

@@ -1,11 +1,11 @@
-"""What one step does, and what came of it: the scheduler's answers.
+"""What one step does, and its results: the scheduler's answers.
 
 A batch samples a token for each sequence that decodes, then for each sequence of each prompt that is complete::
 
     token_ids   | decoding.rows[0] | decoding.rows[1] | ... | first of a prompt's n | ... | n-th | next prompt's | ...
 
-Who has drafts samples a token behind each of them as well. Those that prove the drafts right are the drafts; the one
-behind these is the sequence's token in the batch.
+For a sequence with drafts a token is sampled behind each of them as well. The leading drafts that equal the tokens
+sampled in their places are right; the token sampled behind these is the sequence's token in the batch.
 """
 
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ class Chunk:
     """Known tokens of a request that a step computes.
 
     Args:
-        request: the request; its one row is ``row``.
+        request: the request, which has one row.
         row: its row.
         start, stop: their positions.
         token_ids: int32 ``[stop - start]``.
-        num_samples: first tokens that follow them, one a sequence; 0 unless they complete the prompt.
+        num_samples: tokens sampled behind them, one a sequence; 0 unless they complete the prompt.
     """
 
     request: Request
@@ -45,7 +45,7 @@ class Admission:
 
     Args:
         request: the request.
-        num_hit_tokens: leading tokens that need not be computed, but in groups that stay out of prefix caching.
+        num_hit_tokens: leading tokens that need not be computed, except in groups outside prefix caching.
     """
 
     request: Request
@@ -54,11 +54,11 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Preempted:
-    """A request that had to give its blocks up.
+    """A request that was preempted.
 
     Args:
         request: the request.
-        kind: what becomes of it.
+        kind: what happened to its blocks.
         num_computed_tokens: tokens of a sequence that had been computed.
     """
 
@@ -69,11 +69,11 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """Tokens that are guessed to follow those that a step decodes, and are computed in the same step.
+    """Tokens guessed to follow those that a step decodes; the same step computes them.
 
     Args:
-        counts: int32 ``[sequences]``, how many each sequence that decodes has.
-        token_ids: int32 ``[sum of counts]``, one sequence's behind the other's.
+        counts: int32 ``[sequences]``, how many each decoding sequence has.
+        token_ids: int32 ``[sum of counts]``, sequence by sequence.
     """
 
     counts: Int32Array
@@ -86,12 +86,12 @@ class Batch:
 
     Args:
         plan: what it needs done in memory.
-        decoding: who decodes a token; None if nobody does. The same object as before if they are the same.
+        decoding: the sequences that decode a token; None without any. The same object as before for the same sequences.
         decoded_token_ids: int32 ``[sequences]``, the token that each of them appends and computes.
-        drafts: what is guessed to follow these tokens; None where nothing is.
+        drafts: the drafts behind these tokens; None without any.
         prefilling: known tokens that it computes.
         admitted, resumed: requests that run from now on: from the queue, and swapped in.
-        preempted: requests that run no more, in this order.
+        preempted: requests that no longer run, in the order of preemption.
         rejected: requests that cannot be served, and are dropped.
     """
 
@@ -107,7 +107,7 @@ class Batch:
 
     @property
     def num_samples(self) -> int:
-        """Tokens to be sampled, beside those that only prove a draft right."""
+        """Tokens to be passed to ``finish``: one a sequence, without those sampled only to verify drafts."""
         return len(self.decoded_token_ids) + sum(chunk.num_samples for chunk in self.prefilling)
 
     @property
@@ -118,7 +118,7 @@ class Batch:
 
 @dataclass(slots=True)
 class BatchDraft:
-    """The step that is being put together; see :class:`Batch`."""
+    """The batch that is being built; see :class:`Batch`."""
 
     decoding: Decoding | None = None
     drafts: Drafts | None = None
@@ -130,7 +130,7 @@ class BatchDraft:
 
     @property
     def lacks_blocks(self) -> bool:
-        """Whether somebody had to give blocks up."""
+        """Whether a request was preempted or rejected for lack of blocks."""
         return bool(self.preempted or self.rejected)
 
     def close(self, plan: StepPlan) -> Batch:
@@ -150,10 +150,10 @@ class BatchDraft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Progress:
-    """What a finished batch brought about.
+    """The results of a finished batch.
 
     Args:
-        first_tokens: requests whose prompt it completed, for the first time or again after a preemption.
+        first_tokens: requests with a prompt that it completed, for the first time or again after a preemption.
         finished: requests that are done, in order of their keys.
     """
 

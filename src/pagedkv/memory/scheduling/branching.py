@@ -1,6 +1,6 @@
-"""Several sequences of one prompt: forks into samples, the replacement of beams, and requests that begin with others'.
+"""Several sequences of one prompt: forks into samples, the replacement of beams, and requests that fork another one.
 
-All are nothing but forks and frees of the block space; which beam continues which is for the sampler to say.
+All of these are forks and frees of the block space; the sampler decides which beam continues which.
 """
 
 from collections import Counter
@@ -14,17 +14,17 @@ __all__ = ["branch_off", "fork_sequences", "replace_beams"]
 
 
 def fork_sequences(state: SchedulerState, request: Request) -> None:
-    """Fork the sequence of a computed prompt into all that the request wants."""
+    """Fork the sequence of a computed prompt into all sequences of the request."""
     if request.num_sequences > len(request.rows):
         request.rows += state.space.fork(request.rows[0], request.num_sequences - len(request.rows)).tolist()
         state.num_changes += 1
 
 
 def branch_off(state: SchedulerState, row: int, child: Request) -> int:
-    """Let a request run that begins with what a row holds; return how many tokens it shares, 0 if there is no room.
+    """Run a request that begins with the tokens of a row; return how many it shares, 0 if there is no room.
 
-    Its last known token is never shared, since its logits are wanted. Where a window or a state of that place is gone,
-    the longest place is taken that every group still has.
+    Its last known token is never shared, since its logits are needed. If a window or a state of that place is gone, the
+    longest prefix is taken that every group still has.
     """
     if state.num_sequences_with(child) > state.config.max_sequences or child.max_hit_tokens is not None:
         return 0
@@ -43,7 +43,7 @@ def branch_off(state: SchedulerState, row: int, child: Request) -> int:
 
 
 def replace_beams(state: SchedulerState) -> None:
-    """Let new beams continue the old ones, wherever the sampler said so."""
+    """Let new beams continue the old ones, for all requests with parents from the sampler."""
     branching = [request for request in state.running if request.parents is not None]
     if branching:
         state.close_decoding()
@@ -53,7 +53,7 @@ def replace_beams(state: SchedulerState) -> None:
 
 
 def _replace(space: BlockSpace, request: Request) -> None:
-    """Free beams without children, and fork others. A parent's first child keeps its row."""
+    """Free beams without children, and fork the others. A parent's first child keeps its row."""
     parents = request.parents or ()
     num_children = Counter(parents)
     childless = [row for beam, row in enumerate(request.rows) if beam not in num_children]

@@ -1,4 +1,4 @@
-"""What a scheduler is told: the limits of a step, and what becomes of a request that must give its blocks up."""
+"""The configuration of a scheduler: the limits of a step, and the kind of preemption."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
@@ -9,7 +9,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["PreemptionKind", "SchedulingConfig", "require_preemption"]
 
 PreemptionKind: TypeAlias = Literal["recompute", "swap"]
-"""What becomes of a request that must give its blocks up."""
+"""How a preempted request gives its blocks back: freed and computed again, or swapped to the host."""
 
 
 FIRST_PROMISE: Final = 64
@@ -17,18 +17,18 @@ FIRST_PROMISE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SchedulingConfig:
-    """The limits of a step. The watermark, and the sizes of pools, are the block space's.
+    """The limits of a step. The block space has the watermark and the sizes of pools.
 
     Args:
-        max_sequences: sequences that run at once, samples and beams counted one by one.
-        max_batched_tokens: tokens that a step computes, decoded ones included.
-        preemption: what becomes of a request that must give its blocks up.
-        first_promise: tokens that a request, and all who run, can grow by when it returns from its first preemption;
-            twice as many after each further one. See :mod:`~pagedkv.memory.scheduling.promises`.
-        most_drafts: guessed tokens that a sequence has in a step at most; 0: nobody is asked for guesses. See
-            :mod:`~pagedkv.memory.scheduling.drafting`.
-        publishes_answers: what requests generate can be hit by others, as their prompts can. An engine says no where
-            its model computes a token otherwise when it decodes it than in a prompt.
+        max_sequences: most sequences that run at once; samples and beams count one by one.
+        max_batched_tokens: most tokens that a step computes, decoded ones included.
+        preemption: what happens to the blocks of a preempted request.
+        first_promise: tokens for which room is kept when a request returns from its first preemption, for it and for
+            each running request; twice as many after each further one. See
+            :mod:`~pagedkv.memory.scheduling.promises`.
+        most_drafts: most drafts of a sequence in a step; 0: no drafts. See :mod:`~pagedkv.memory.scheduling.drafting`.
+        publishes_answers: whether other requests can hit what a request generates, as they can hit its prompt. False if
+            the model computes a token differently in decoding than in a prompt.
 
     Raises:
         ConfigurationError: a value is out of range, or two of them contradict each other.
@@ -57,6 +57,6 @@ class SchedulingConfig:
 
 
 def require_preemption(preemption: object) -> None:
-    """Refuse what is no kind of preemption. Raises ConfigurationError."""
+    """Raise ConfigurationError for anything but a kind of preemption."""
     if not isinstance(preemption, str) or preemption not in get_args(PreemptionKind):
         raise ConfigurationError(f"preemption must be recompute or swap, got {preemption!r}")

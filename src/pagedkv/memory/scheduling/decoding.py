@@ -1,7 +1,7 @@
 """The sequences that decode together, laid out in arrays.
 
-As long as nobody comes or goes, a step takes its tokens from here and only a counter moves: no Python object is touched
-for a sequence. Whoever comes or goes ends it; another one is made of those who go on.
+As long as they stay the same, a step takes its tokens from here and only a counter moves: no Python object is touched
+for a sequence. When a request joins or leaves, this object ends, and a new one is made of those that continue.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Decoding(CommonSteps):
-    """Requests whose prompts are computed and whose next tokens are known, in the order of their keys.
+    """Requests with computed prompts and known next tokens, in the order of their keys.
 
     Args:
         requests: the requests, at least one.
@@ -30,7 +30,7 @@ class Decoding(CommonSteps):
         requests: the requests.
         rows: int32 ``[sequences]``, rows of all their sequences.
         next_token_ids: int32 ``[sequences]``, what each appends next; while a batch is in flight, what it appended.
-        num_before: tokens that each request had generated when these steps began, and drafts that were right since.
+        num_before: tokens that each request had generated when these steps began, and right drafts since.
     """
 
     def __init__(self, requests: Sequence[Request], *, is_scheduled: bool = False) -> None:
@@ -46,17 +46,17 @@ class Decoding(CommonSteps):
 
     @property
     def num_steps_left(self) -> int:
-        """Steps until the first of the requests has generated all that it may."""
+        """Steps until the first of the requests has its most tokens."""
         return self._most_steps - self.num_steps
 
     def take(self, token_ids: Int32Array) -> None:
-        """Note a token of each sequence, sampled by the batch in flight."""
+        """Record a token of each sequence, sampled by the batch in flight."""
         self.num_steps += 1
         self.next_token_ids = token_ids
         self.is_scheduled = False
 
     def accept(self, num_accepted: Int32Array) -> None:
-        """Note how many drafts of each sequence were right: int32 ``[sequences]``, 0 for those of several."""
+        """Record how many drafts of each sequence were right: int32 ``[sequences]``, 0 if a request has several."""
         for place, (request, part) in enumerate(zip(self.requests, self.parts(num_accepted), strict=True)):
             if part[0]:
                 request.accept(int(part[0]))
@@ -64,13 +64,13 @@ class Decoding(CommonSteps):
         self._most_steps = self._count_steps()
 
     def parts(self, values: npt.NDArray[Scalar]) -> list[npt.NDArray[Scalar]]:
-        """Cut an array that begins with a value of each sequence into those of each request."""
+        """Split by request an array that begins with one value for each sequence."""
         return [values[start:end] for start, end in pairwise((0, *self._ends))]
 
     def _count_steps(self) -> int:
         return min(request.max_new_tokens - num for request, num in zip(self.requests, self.num_before, strict=True))
 
     def close(self) -> None:
-        """Tell the requests how far they have come; they decode together no more."""
+        """Give the requests their own progress back; they no longer decode together."""
         for request, token_ids in zip(self.requests, self.parts(self.next_token_ids), strict=True):
             request.leave_decoding(token_ids)

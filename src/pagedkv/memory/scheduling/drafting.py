@@ -1,10 +1,10 @@
-"""Drafts: guesses at the tokens that follow, computed in the step that would have shown the first of them alone.
+"""Drafts: guesses at a sequence's next tokens, computed in the step that would otherwise sample only the first of them.
 
-The last phase of a step, so drafts are nobody's loss: they take what is left of its tokens and of the free blocks, and
-where a sequence's do not fit it has none. Nobody is preempted, and nobody waits, for a guess. What was wrong is rolled
-back when the batch is finished; the space keeps a row's drafts from being found until then.
+This is the last phase of a step, so that drafts cost other requests nothing: they use what is left of the token budget
+and of the free blocks. A sequence without room for its drafts has none. No request is preempted, or waits, for a draft.
+Wrong drafts are rolled back when the batch is finished; until then the space does not publish drafts.
 
-Only requests of one sequence have drafts: samples and beams of one prompt go on in step.
+Only requests of one sequence have drafts: samples and beams of one prompt advance together.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ __all__ = ["append_drafts", "as_accepted", "take_drafts_back"]
 
 
 def append_drafts(state: SchedulerState, draft: BatchDraft, budget: int) -> None:
-    """Append guesses to those who decode, as many as there is room for. O(requests), and what guessing takes."""
+    """Append drafts to the decoding sequences, as many as there is room for. O(requests), beside the proposing."""
     if draft.decoding is None or not state.config.most_drafts:
         return
     proposed = _proposed(draft.decoding, state.config.most_drafts, budget)
@@ -36,7 +36,7 @@ def append_drafts(state: SchedulerState, draft: BatchDraft, budget: int) -> None
 
 
 def as_accepted(batch: Batch, num_accepted: npt.ArrayLike | None) -> Int32Array | None:
-    """Check how many drafts are said to be right; None where a batch had none. Raises TokenError."""
+    """Check the numbers of right drafts; None for a batch without drafts. Raises TokenError."""
     num_decoded = len(batch.decoded_token_ids)
     if num_accepted is None:
         return None if batch.drafts is None else np.zeros(num_decoded, np.int32)
@@ -53,7 +53,7 @@ def as_accepted(batch: Batch, num_accepted: npt.ArrayLike | None) -> Int32Array 
 
 
 def take_drafts_back(state: SchedulerState, batch: Batch, num_accepted: Int32Array) -> None:
-    """Roll back the drafts that were wrong, of those who still have their rows, and accept the others."""
+    """Roll back the wrong drafts of requests that still have their rows, and accept the others."""
     decoding, drafts = batch.decoding, batch.drafts
     assert decoding is not None
     assert drafts is not None
@@ -67,16 +67,16 @@ def take_drafts_back(state: SchedulerState, batch: Batch, num_accepted: Int32Arr
 
 
 def _awaits(request: Request, decoding: Decoding) -> bool:
-    """Whether a request that decoded then is still where it was."""
+    """Whether a request still waits for the tokens of these common steps."""
     return request.decoding is decoding or request.awaited is decoding
 
 
 def _proposed(decoding: Decoding, most_drafts: int, budget: int) -> dict[int, Int32Array]:
-    """Ask for guesses: by place among the sequences, within the budget and each request's own limit."""
+    """Collect proposals, by place among the sequences, within the budget and each request's own limit."""
     proposed: dict[int, Int32Array] = {}
     place = 0
     for request in decoding.requests:
-        # The token behind the last draft is the request's as well, if all of them are right.
+        # If all drafts are right, the request also gets the token behind the last one.
         most = min(most_drafts, budget, request.max_new_tokens - request.num_generated - 1)
         if most > 0 and request.propose is not None and request.num_sequences == len(request.rows) == 1:
             token_ids = request.propose(most)
@@ -89,7 +89,7 @@ def _proposed(decoding: Decoding, most_drafts: int, budget: int) -> dict[int, In
 
 
 def _append(state: SchedulerState, decoding: Decoding, proposed: dict[int, Int32Array]) -> list[int]:
-    """Append guesses together, or where blocks are short one by one; return the places whose guesses found room."""
+    """Append the drafts together, or one by one if blocks are short; return the places with appended drafts."""
     places = list(proposed)
     appended: list[int] = []
     for some in (places, *([place] for place in places if len(places) > 1)):

@@ -1,7 +1,7 @@
-"""What sampled tokens change: prompts are forked, sequences end, finished requests give their blocks up.
+"""What sampled tokens change: prompts are forked, sequences end, and finished requests free their blocks.
 
-Tokens of some requests may come later than the batch is finished: who samples them waits for somebody else. Such a
-request keeps its blocks and waits apart from those who decode, until it is supplied.
+The tokens of some requests may come later than the batch is finished, for example if their sampler waits. Such a *held*
+request keeps its blocks and waits apart from the decoding ones, until its tokens are supplied.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """What a batch sampled; see :meth:`Scheduler.finish <pagedkv.memory.scheduling.Scheduler.finish>`."""
+    """The results of a batch; see :meth:`Scheduler.finish <pagedkv.memory.scheduling.Scheduler.finish>`."""
 
     token_ids: Int32Array
     ended: Sequence[int]
@@ -36,12 +36,12 @@ class Sampled:
 
 
 def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
-    """Take in what the oldest batch sampled; its step is acknowledged."""
+    """Take in the tokens that the oldest batch sampled; its step is acknowledged."""
     token_ids, ended, held = sampled.token_ids, sampled.ended, sampled.held
     if sampled.num_accepted is not None:
         take_drafts_back(state, batch, sampled.num_accepted)
     if held and batch.decoding is not None and state.is_current(batch.decoding):
-        state.close_decoding()  # those who are held do not advance with the others
+        state.close_decoding()  # held requests do not advance with the others
     goes_on = None
     if len(ended):
         goes_on = np.ones(len(token_ids), np.bool_)
@@ -62,7 +62,7 @@ def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
 
 
 def supply(state: SchedulerState, request: Request, token_ids: Int32Array, ended: Sequence[int]) -> Progress:
-    """Take in the tokens that a request was held for."""
+    """Take in the tokens of a held request."""
     goes_on = np.ones(len(token_ids), np.bool_)
     goes_on[np.array(ended, np.int64)] = False
     is_first = isinstance(request.awaited, Chunk)
@@ -77,7 +77,7 @@ def supply(state: SchedulerState, request: Request, token_ids: Int32Array, ended
 
 
 def _drop_finished(state: SchedulerState, requests: list[Request]) -> tuple[Request, ...]:
-    """Let those give their blocks up that have all their tokens; return them in order of their keys."""
+    """Free the requests that have all their tokens; return them in order of their keys."""
     finished = sorted((request for request in requests if request.has_all_tokens), key=BY_KEY)
     for request in finished:
         state.free(request)
@@ -91,7 +91,7 @@ def _take_decoded(
     sampled: Sampled,
     goes_on: BoolArray | None,
 ) -> list[Request]:
-    """Note a token of each sequence that has decoded; return the requests that may be finished by it."""
+    """Record a token of each sequence that decoded; return the requests that may be finished by it."""
     if state.is_current(decoding):
         decoding.take(sampled.token_ids[: len(decoding.rows)])
         if sampled.num_accepted is not None:
@@ -109,7 +109,7 @@ def _take_decoded(
 
 
 def _take_apart(state: SchedulerState, decoding: Decoding, sampled: Sampled) -> list[Request]:
-    """Note a token of each sequence that still waits for it, of those that decode together no more."""
+    """Record tokens of sequences that no longer decode together, if they still wait for them."""
     requests = []
     accepted = np.zeros(len(decoding.rows), np.int32) if sampled.num_accepted is None else sampled.num_accepted
     parts = zip(decoding.requests, decoding.parts(sampled.token_ids), decoding.parts(accepted), strict=True)
@@ -123,7 +123,7 @@ def _take_apart(state: SchedulerState, decoding: Decoding, sampled: Sampled) -> 
 
 
 def _take_first(state: SchedulerState, request: Request, token_ids: Int32Array, goes_on: BoolArray | None) -> None:
-    """Note the token that follows a prompt, of each sequence, and fork the prompt."""
+    """Record the token that follows a prompt, of each sequence, and fork the prompt."""
     request.awaited = None
     if len(token_ids):
         request.take(token_ids)
@@ -135,7 +135,7 @@ def _take_first(state: SchedulerState, request: Request, token_ids: Int32Array, 
 
 
 def _end_sequences(state: SchedulerState, request: Request, goes_on: BoolArray) -> None:
-    """Go on with some sequences of a request only; the last to end leave their rows to the request's end."""
+    """Keep only some sequences of a request; if all end, their rows stay until the request is freed."""
     if request.decoding is not None:
         state.close_decoding()
     request.num_sequences = int(goes_on.sum())

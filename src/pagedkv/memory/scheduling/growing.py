@@ -1,4 +1,4 @@
-"""The phases of a step that serve those who run: each decodes a token, then prompts compute their next chunks."""
+"""The phases of a step for running requests: each sequence decodes a token, then prompts compute their next chunks."""
 
 from pagedkv.memory.scheduling.batch import BatchDraft, Chunk
 from pagedkv.memory.scheduling.branching import replace_beams
@@ -10,7 +10,7 @@ __all__ = ["decode", "prefill", "schedule_chunk"]
 
 
 def decode(state: SchedulerState, draft: BatchDraft) -> int:
-    """Append a token to every sequence that can; return how many."""
+    """Append a token to every sequence that can decode; return how many."""
     replace_beams(state)
     while decoding := state.gather_decoding():
         shortage = state.space.append(decoding.rows, decoding.next_token_ids)
@@ -42,7 +42,7 @@ def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
 
 
 def schedule_chunk(state: SchedulerState, draft: BatchDraft, request: Request, start: int, stop: int) -> None:
-    """Note that the open step computes some of a request's known tokens."""
+    """Record that the open step computes some of a request's known tokens."""
     request.num_scheduled = stop
     is_last = not request.num_unscheduled
     num_samples = request.num_sequences if is_last and request.max_new_tokens else 0

@@ -1,4 +1,4 @@
-"""Whose blocks are taken away when they run short: the last in order, by swap or by recompute."""
+"""Preemption when blocks run short: the last running request is swapped out, or freed to be recomputed."""
 
 from bisect import insort
 
@@ -12,7 +12,7 @@ __all__ = ["preempt_last"]
 
 
 def preempt_last(state: SchedulerState, draft: BatchDraft) -> None:
-    """Take the blocks of the last who runs away: to the host pool, or for good. Alone, it is rejected."""
+    """Preempt the last running request, by swap or recompute. If it runs alone, reject it."""
     request = state.running[-1]
     request.num_preemptions += 1
     if len(state.running) == 1:
@@ -26,7 +26,7 @@ def preempt_last(state: SchedulerState, draft: BatchDraft) -> None:
 
 
 def _may_swap(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
-    """Whether a request can go to the host pools: nothing is being computed for it, and there is room, and rows."""
+    """Whether a request can be swapped out: nothing of it is being computed, and there are host blocks and rows."""
     return (
         state.config.preemption == "swap"
         and _has_spare_rows(state, request)
@@ -38,7 +38,7 @@ def _may_swap(state: SchedulerState, draft: BatchDraft, request: Request) -> boo
 
 
 def _has_spare_rows(state: SchedulerState, request: Request) -> bool:
-    """Whether as many sequences as may run find rows beside those who are swapped out, which keep theirs."""
+    """Whether enough rows are left for ``max_sequences`` running sequences, since swapped-out ones keep their rows."""
     num_swapped = request.num_sequences + sum(other.num_sequences for other in state.swapped)
     return num_swapped <= state.space.config.max_sequences - state.config.max_sequences
 

@@ -1,26 +1,28 @@
-"""What keeps a short pool from thrashing: who returns from a preemption is promised room, twice as much each time.
+"""Promises, which keep a short pool from thrashing: a preempted request returns with reserved room, doubled each time.
 
-A request that was preempted for the k-th time returns only when the free blocks, the watermark aside, let each
-sequence that runs, its own included, grow by ``first_promise * 2**(k - 1)`` tokens, or to its most tokens if that is
-less. From then on that room is kept for all of them: whoever is let in later must leave it. A request that was never
-preempted is let in without a promise of its own. Who runs last is preempted first, and all who wait, swapped out or
-not, return in order of their keys. Hence, as long as nobody of a smaller key arrives:
+A request that was preempted for the k-th time returns only when the free blocks beside the watermark let each running
+sequence, its own included, grow by ``first_promise * 2**(k - 1)`` tokens, or to its most tokens if that is less. From
+then on that room is kept for all of them: a later admission must leave it free. A request that was never preempted is
+admitted without a promise of its own. The last running request is preempted first, and all requests that wait, swapped
+out or not, return in order of their keys. Hence, as long as no request with a smaller key arrives:
 
-- The first who runs is never preempted for another. Some sequence always advances: a step in which nothing is computed
-  has swapped somebody out, or in where nobody ran, so there are no more of them in a row than requests run, and one.
-- Nobody starves. The first who runs comes to its end, so the first who waits comes to find an empty pool.
-- A request that has returned is not preempted before it has used up its promise: all who come before it were promised
-  as much, and a token more for each step that it may need to compute what is known; those who come after it go first,
-  and give back all that they took.
+- The first running request is never preempted for another. Some sequence always advances: a step that computes nothing
+  has swapped a request out, or has swapped one in while none ran. So at most as many such steps follow each other as
+  requests run, and one more.
+- No request starves. The first running request finishes, so in the end the first waiting request finds an empty pool.
+- A request that has returned is not preempted before it has used up its promise. All requests before it were promised
+  as much, and one token more for each step that it may need to compute its known tokens; the requests behind it are
+  preempted first, and free all that they took.
 - So a request is preempted at most ``2 + ceil(log2(max_new_tokens / first_promise))`` times, or twice if that is more.
-  The set of those who run cannot go on changing while the load stays the same.
+  Under constant load the set of running requests settles.
 
-Who may have drafts (:mod:`~pagedkv.memory.scheduling.drafting`) grows by up to ``1 + most_drafts`` tokens a step, while
-a newcomer that guesses wrong grows by one: so those who run, not the newcomer, are promised as many times more. Drafts
-themselves take what is left when all this is kept, and are gone, or tokens, before the next step is put together.
+A request with drafts (:mod:`~pagedkv.memory.scheduling.drafting`) grows by up to ``1 + most_drafts`` tokens a step,
+while a newcomer with wrong drafts grows by one. So running requests with drafts, but not the newcomer, are promised
+``1 + most_drafts`` times as much. Drafts themselves use only what is left beside the promises, and before the next step
+is built they are rolled back or accepted.
 
-A promised length is counted in whole blocks and one more a sequence, for a copy on write. Nothing is asked where
-nobody runs: a request alone that runs out of blocks is rejected, and no promise could help it.
+A promised length is counted in whole blocks and one more a sequence, for a copy on write. If no request runs, no room
+is reserved: a request that runs out of blocks while it runs alone is rejected, and no promise could help it.
 """
 
 from collections.abc import Iterator
@@ -32,7 +34,7 @@ __all__ = ["num_promised_slots", "promise"]
 
 
 def num_promised_slots(state: SchedulerState, newcomer: Request) -> int:
-    """Count the slots to be left free beside a newcomer's known tokens, in whole blocks. O(requests that run)."""
+    """Count the slots to be left free beside a newcomer's known tokens, in whole blocks. O(running requests)."""
     growth = _growth(state, newcomer)
     if not state.running or not (growth or state.prefilling or any(other.promised_tokens for other in state.running)):
         return 0
@@ -43,7 +45,7 @@ def num_promised_slots(state: SchedulerState, newcomer: Request) -> int:
 
 
 def promise(state: SchedulerState, newcomer: Request) -> None:
-    """Promise a newcomer, which is about to run, and all who run what it was let in for."""
+    """Record the promises to a newcomer, which is about to run, and to all running requests."""
     growth = _growth(state, newcomer)
     if growth:
         newcomer.promised_tokens = min(newcomer.num_known + growth, newcomer.most_tokens)
@@ -52,12 +54,12 @@ def promise(state: SchedulerState, newcomer: Request) -> None:
 
 
 def _growth(state: SchedulerState, newcomer: Request) -> int:
-    """Tokens by which a newcomer is promised to grow."""
+    """Return the number of tokens by which a newcomer is promised to grow."""
     return state.config.first_promise << newcomer.num_preemptions - 1 if newcomer.num_preemptions else 0
 
 
 def _targets(state: SchedulerState, newcomer: Request, growth: int) -> Iterator[tuple[Request, int, int]]:
-    """Give the length of each who runs, and that up to which it is to have room; it advances while others prefill."""
+    """Yield each running request, its length, and its promised length, with room to decode while others prefill."""
     if growth:
         growth += -(-newcomer.num_known // max(1, state.config.max_batched_tokens - state.config.max_sequences))
         growth += state.keeps_states
@@ -68,7 +70,7 @@ def _targets(state: SchedulerState, newcomer: Request, growth: int) -> Iterator[
 
 
 def _slots(state: SchedulerState, request: Request, length: int, target: int) -> int:
-    """Slots of the blocks that a request may take to grow to a length."""
+    """Return the slots of the blocks that a request may take to grow to a length."""
     if target <= length:
         return 0
     return request.num_sequences * (-(-(target - length) // state.block_size) + 1) * state.block_size

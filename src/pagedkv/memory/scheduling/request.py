@@ -1,4 +1,4 @@
-"""One request under way: what it wants, how far it has come, and which rows serve it.
+"""One request under way: what it needs, its progress, and which rows serve it.
 
 A ``Request`` owns no block and decides nothing; the scheduler moves it through its life::
 
@@ -7,8 +7,8 @@ A ``Request`` owns no block and decides nothing; the scheduler moves it through 
        |                      |                              v  |
        +----- recompute ------+------------------------------+  +--- swapped out
 
-Of the tokens that it generates only the last of each sequence is held here. Whoever samples them keeps them all, and is
-asked for them when they are to be computed again.
+Only the last generated token of each sequence is held here. The caller that samples keeps all tokens, and provides them
+again (``load``) when they are to be recomputed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ RequestKey: TypeAlias = tuple[int, int]
 """``(-priority, number)``: smaller goes first."""
 
 Propose: TypeAlias = Callable[[int], Int32Array]
-"""Guesses at most so many tokens that follow those of a request: int32; empty where nothing suggests itself."""
+"""Proposes at most this many tokens that may follow those of a request: int32; empty without a proposal."""
 
 EMPTY_RECEIPT: Final = Receipt()
 NO_TOKENS: Final = np.zeros(0, np.int32)
@@ -48,32 +48,32 @@ class CommonSteps:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request under way. What follows ``propose`` is the scheduler's to change.
+    """One request under way. The scheduler alone changes the attributes behind ``propose``.
 
     Args:
-        number: its place in the order of arrival; no two have the same.
+        number: its place in the order of arrival; unique.
         num_prompt_tokens: tokens of its prompt, at least 1.
-        max_new_tokens: tokens that each sequence generates at most; 0 to compute the prompt and nothing else.
-        load: gives int32 ``[num_prompt_tokens + n]``, the prompt and the first n tokens generated. Called with n = 0
+        max_new_tokens: most tokens that each sequence generates; 0 to compute the prompt and nothing else.
+        load: returns int32 ``[num_prompt_tokens + n]``, the prompt and the first n tokens generated. Called with n = 0
             when the request is admitted, so that a long queue takes no memory; with n > 0 only after a preemption of a
             request of one sequence.
-        num_sequences: samples or beams that still go on.
+        num_sequences: samples or beams that have not ended.
         priority: higher goes first.
         keys: extra keys of its blocks.
         max_hit_tokens: leading tokens that may hit when it is admitted; None: all. Its engine may change it.
-        propose: guesses what follows its tokens, the last one generated included; None: nobody does. Asked while it
-            decodes as one sequence.
+        propose: proposes drafts that may follow its tokens, the last generated one included; None: no drafts. Called
+            while it decodes as one sequence.
         rows: rows of its sequences while it has blocks; one until the prompt is computed.
-        known_token_ids: int32, what is to be computed before it can decode.
+        known_token_ids: int32, the tokens to be computed before it can decode.
         num_scheduled: tokens of these that are in the space.
         checkpoint: where a chunk is to end, so that its recurrent states are kept there; 0: nowhere.
         next_token_ids: int32 ``[num_sequences]``, tokens that it appends next; while it decodes, ``decoding`` has them.
-        num_preemptions: how often it had to give its blocks up.
-        promised_tokens: length up to which blocks were kept for each of its sequences when somebody returned.
-        receipt: what its rows took that were given back: all of it when it is done, if the space keeps receipts.
+        num_preemptions: how often it was preempted.
+        promised_tokens: length up to which blocks were kept for each of its sequences when a request returned.
+        receipt: the receipts of its freed rows; complete when it is done, if the space keeps receipts.
         parents: which old beam each new one is to continue, until that is done.
-        decoding: those that it decodes together with.
-        awaited: what was scheduled and will sample its next tokens, besides ``decoding``.
+        decoding: the steps that it takes together with other requests, while it decodes.
+        awaited: the scheduled chunk or ``Decoding`` that will sample its next tokens, if it is not ``decoding``.
         is_done: whether it is finished, aborted or rejected.
         key: its place in every order; smaller goes first.
         most_tokens: tokens of each sequence when it has its last block.
@@ -105,7 +105,7 @@ class Request:
     _num_generated: int = 0
 
     def __post_init__(self) -> None:
-        """Work out its key, and its length at most: the last token generated is never appended."""
+        """Compute its key, and its largest length: the last generated token is never appended."""
         self.key = -self.priority, self.number
         self.most_tokens = self.num_prompt_tokens + max(self.max_new_tokens, 1) - 1
 
@@ -116,7 +116,7 @@ class Request:
 
     @property
     def num_known(self) -> int:
-        """Tokens of each sequence that are known, the last one generated included."""
+        """Known tokens of each sequence, the last generated one included."""
         return self.num_prompt_tokens + self.num_generated
 
     @property
@@ -131,36 +131,36 @@ class Request:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can join those who decode: nothing is left to compute first, and its next tokens are known."""
+        """Whether it can join the decoding requests: all known tokens are computed, and its next tokens are known."""
         return not self.num_unscheduled and self.awaited is None
 
     @property
     def has_all_tokens(self) -> bool:
-        """Whether it has generated all that it may, or all its sequences ended."""
+        """Whether it has generated its most tokens, or all its sequences ended."""
         return self.num_generated >= self.max_new_tokens or not self.num_sequences
 
     def end_of_chunk(self, start: int, budget: int) -> int:
-        """Tell where a chunk of its known tokens ends that begins at ``start`` and has at most so many."""
+        """Return where a chunk of its known tokens ends that begins at ``start`` and has at most ``budget``."""
         end = min(start + budget, len(self.known_token_ids))
         return self.checkpoint if start < self.checkpoint < end else end
 
     def load_tokens(self) -> None:
-        """Have the known tokens at hand: the prompt, and what was generated before a preemption."""
+        """Load the known tokens if they are not here: the prompt, and what was generated before a preemption."""
         if not len(self.known_token_ids):
             self.known_token_ids = self.load(self._num_generated)
 
     def take(self, token_ids: Int32Array) -> None:
-        """Note the next token of each sequence, sampled apart from others."""
+        """Record the next token of each sequence, when the request does not decode together with others."""
         self.awaited = None
         self._num_generated += 1
         self.next_token_ids = token_ids
 
     def accept(self, num_drafts: int) -> None:
-        """Note that drafts were right: tokens that it generated before the one that it takes."""
+        """Record that drafts were right: they count as generated before the token that it takes."""
         self._num_generated += num_drafts
 
     def leave_decoding(self, token_ids: Int32Array) -> None:
-        """Decode with the others no more; ``token_ids`` come next, unless they are still awaited."""
+        """Leave the common steps; ``token_ids`` come next, unless they are still awaited."""
         decoding = self.decoding
         assert decoding is not None, "a request that decodes with nobody"
         self._num_generated += decoding.num_steps
@@ -169,7 +169,7 @@ class Request:
         self.next_token_ids = token_ids
 
     def start_over(self) -> None:
-        """Give up the progress, its blocks having been freed: wait again with what is known by now.
+        """Go back to waiting, with the tokens known by now; its blocks have been freed.
 
         Several sequences begin again at their prompt.
         """
@@ -181,11 +181,11 @@ class Request:
         self.parents = self.awaited = None
 
     def note_receipts(self, receipts: Iterable[Receipt]) -> None:
-        """Add what rows took that it gave back."""
+        """Add the receipts of freed rows."""
         self.receipt = sum(receipts, self.receipt)
 
     def drop(self) -> None:
-        """Be done, its blocks having been freed."""
+        """Mark it as done; its blocks have been freed."""
         self.is_done = True
         self.rows = []
         self.known_token_ids = self.next_token_ids = NO_TOKENS

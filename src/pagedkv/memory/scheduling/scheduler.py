@@ -2,18 +2,19 @@
 
 The loop of an engine, or of a simulation of one::
 
-    scheduler.add(request)                                  whenever one arrives
+    scheduler.add(request)                                  whenever a request arrives
     batch = scheduler.schedule()                            decides, and plans the step
     token_ids = run(batch)                                  carries the plan out, runs the model, samples
-    progress = scheduler.finish(batch, token_ids, ended)    the step is over: who has got first or last tokens
+    progress = scheduler.finish(batch, token_ids, ended)    the step is over: requests with first or last tokens
 
-Knows no clock and no future: a request ends when it has its most tokens, or when :meth:`Scheduler.finish` is told so.
-Who had to give its blocks up returns under a promise (:mod:`~pagedkv.memory.scheduling.promises`), so that nobody
-thrashes: some sequence always advances, no request starves, and who runs does not go on changing while the load stays
-    the same.
+The scheduler has no clock and does not know how long answers are: a request ends when it has its most tokens, or when
+:meth:`Scheduler.finish` says so. A preempted request returns under a promise
+(:mod:`~pagedkv.memory.scheduling.promises`) that prevents thrashing: some sequence always advances, no request starves,
+and under constant load the set of running requests settles.
 
-Several batches may be in flight; what one of them is to sample, the next one does without. This class checks; the
-modules beside it carry out: ``growing``, ``admitting``, ``preempting``, ``drafting``, ``finishing``.
+Several batches may be in flight; the next batch is planned without the tokens that an earlier one still samples. This
+class checks arguments; the modules beside it do the work: ``growing``, ``admitting``, ``preempting``, ``drafting``,
+``finishing``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,7 +43,7 @@ NO_PARENTS: Final[Mapping[Request, Sequence[int]]] = MappingProxyType({})
 
 
 class Scheduler:
-    """Serves requests through one block space, which nobody else may change.
+    """Serves requests through one block space, which nothing else may change.
 
     Args:
         config: the limits of a step.
@@ -53,7 +54,7 @@ class Scheduler:
         self._state = SchedulerState(config, space)
 
     def add(self, request: Request) -> bool:
-        """Let a request wait; or return False, and drop it, if it could not be served alone."""
+        """Queue a request; or return False, and drop it, if it could not be served even alone."""
         if fits_alone(self._state, request):
             self._state.waiting.push(request)
         else:
@@ -61,18 +62,18 @@ class Scheduler:
         return not request.is_done
 
     def fork(self, parent: Request, child: Request, *, sequence: int = 0) -> int | None:
-        """Add a request that begins with tokens of another one: on that one's blocks, where it runs and there is room.
+        """Add a request that begins with another one's tokens; it forks that one's blocks if it runs and there is room.
 
-        Else the request waits as any other does, and hits what is cached.
+        Else the request waits like any other, and hits what is cached.
 
         Args:
-            parent: a request that was added, whatever has become of it; its rows have no unknown tokens.
-            child: begins with tokens of the parent's sequence, all of these or fewer, and at least one more that is to
-                be computed: the parent's next token, say.
+            parent: a request that was added before, in any state; its rows have no unknown tokens.
+            child: begins with all or some tokens of the parent's sequence, and has at least one more to compute, such
+                as the parent's next token.
             sequence: which of the parent's sequences.
 
         Returns:
-            How many tokens it shares from now on, 0 if it waits; or None if it could not be served alone.
+            How many tokens it shares from now on, 0 if it waits; or None if it could not be served even alone.
         """
         if not fits_alone(self._state, child):
             child.drop()
@@ -86,9 +87,9 @@ class Scheduler:
         return num_shared
 
     def abort(self, request: Request) -> bool:
-        """Drop a request that was added, wherever it is; return whether it was not done yet.
+        """Drop a request that was added, in any state; return whether it was not done yet.
 
-        Tokens that batches in flight sample for it are taken no notice of.
+        Tokens that batches in flight sample for it are ignored.
         """
         state = self._state
         if request.is_done:
@@ -104,11 +105,13 @@ class Scheduler:
         return True
 
     def schedule(self) -> Batch:
-        """Go through the phases of a step and close it. O(sequences), and little more than one append while they stay.
+        """Go through the phases of a step and close it.
 
-        Who decodes is served first; the rest of the budget goes to prompts that are under way, then to new ones, then
-        to drafts. While blocks are short, nobody is let in, and nothing is guessed. The batch may be empty while others
-        are in flight.
+        Decoding sequences are served first; the rest of the budget goes to prompts under way, then to new prompts, then
+        to drafts. While blocks are short, no request is admitted or swapped in, and there are no drafts. The batch may
+        be empty while others are in flight.
+
+        Cost: O(sequences), but little more than one append while the same sequences decode.
         """
         state, draft = self._state, BatchDraft()
         budget = state.config.max_batched_tokens - decode(state, draft)
@@ -120,7 +123,7 @@ class Scheduler:
         state.in_flight.append(batch)
         return batch
 
-    def finish(  # noqa: PLR0913 - what was sampled, and all that may be said of it, by keywords
+    def finish(  # noqa: PLR0913 - the sampled tokens, and all that goes with them, by keywords
         self,
         batch: Batch,
         token_ids: TokenIds,
@@ -137,11 +140,13 @@ class Scheduler:
             token_ids: int32 ``[batch.num_samples]``, in the order that :mod:`~pagedkv.memory.scheduling.batch` draws.
             ended: places in ``token_ids`` of tokens that are the last of their sequence.
             parents: for requests that decode beams: which old beam each new one continues, one for each sequence;
-                ``token_ids`` are the new beams'. Old beams that are no parent are given up.
-            held: requests whose tokens are not known yet, whatever ``token_ids`` says: they keep their blocks, and go
-                on when :meth:`supply` brings them. Whoever is preempted or aborted meanwhile waits for nothing.
-            num_accepted: int32 ``[sequences that decoded]``, how many of each one's drafts were right; they, and then
-                its token in ``token_ids``, are what it has generated. None: none. The others are rolled back.
+                ``token_ids`` are the new beams'. Old beams without a child are freed.
+            held: requests whose tokens are not known yet; their entries of ``token_ids`` are ignored. They keep their
+                blocks, and continue when :meth:`supply` brings the tokens. A held request that is preempted or aborted
+                meanwhile is no longer held.
+            num_accepted: int32 ``[sequences that decoded]``, how many drafts of each one were right. A sequence has
+                generated these drafts, and then its token in ``token_ids``; the other drafts are rolled back. None: no
+                draft was right.
 
         Raises:
             StepError: another batch is the oldest in flight.
@@ -162,7 +167,7 @@ class Scheduler:
         return finish(state, batch, Sampled(tokens, ended, parents, held, accepted))
 
     def supply(self, request: Request, token_ids: TokenIds, *, ended: Sequence[int] = ()) -> Progress:
-        """Bring the tokens that a request was held for.
+        """Bring the tokens of a held request.
 
         Args:
             request: a request that was held when its batch finished.
@@ -179,21 +184,21 @@ class Scheduler:
             raise TokenError(f"request {request.number} samples {request.num_sequences} tokens, got {len(tokens)}")
         return supply(self._state, request, tokens, ended)
 
-    # Seeing
+    # Queries
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nobody to serve."""
+        """Whether there is no request to serve."""
         return not (self._state.running or self._state.waiting or self._state.swapped)
 
     @property
     def running(self) -> Sequence[Request]:
-        """The requests that run, in order of their keys; not to be changed."""
+        """The running requests, in order of their keys; not to be changed."""
         return self._state.running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, those preempted by recompute included."""
+        """Requests that wait, including those preempted by recompute."""
         return len(self._state.waiting)
 
     @property
@@ -203,5 +208,5 @@ class Scheduler:
 
     @property
     def num_changes(self) -> int:
-        """Changes so far of the rows that run: as long as it is the same, they are."""
+        """A counter that grows with every change of the running rows."""
         return self._state.num_changes

@@ -1,4 +1,4 @@
-"""Who waits, who runs, who is swapped out, and who decodes together: the lists that all phases share."""
+"""The requests that wait, run, are swapped out, and decode together: the lists that all phases share."""
 
 from bisect import insort
 from collections import deque
@@ -27,11 +27,11 @@ class SchedulerState:
 
     Attributes:
         waiting, running, swapped: the requests that wait, run and are swapped out, in order of their keys.
-        prefilling: those who run and have known tokens that are not scheduled, in order of their keys.
+        prefilling: running requests with known tokens that are not scheduled, in order of their keys.
         in_flight: batches that are not finished, oldest first.
         block_size: tokens of the largest block.
-        keeps_states: prompts are split where their recurrent states are kept, which takes a step more.
-        replays: windows that are gone may be computed again.
+        keeps_states: whether prompts are split where their recurrent states are kept, which takes one more step.
+        replays: whether windows that are gone may be computed again.
         num_changes: grows whenever a row begins or ceases to run.
     """
 
@@ -54,7 +54,7 @@ class SchedulerState:
         self._has_newcomers = False
 
     def join(self, request: Request) -> None:
-        """Let a request run that has its blocks."""
+        """Make a request that has its blocks a running one."""
         insort(self.running, request, key=BY_KEY)
         self.num_changes += 1
         if request.num_unscheduled:
@@ -63,7 +63,7 @@ class SchedulerState:
             self._has_newcomers = True
 
     def leave(self, request: Request) -> None:
-        """Let a request run no more."""
+        """Remove a request from the running ones."""
         if request.decoding is not None:
             self.close_decoding()
         self.running.remove(request)
@@ -72,36 +72,36 @@ class SchedulerState:
             self.prefilling.remove(request)
 
     def free(self, request: Request) -> None:
-        """Let a request run no more, and give its blocks up."""
+        """Remove a request from the running ones, and free its blocks."""
         self.leave(request)
         self.free_rows(request, request.rows)
 
     def free_rows(self, request: Request, rows: list[int]) -> None:
-        """Give rows of a request back, with their receipts."""
+        """Free rows of a request, and keep their receipts."""
         request.note_receipts(self.space.free(rows, num_generated=[request.num_generated] * len(rows)))
 
     def num_sequences_with(self, newcomer: Request) -> int:
-        """Sequences of all who run and one more, those to be forked included."""
+        """Count the sequences of all running requests and one more, including those to be forked."""
         return newcomer.num_sequences + sum(request.num_sequences for request in self.running)
 
     def next_in_line(self) -> Request | None:
-        """Give the one who is to run next, of those who wait and those swapped out; None if there is nobody."""
+        """Return the request to run next, of those that wait and those swapped out; None if there is none."""
         if self.swapped and (not self.waiting or self.swapped[0].key < self.waiting.first().key):
             return self.swapped[0]
         return self.waiting.first() if self.waiting else None
 
     def is_coming(self, shortage: Shortage) -> bool:
-        """Whether the blocks that are missing will be free when the steps under way are acknowledged."""
+        """Whether the missing blocks become free when the steps in flight are acknowledged."""
         return shortage.num_needed <= shortage.num_free + self.space.num_deferred_blocks(shortage.pool)
 
     def is_in_flight(self, awaited: object) -> bool:
-        """Whether a batch that is not finished samples what somebody awaits."""
+        """Whether a batch that is not finished samples the awaited tokens."""
         return any(awaited is batch.decoding or awaited in batch.prefilling for batch in self.in_flight)
 
-    # Who decodes together
+    # Sequences that decode together
 
     def gather_decoding(self) -> Decoding | None:
-        """Give those who can decode now; None if nobody can."""
+        """Return the requests that can decode now; None if there are none."""
         if self._decoding is not None and not self._decoding.is_scheduled and not self._has_newcomers:
             return self._decoding
         if self._decoding is not None and not self._decoding.is_scheduled:
@@ -114,21 +114,21 @@ class SchedulerState:
         return self._decoding if ready else None
 
     def without(self, decoding: Decoding, request: Request) -> Decoding | None:
-        """Let one who left be no part of those whom the open step decodes."""
+        """Remove a request that left from those that the open step decodes."""
         others = [other for other in decoding.requests if other is not request]
         self._decoding = Decoding(others, is_scheduled=True) if others else None
         return self._decoding
 
     def is_current(self, decoding: Decoding) -> bool:
-        """Whether nobody has come or gone since some decode together."""
+        """Whether the requests that decode together are still the same."""
         return decoding is self._decoding
 
     def close_decoding(self) -> None:
-        """Let those who decode together do so no more."""
+        """End the present ``Decoding``: its requests get their own progress back."""
         if self._decoding is not None:
             self._decoding.close()
             self._decoding = None
 
     def note_newcomer(self) -> None:
-        """Note that somebody who runs can decode from the next step on."""
+        """Note that a running request can decode from the next step on."""
         self._has_newcomers = True

@@ -1,6 +1,6 @@
-"""Who waits, in the order in which they are to be admitted: by priority, then by arrival.
+"""The waiting requests, in the order of admission: by priority, then by arrival.
 
-A preempted request comes back under its old key, and so ahead of all that arrived after it.
+A preempted request returns with its old key, and so is ahead of all that arrived after it.
 """
 
 import heapq
@@ -21,18 +21,18 @@ class WaitingQueue:
         return len(self._heap)
 
     def push(self, request: Request) -> None:
-        """Let a request wait. No two have the same key."""
+        """Add a request. Keys are unique."""
         heapq.heappush(self._heap, (request.key, request))
 
     def first(self) -> Request:
-        """Look at the request that comes next; there must be one."""
+        """Return the next request without removing it; there must be one."""
         return self._heap[0][1]
 
     def pop(self) -> Request:
-        """Take the request that comes next."""
+        """Remove and return the next request."""
         return heapq.heappop(self._heap)[1]
 
     def remove(self, request: Request) -> None:
-        """Let a request wait no more, wherever it stands. O(n)."""
+        """Remove a request from any place. O(n)."""
         self._heap.remove((request.key, request))
         heapq.heapify(self._heap)

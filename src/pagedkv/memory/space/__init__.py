@@ -1,13 +1,13 @@
-"""The floor of the space: sequences, batches of rows and steps, over all groups and pools at once.
+"""Block spaces: sequences, batches of rows and steps, over all groups and pools at once.
 
-``block_space`` is the front door, with ``content_space`` under it for what names no sequences: every operation, its
-checks and its documentation. Reading order behind them: ``state`` (what there is) and ``steps`` (the open step, and
-those in flight), then an operation a module, under the name that it has in :mod:`pagedkv.memory.tables`: ``matching``
-and ``hits``, ``admission`` (for the tables' ``first_allocation``), ``drafting``, ``growing``, ``filling``,
-``truncating``, ``forking``, ``swapping``, ``holding``, ``loading``, ``withdrawing``, ``releasing``; ``publishing`` and
-``merging``; ``pending``, ``declaring``, ``planning``, ``stepping``, ``aborting``. ``observer`` has the moments at which
-they call what follows them, ``receipts`` among it. Questions: ``statistics``, ``stored_blocks``, ``kernel_inputs``, and
-``audit``, which proves every invariant; ``space_view`` is the part of the door that asks them.
+``block_space`` is the public entry point: every operation with its checks and its documentation. Its base class
+``content_space`` has the operations that take no sequences, and ``space_view`` the read access. Reading order behind
+them: ``state`` (all arrays) and ``steps`` (the open step, and those in flight). Then comes one module for each
+operation, named as in :mod:`pagedkv.memory.tables`: ``matching`` and ``hits``, ``admission`` (the tables' ``seating``),
+``drafting``, ``growing``, ``filling``, ``truncating``, ``forking``, ``swapping``, ``holding``, ``loading``,
+``withdrawing``, ``releasing``; ``publishing`` and ``merging``; ``pending``, ``declaring``, ``planning``, ``stepping``,
+``aborting``. ``observer`` has the moments at which observers are called, ``receipts`` among them. Queries are in
+``statistics``, ``stored_blocks``, ``kernel_inputs``, and ``audit``, which proves every invariant.
 """
 
 from pagedkv.memory.space.block_space import BlockSpace

@@ -1,14 +1,14 @@
-"""Aborting steps in flight: what they promised is taken back, and what they leave undefined is lost.
+"""Aborting steps in flight: their effects are taken back, and what they leave undefined is lost.
 
 Content that the aborted steps were to compute, on device or host, counts as never computed::
 
-    its names                      withdrawn, and published again by the next plan that computes it
+    its blocks                     leave the prefix index; the next plan that computes them publishes them again
     the row that was to compute    rewound: its next plan computes the positions again
-    a row that shares it           lost: it may have moved on, and nobody can say from which position it is wrong
-    destinations of copies, swaps  undefined, with what the open plan moves on from there: their holders are lost
-    what a ticket holds            its ticket is told: the blocks stay held, and computed again they have content again
-    a recurrent state in place     lost, if the aborted range read the block that it also writes; what is not accepted
-                               has states of its own, where the group keeps such
+    a row that shares it           lost: it may have moved on, and its first wrong position is not recorded
+    destinations of copies, swaps  undefined, and so are blocks that the open plan copies from them: their rows are lost
+    blocks of a ticket             the answer lists the ticket: its blocks stay held, and may be computed again
+    a recurrent state in place     lost, if the aborted range reads the block that it also writes; tokens that are not
+                                   accepted have their own states, in groups that keep draft states
 """
 
 import numpy as np
@@ -48,11 +48,11 @@ __all__ = ["abort"]
 
 
 def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedSteps:
-    """A step in flight failed: take back what it and all later ones promised.
+    """Abort a step in flight and all later ones, and take their effects back.
 
-    Names of content that was never computed are withdrawn; rows compute again what was planned for them. A row
-    is lost whose memory the aborted steps leave undefined: it shares what another row was to compute, its
-    blocks were to be copied or swapped, or a recurrent state was being advanced in place.
+    Blocks that were never computed leave the prefix index; rows compute again what was planned for them. A row is lost
+    if the aborted steps leave its memory undefined: it shares what another row was to compute, its blocks were to be
+    copied or swapped, or a recurrent state was being advanced in place.
     """
     ledger.require_in_flight(step_id)
     state.is_changing = True
@@ -93,7 +93,7 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
 def _moved_blocks(
     state: SpaceState, ledger: StepLedger, aborted: list[InFlightStep]
 ) -> dict[str, tuple[set[int], set[int]]]:
-    """By pool, the blocks on the device and on the host that moves of aborted steps leave undefined."""
+    """Return, by pool, the blocks on the device and on the host that moves of aborted steps leave undefined."""
     moved = {}
     for name in state.pools:
         on_device = _destinations(name, [move for step in aborted for move in (*step.plan.copies, *step.plan.swaps_in)])
@@ -103,7 +103,7 @@ def _moved_blocks(
 
 
 def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], aborted: list[InFlightStep]) -> set[int]:
-    """Find the rows whose memory is undefined, and drop the names of undefined blocks."""
+    """Find the rows whose memory is undefined, and drop undefined blocks from the prefix index."""
     first = aborted[0].plan.step_id - state.num_steps_before
     present = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
     lost = set(np.flatnonzero(present & (state.relies_on >= first)).tolist())
@@ -123,7 +123,7 @@ def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], a
 
 
 def _has_state(state: SpaceState, group: Group, row: int, start: int) -> bool:
-    """Tell whether a row still has the state before a position: no step advances what is not accepted in place."""
+    """Return whether a row still has the state before a position: states of unaccepted tokens are not overwritten."""
     keeps_states = group.arrays.parameters[NUM_DRAFT_STATES] > 0
     return bool(keeps_states and start >= state.rows[row, NUM_ACCEPTED])
 
@@ -139,7 +139,7 @@ def _destinations(name: str, moves: list[BlockMoves]) -> set[int]:
 
 
 def _holders(state: SpaceState, pool_name: str, status: int, block_ids: set[int]) -> set[int]:
-    """Rows with that status that hold any of these blocks."""
+    """Return the rows of that status that hold any of these blocks."""
     if not block_ids:
         return set()
     rows = np.flatnonzero(state.rows[:, STATUS] == status)
@@ -154,7 +154,7 @@ def _holders(state: SpaceState, pool_name: str, status: int, block_ids: set[int]
 
 
 def _aborted_starts(state: SpaceState, aborted: list[InFlightStep], group: Group) -> list[tuple[int, int]]:
-    """Rows that the aborted steps computed for and that still serve the same sequence, with their starts in a group."""
+    """Return rows that the aborted steps computed and whose sequence is still there, with their starts in a group."""
     return [
         (row, start)
         for step in aborted
@@ -175,9 +175,9 @@ def _rewind_rows(state: SpaceState, aborted: list[InFlightStep], lost: set[int])
 
 
 def _stranded(state: SpaceState, rewound: list[int]) -> set[int]:
-    """Rows that were rolled back into their hit after the step was planned that was to compute it in some group.
+    """Find rows that were rolled back into their hit while the step was in flight that was to compute it in some group.
 
-    They have nothing to compute in the groups that hit, and no plan has a row that computes nothing there.
+    They have nothing to compute in the groups that hit, and a plan cannot have a row that computes nothing there.
     """
     num_tokens, planned = state.rows[:, NUM_TOKENS], state.rows[:, NUM_PLANNED]
     return {
@@ -189,7 +189,7 @@ def _stranded(state: SpaceState, rewound: list[int]) -> set[int]:
 
 
 def _tell_tables_again(state: SpaceState, aborted: list[InFlightStep]) -> None:
-    """Let the next plan carry the tables of running rows whose entries the aborted plans carried."""
+    """Mark the table entries of running rows that aborted plans carried as changed, for the next plan."""
     for writes in (writes for step in aborted for writes in step.plan.table_writes):
         table = state.tables[writes.group].arrays
         at, num_slots = int(table.parameters[AT]), int(table.parameters[NUM_DRAFT_STATES])

@@ -1,4 +1,4 @@
-"""Admitting a sequence: does its prompt fit, what of it is cached, and its first blocks."""
+"""Admitting a sequence: whether its prompt fits, what of it is cached, and allocating its first blocks."""
 
 from typing import Final, NamedTuple
 
@@ -43,16 +43,16 @@ NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
 class Admission(NamedTuple):
-    """What is to be admitted.
+    """A request for admission.
 
     Args:
-        prompt: the prompt.
+        prompt: the prompt, or its first chunk.
         num_lookahead: slots reserved beyond it, for each sequence.
-        num_sequences: sequences that are to share it, the others by forks.
+        num_sequences: sequences that are to share it, all but one by forks.
         max_chunk: most tokens of it that one step computes.
         num_reached: leading tokens that an earlier life of the request had, as its receipt says.
-        publishes: whether others may find what it computes; prompt_only: nothing of what is appended to it.
-        tenant: number of the tenant that pays for it.
+        publishes: whether other sequences may hit what it computes; prompt_only: only its prompt, not what is appended.
+        tenant: number of the tenant that is charged.
         prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part.
     """
 
@@ -68,7 +68,7 @@ class Admission(NamedTuple):
 
 
 def as_policy(publish: object) -> tuple[bool, bool]:
-    """Check what a sequence is to publish: whether anything, and whether its prompt only. Raises ConfigurationError."""
+    """Check the argument ``publish``: whether to publish anything, and only the prompt. Raises ConfigurationError."""
     if isinstance(publish, str) and publish == "prompt":
         return True, True
     if not isinstance(publish, bool | np.bool_):
@@ -79,10 +79,10 @@ def as_policy(publish: object) -> tuple[bool, bool]:
 def answer_for_whole(
     state: SpaceState, tokens: Int32Array, whole: TokenIds, keys: RequestKeys, answer: PrefixHit | None
 ) -> PrefixHit:
-    """Match the whole prompt that ``tokens`` begin, unless there is an answer for it.
+    """Match the whole prompt that begins with ``tokens``, unless ``answer`` is its match already.
 
     Raises:
-        TokenError: the whole prompt does not begin so, or is not what was asked about; see also
+        TokenError: the whole prompt does not begin with ``tokens``, or is not the prompt of ``answer``; see also
             :func:`~pagedkv.memory.space.prompts.prepare_prompt`.
     """
     prompt = prepare_prompt(state, whole, keys, None, 0)
@@ -95,7 +95,7 @@ def answer_for_whole(
 
 
 def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
-    """Count, by pool, what allocating takes out of the free queue: new blocks, and hits that are free now."""
+    """Count, by pool, the free blocks that allocating takes: new blocks, and hits that are free now."""
     needed = dict.fromkeys(state.pools, 0)
     num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
     for group in state.groups:
@@ -109,17 +109,17 @@ def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit |
 
 
 def _num_fork_blocks(group: Group, admission: Admission) -> int:
-    """Count what the forks of a prompt take in one group to reserve slots of their own."""
+    """Count the blocks of one group that the forks of a prompt take to reserve slots of their own."""
     num_forks = admission.num_sequences - 1
     return num_forks * group.num_own_blocks(len(admission.prompt.tokens), admission.num_lookahead)
 
 
 def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit | None) -> dict[str, int]:
-    """Count, by pool, the most blocks that a prompt has taken from the free queue at any time while it is prefilled.
+    """Count, by pool, the most free blocks that a prompt holds at any one time during its prefill.
 
-    Chunks of ``max_chunk`` tokens begin behind the hit, the first one at 0 in groups outside prefix caching, and where
-    a replay begins in groups that are replayed; each step is acknowledged before the next chunk, so that windows have
-    slid. Forks follow the last one. Without a hit: what an empty pool must have.
+    The prefill goes by chunks of ``max_chunk`` tokens. They begin behind the hit. In groups outside prefix caching the
+    first chunk begins at 0, and in replayed groups where the replay begins. Each step is acknowledged before the next
+    chunk, so windows have slid. Forks follow the last chunk. Without a hit: what an empty pool must have.
     """
     num_tokens, num_lookahead = len(admission.prompt.tokens), admission.num_lookahead
     starts = np.arange(0 if hit is None else hit.num_tokens, num_tokens, admission.max_chunk)
@@ -134,7 +134,7 @@ def peak_free_blocks_needed(state: SpaceState, admission: Admission, hit: Prefix
 
 
 def _first_start(group: Group, start: int, hit: PrefixHit | None) -> int:
-    """Tell where the first chunk of a prompt begins in a group, where others begin at ``start``."""
+    """Return where the first chunk of a prompt begins in a group, if it begins at ``start`` in other groups."""
     if group.stays_out:
         return 0
     return start - hit.num_replayed if group.replays and hit is not None else start
@@ -143,7 +143,7 @@ def _first_start(group: Group, start: int, hit: PrefixHit | None) -> int:
 def _taken_by_chunks(
     group: Group, num_tokens: int, num_lookahead: int, starts: npt.NDArray[np.int64], waiting: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """Count what one group has taken at each chunk; ``waiting`` tells which blocks of the hit are free."""
+    """Count the blocks that one group has taken at each chunk; ``waiting`` marks hit blocks that are free."""
     num_hits, num_sinks = len(waiting), int(group.arrays.parameters[NUM_SINK_BLOCKS])
     stops = -(-np.append(starts[1:], num_tokens) // group.block_size)
     stops[-1] = group.num_slots_blocks(num_tokens, num_lookahead)
@@ -157,10 +157,10 @@ def _taken_by_chunks(
 
 
 def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit | None) -> AllocStatus:
-    """Tell whether a prompt, shared by so many sequences, fits now, later or never. Changes nothing.
+    """Return whether a prompt that ``num_sequences`` sequences share fits now, later or never. Changes nothing.
 
-    The watermark holds back admissions, so that running sequences can grow; it does not apply while a pool
-    serves nobody, since a sequence that fits an empty pool must be admitted at some time.
+    The watermark limits admissions, so that running sequences can grow. It does not apply to a pool without any
+    sequence: a sequence that fits an empty pool must be admitted at some time.
     """
     prompt, num_sequences, tenant = admission.prompt, admission.num_sequences, admission.tenant
     count_needed = free_blocks_needed if admission.max_chunk >= len(prompt.tokens) else peak_free_blocks_needed
@@ -179,7 +179,7 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
 
 
 def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit, tenant: int) -> tuple[Tail, ...]:
-    """Find the tails of a hit that nobody holds, in pools without room for a copy beside them."""
+    """Find the unreferenced tails of a hit in pools that have no room for a copy beside them."""
     counts = free_tails(state, hit.tails)
     is_tight = {
         name: count + counts[name] > spare_room(state, state.pools[name], tenant) for name, count in needed.items()
@@ -192,14 +192,14 @@ def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHi
 
 
 def is_free(pool: BlockPool, block: int) -> bool:
-    """Tell whether nobody holds or awaits a block."""
+    """Return whether a block is in the free queue: unreferenced, and not deferred."""
     return bool(pool.arrays.records[block, QUEUE] == FREE)
 
 
 def allocate(
     state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None
 ) -> Allocation | Shortage:
-    """Give a prompt a row and its blocks, or return the shortage, that of its forks too, with nothing changed."""
+    """Give a prompt a row and blocks, or return the shortage, also of its forks, with nothing changed."""
     hit = match_again(state, admission.prompt, answer)
     needed = free_blocks_needed(state, admission, hit)
     shortage = find_shortage(state, {admission.tenant: needed})
@@ -218,9 +218,9 @@ def allocate(
 def allocate_prompt(
     state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit, taken_over: tuple[Tail, ...] = ()
 ) -> Row:
-    """Give a prompt a row and its blocks; there are enough of both.
+    """Give a prompt a row and blocks; the caller has checked that there are enough of both.
 
-    Of the hit's tails those ``taken_over`` become the row's own blocks; the others are copied.
+    The tails in ``taken_over`` become the row's own blocks; the other tails of the hit are copied.
     """
     prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
     batch = _take_row(state, admission.tenant)
@@ -252,7 +252,7 @@ def allocate_prompt(
 
 
 def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
-    """Refer to all of a hit for the one row of a batch, before any new block is taken, which might evict some of it."""
+    """Reference all of a hit for the row of a batch, before any new block is taken, which could evict some of it."""
     for feature in state.features:
         for group, blocks in zip(state.groups, hit.block_ids, strict=True):
             feature.reviving(group.pool, blocks)
@@ -267,8 +267,8 @@ def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: Pre
 
 
 def _note_prompt(state: SpaceState, row: int, admission: Admission, hit: PrefixHit) -> None:
-    """Note where the whole prompt ends, and what is to be kept there."""
-    if admission.publishes:  # else its end would not stand for those of others
+    """Record where the whole prompt ends, and whether its last state is to be kept."""
+    if admission.publishes:  # else no later prompt can hit up to its end
         for feature in state.features:
             feature.prompt_known(row, admission.prompt_length, hit)
     if state.checkpoints is not None:
@@ -276,14 +276,14 @@ def _note_prompt(state: SpaceState, row: int, admission: Admission, hit: PrefixH
 
 
 def _note_policy(state: SpaceState, row: int, admission: Admission) -> None:
-    """Note what a new row is to publish."""
+    """Record what a new row may publish."""
     if not admission.publishes:
         freeze(state.rows, row)
     limit_publishing(state, row, admission.prompt_length, prompt_only=admission.prompt_only)
 
 
 def _take_row(state: SpaceState, tenant: int) -> Int32Array:
-    """Take a vacant row for a tenant, who pays for what it takes from now on: int32 ``[1]``."""
+    """Take a vacant row for a tenant, which is charged for its blocks from now on: int32 ``[1]``."""
     batch = take_rows(state, 1)
     for feature in state.features:
         feature.row_taken(batch, tenant)
@@ -294,8 +294,9 @@ def _take_row(state: SpaceState, tenant: int) -> Int32Array:
 def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
     """Continue the digest chain of each lane behind the hit.
 
-    Its last block knows the digest, in one group of the lane at least; but where a lane is all chunks and the hit ends
-    where a chunk begins, there may be none. A tail knows what comes before it.
+    The chain continues from the digest of the hit's last block, in any group of the lane that has this block. If all
+    groups of a lane are chunked and the hit ends where a chunk begins, no group has it, and it is computed. A tail
+    carries the digest of what comes before it.
     """
     hits = hit.block_ids
     parents = {state.groups[tail.group].lane: tail.parent for tail in hit.tails}
@@ -312,7 +313,7 @@ def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -
 
 
 def _digests_of_hit(state: SpaceState, group: Group, prompt: Prompt, hit: PrefixHit, stop: int) -> Uint32Array:
-    """Give the digests of a prompt's first blocks, which full attention hits, in a group of any block size."""
+    """Return the digests of a prompt's first blocks, which hit in full attention, for a group of any block size."""
     whole = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
     if whole is None:
         return digests_of_prefix(state, prompt, group.block_size, stop)
@@ -327,7 +328,7 @@ def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
 
 
 def _take_digests(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
-    """Use the digests that are known of blocks which did not hit: of windows that are computed again, or brought."""
+    """Use the known digests of blocks that did not hit: those of replayed windows, and those that the caller gave."""
     if state.replaying_groups:
         begin_replay(state, row, hit, lambda group, stop: _digests_of_hit(state, group, prompt, hit, stop))
     if len(prompt.digests) == 0:

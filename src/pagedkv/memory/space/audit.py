@@ -1,6 +1,6 @@
-"""The audit: every invariant of a block space, its pools' (:mod:`pagedkv.memory.pool.auditing`) among them.
+"""The audit: every invariant of a block space, including those of its pools (:mod:`pagedkv.memory.pool.auditing`).
 
-An invariant that does not hold is a fault of this library, so these are assertions.
+A broken invariant is a fault of this library, so the checks are assertions.
 """
 
 import numpy as np
@@ -88,7 +88,7 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
 
 
 def _check_epochs(state: SpaceState) -> None:
-    """What can be found is of epochs that hits may rest on, and so is what rows hold that publish."""
+    """Cached blocks, and the content of rows that publish, are of epochs that may still be hit."""
     current = state.weights_epoch
     assert not isinstance(current, str), "epochs are counted, but the epoch is no number"
     bound = current - state.config.max_epoch_lag
@@ -108,18 +108,18 @@ def _check_epochs(state: SpaceState) -> None:
 
 
 def _check_epochs_of_row(state: SpaceState, row: int) -> None:
-    """Nothing older contributed to what a row holds than to the row."""
+    """No block of a row is older than the row's oldest epoch."""
     for group in state.cached_groups:
         pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
         blocks = group.arrays.table[row, : int(state.rows[row, group.planned]) // group.block_size]
         is_told = (blocks != NULL_BLOCK) & (pool.arrays.records[blocks, PENDING_STEP] != state.open_step)
-        dates = pool.arrays.epochs[blocks[is_told]]  # what the open step computes, it will date
+        dates = pool.arrays.epochs[blocks[is_told]]  # blocks that the open step computes are dated later
         is_older = (dates[:, OLDEST] < state.oldest_epochs[row]) & (dates[:, NEWEST] != UNDATED)
         assert not is_older.any(), f"group {group.index}, row {row}: a block is older than the row"
 
 
 def _check_references(state: SpaceState) -> None:
-    """Reference counts equal the references of the tables, and of the tickets that are out."""
+    """Reference counts equal the references of tables and of tickets that are not released."""
     statuses = state.rows[:, STATUS]
     for pools, statuses_there in ((state.pools, (RUNNING, LOST)), (state.host_pools, (SWAPPED, LOST_ON_HOST))):
         is_there = np.isin(statuses, statuses_there)
@@ -144,7 +144,7 @@ def _check_references(state: SpaceState) -> None:
 
 
 def _check_moves(state: SpaceState, ledger: StepLedger) -> None:
-    """Blocks that the open plan copies or swaps, or writes thereby, wait for it, whoever gives them up."""
+    """Blocks that the moves of the open plan read or write are not free, and are held until that plan's step."""
     for name, pool in state.pools.items():
         for side, blocks in zip((pool, state.host_pools.get(name)), ledger.open_moves(name), strict=True):
             for block in blocks:
@@ -156,7 +156,7 @@ def _check_moves(state: SpaceState, ledger: StepLedger) -> None:
 
 
 def _check_known(state: SpaceState) -> None:
-    """Overlapped rows know what they have accepted, and no more than they have; nothing unknown is on the host."""
+    """An overlapped row has known tokens from its accepted ones up to its length; no unknown tokens are on the host."""
     known, tokens, accepted = state.num_known, state.rows[:, NUM_TOKENS], state.rows[:, NUM_ACCEPTED]
     overlapped = known != 0
     statuses = state.rows[:, STATUS]
@@ -172,7 +172,7 @@ def _check_known(state: SpaceState) -> None:
 
 
 def _check_pending(state: SpaceState, group: Group) -> None:
-    """Some running row computes what is pending for the open step, and no row has lost what it reads next."""
+    """A running row computes every block pending for the open step, and every row holds what it reads next."""
     at, pending = int(group.arrays.parameters[AT]), group.pool.arrays.records[:, PENDING_STEP] == state.open_step
     kind, span, num_sinks = (int(group.arrays.parameters[column]) for column in (KIND, SPAN, NUM_SINK_BLOCKS))
     is_covered = np.zeros(len(pending), np.bool_)
@@ -181,7 +181,7 @@ def _check_pending(state: SpaceState, group: Group) -> None:
         start, end = int(state.rows[row, group.planned]), int(state.rows[row, NUM_TOKENS])
         needed = first_needed_token(kind, span, start) // group.block_size
         if group.replays and state.rows[row, at + FIRST_BLOCK] < state.rows[row, group.arrays.parameters[SURE]]:
-            needed = start // group.block_size  # a replay does without what lies before it
+            needed = start // group.block_size  # a replay does not read what lies before it
         assert state.rows[row, at + FIRST_BLOCK] <= max(needed, num_sinks), (
             f"group {group.index}, row {row}: position {start} is next, but reads blocks below the first"
         )
@@ -194,7 +194,7 @@ def _check_pending(state: SpaceState, group: Group) -> None:
 
 
 def _check_inexact(state: SpaceState, group: Group) -> None:
-    """What a replay left inexact bears no name, and only rows that run hold it."""
+    """Blocks that a replay left inexact are not in the prefix index, and only rows on the device hold them."""
     at, sure, num_sinks = (int(group.arrays.parameters[column]) for column in (AT, SURE, NUM_SINK_BLOCKS))
     for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist() if group.replays else ():
         first, stop = state.rows[row, [at + FIRST_BLOCK, sure]].tolist()
@@ -206,7 +206,7 @@ def _check_inexact(state: SpaceState, group: Group) -> None:
 
 
 def _check_kept(group: Group) -> None:
-    """What a window group has cached, and nobody holds, is kept for a reason; elsewhere walks are led to blocks."""
+    """Unreferenced cached blocks of a shedding group have a reason; in other groups AHEAD is a block of the pool."""
     records = group.pool.arrays.records
     is_named = records[:, NAME] == group.arrays.parameters[NAME_IN_POOL]
     if not group.arrays.parameters[SHEDS]:
@@ -218,7 +218,7 @@ def _check_kept(group: Group) -> None:
 
 
 def _check_kept_states(state: SpaceState, group: Group) -> None:
-    """A state that is kept inside an interval is named for the tail that is noted of it, and nobody has written it."""
+    """A state kept inside an interval has the digest of the tail that is noted for it, and was not written since."""
     if group not in state.state_groups or state.checkpoints is None:
         return
     arrays, name = group.pool.arrays, group.index + 1
@@ -243,7 +243,7 @@ def _check_kept_states(state: SpaceState, group: Group) -> None:
 
 
 def check_draft_states(state: SpaceState, drafts: DraftTable) -> None:
-    """Every open token of a running row has a slot with a block of the row's own; rows elsewhere have none."""
+    """Every open token of a running row has a slot with a block of its own; rows off the device have no slots."""
     at, num_slots = (int(drafts.arrays.parameters[column]) for column in (AT, NUM_DRAFT_STATES))
     records, table = drafts.pool.arrays.records, drafts.arrays.table
     assert not table[:, num_slots:].any(), f"table {drafts.index}: a slot that no position has"
@@ -263,7 +263,7 @@ def check_draft_states(state: SpaceState, drafts: DraftTable) -> None:
 
 
 def _check_touched(state: SpaceState) -> None:
-    """The list of touched rows has each touched row once, and every running row that has something for the plan."""
+    """The list of touched rows has each touched row once, and every running row with anything for the next plan."""
     links = state.rows[:, TOUCHED]
     listed = [0]
     while links[listed[-1]] > 1 and len(listed) <= len(links):
@@ -278,7 +278,7 @@ def _check_touched(state: SpaceState) -> None:
 
 
 def _check_rows(state: SpaceState, group: Group) -> None:
-    """Each row's counts and its table entries fit together."""
+    """Each row's counts and table entries are consistent."""
     at = int(group.arrays.parameters[AT])
     num_sinks = int(group.arrays.parameters[NUM_SINK_BLOCKS])
     for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():

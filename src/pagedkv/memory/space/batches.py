@@ -1,4 +1,4 @@
-"""Batches of rows against the state: every row is there and may do that, or an error names the row and its state."""
+"""Checks of batches of rows: every row exists and has the right status, or an error names the row and its status."""
 
 from typing import NoReturn
 
@@ -35,7 +35,7 @@ def as_step_id(step_id: int) -> StepId:
 
 
 def as_num_reached(state: SpaceState, continues: Receipt) -> int:
-    """Tell how many leading tokens an earlier life had. Raises ConfigurationError."""
+    """Return how many leading tokens an earlier life of the request had. Raises ConfigurationError."""
     if not state.config.receipts:
         raise ConfigurationError("no receipts are kept, so none continues: set receipts=True in the configuration")
     if not isinstance(continues, Receipt):
@@ -44,7 +44,7 @@ def as_num_reached(state: SpaceState, continues: Receipt) -> int:
 
 
 def as_num_outputs(num_generated: npt.ArrayLike | None, batch: Int32Array) -> Int32Array:
-    """Check how many tokens rows have generated; none are told if nobody knows. Raises TokenError."""
+    """Check how many tokens rows have generated; None gives an empty array. Raises TokenError."""
     if num_generated is None:
         return NO_OUTPUTS
     outputs = as_counts(num_generated, len(batch), "num_generated")
@@ -54,7 +54,7 @@ def as_num_outputs(num_generated: npt.ArrayLike | None, batch: Int32Array) -> In
 
 
 def require_status(state: SpaceState, batch: Int32Array, status: int) -> int:
-    """Check that every row of a batch is there once, with that status; return the batch's mark.
+    """Check that every row of a batch has that status and is there once; return the batch's mark.
 
     Raises:
         SequenceError: the subclass that fits the first row at fault.
@@ -81,7 +81,7 @@ def require_known(state: SpaceState, batch: Int32Array, what: str) -> None:
 
 
 def require_known_prefix(state: SpaceState, row: int, length: int) -> None:
-    """Raise SequenceError if a row has, or knows, fewer tokens to be forked at. Changes nothing."""
+    """Raise SequenceError if a row has fewer tokens, or fewer known ones, than the fork is to have. Changes nothing."""
     num_tokens = int(state.rows[row, NUM_TOKENS])
     if length > num_tokens:
         raise SequenceError(f"row {row} cannot be forked at {length} tokens: it has {num_tokens}")

@@ -1,18 +1,18 @@
 """BlockSpace: every operation on sequences, for whole batches of rows at a time.
 
-The front door. A *row* is a live sequence's place in the tables; operations take arrays of
-rows, decide everything before they change anything, and return a :class:`~pagedkv.memory.contract.answers.Shortage`
-when blocks are short. What a step needs done in memory comes out of :meth:`BlockSpace.plan_step`::
+This is the public entry point. A *row* is a live sequence's place in the tables. Operations take arrays of rows and
+decide everything before they change anything. They return a :class:`~pagedkv.memory.contract.answers.Shortage`
+when there are too few blocks. :meth:`BlockSpace.plan_step` returns what a step needs done in memory::
 
     allocate / append / truncate / fork / free / swap_out / swap_in    any number of times, in any order
     plan = plan_step()                                                 closes the open step
     acknowledge(plan.step_id)  or  abort(plan.step_id)                 when the device has run it, or failed
 
-Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an
-``append`` of each further one. Several steps may be in flight. What is done with content, whoever's it is, stands in
-:mod:`~pagedkv.memory.space.content_space`, rows that leave for the host and come back in
-:mod:`~pagedkv.memory.space.swap_space`. These classes check and document; the modules beside them carry out:
-``admission``, ``growing``, ``filling``, ``truncating``, ``forking``, ``branching``, ``swapping``, ``holding``,
+Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an ``append`` of each
+further one. Several steps may be in flight. The base classes have the operations on cached content
+(:mod:`~pagedkv.memory.space.content_space`) and on rows that are swapped to the host and back
+(:mod:`~pagedkv.memory.space.swap_space`). These classes check arguments and document; the modules beside them do the
+work: ``admission``, ``growing``, ``filling``, ``truncating``, ``forking``, ``branching``, ``swapping``, ``holding``,
 ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
 
@@ -65,10 +65,10 @@ __all__ = ["BlockSpace"]
 class BlockSpace(SwapSpace):
     """The KV-cache bookkeeping of one engine, by rows.
 
-    Raises (all methods that take rows): :class:`~pagedkv.memory.contract.errors.SequenceError` for rows that are
-    unknown, freed, swapped out, lost or named twice; nothing is changed then. Raises (all methods):
-    :class:`~pagedkv.memory.contract.errors.InterruptedSpaceError` after an operation that an exception from outside (an
-    interruption, too little memory) has stopped in the middle of its changes.
+    All methods that take rows raise :class:`~pagedkv.memory.contract.errors.SequenceError` for rows that are unknown,
+    freed, swapped out, lost or named twice; nothing is changed then. All methods raise
+    :class:`~pagedkv.memory.contract.errors.InterruptedSpaceError` after an operation was stopped in the middle of its
+    changes by an exception from outside (an interrupt, or memory that ran out).
     """
 
     # Admission
@@ -85,18 +85,18 @@ class BlockSpace(SwapSpace):
         match: PrefixHit | None = None,
         tenant: str | None = None,
     ) -> AllocStatus:
-        """Tell whether a prompt fits: now, later, or not even an empty pool. Changes nothing.
+        """Return whether a prompt fits: now, later, or not even into an empty pool. Changes nothing.
 
-        Counts vacant rows, free blocks, what hits would save, and the watermark; of a tenant, what its cap and others'
-        floors leave to it: NEVER if they do not even in an empty pool, nor in one that holds nothing but what the
-        prompt hits and others use.
+        Counts vacant rows, free blocks, the blocks that hits would save, and the watermark. A tenant's cap and the
+        floors of other tenants limit it too. NEVER means that the prompt fits neither into an empty pool nor into one
+        that holds nothing but hits of this prompt which other sequences use.
 
         Args:
             token_ids, keys, digests, num_lookahead, num_sequences, match, tenant: as in :meth:`allocate`.
-            max_chunk: most tokens of it that one step computes, where it is prefilled in chunks and each step is
-                acknowledged before the next chunk: windows give blocks back in between, so that the most blocks
-                held at any time are counted. None: the whole prompt in one step. A window outside prefix caching holds
-                all of the hit in the first chunk: where that is too much for a pool that serves nobody, allocate a
+            max_chunk: most prompt tokens that one step computes, for chunked prefill in which each step is
+                acknowledged before the next chunk. Windows free blocks between chunks, so the largest number of blocks
+                held at any one time is counted. None: the whole prompt in one step. A window group outside prefix
+                caching holds the whole hit in the first chunk. If that is too much even for an idle pool, allocate a
                 shorter beginning of the prompt, which hits less.
 
         Raises:
@@ -109,7 +109,7 @@ class BlockSpace(SwapSpace):
         question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=as_tenant(self._state, tenant))
         return admission.admission_status(self._state, question, match)
 
-    def allocate(  # noqa: PLR0913 - one prompt, and all that may be said of it, by keywords
+    def allocate(  # noqa: PLR0913 - one prompt and all its options, by keywords
         self,
         token_ids: TokenIds,
         *,
@@ -128,45 +128,47 @@ class BlockSpace(SwapSpace):
         """Give a new sequence a row and blocks for its tokens, sharing what is cached.
 
         Args:
-            token_ids: the tokens that the open step computes, and any prefix that may hit.
+            token_ids: any prefix that may hit, followed by the tokens that the open step computes.
             keys: extra keys: LoRA, tenant salt, media.
-            digests: uint8 ``[full blocks, 32]`` computed elsewhere (full attention only); a wrong one can lose
+            digests: uint8 ``[full blocks, 32]`` computed elsewhere (full attention only). A wrong digest can lose
                 hits, but never grants one.
             num_lookahead: slots reserved beyond the tokens.
-            num_draft: trailing tokens that are guesses, as in :meth:`append`. A hit ends before the last certain token,
-                and ``digests`` are those of the certain tokens; :meth:`can_allocate` is asked with the certain tokens
-                alone, and ``num_lookahead + num_draft``.
-            num_sequences: sequences that are to share the prompt by forks: a Shortage also where they would lack blocks
-                to reserve as many slots each (:meth:`append` without tokens does). The row is still one.
-            num_external_tokens: leading tokens that the engine brings from elsewhere, into the row's blocks behind its
-                hit: of a window the whole blocks that the next position reads, and the last state; in a group that
-                stays out of prefix caching, where nothing hits, from the first token on. They must be there before any
-                part of the open step's plan is carried out, its swaps and copies too, which may read them; where steps
-                run in order, behind those planned before, which may still write these blocks. They count as computed at
-                once: if they turn out wrong, :meth:`withdraw` them. Where they are no more than hit, none is brought.
-                Not together with ``num_draft``. What is brought without a row, and without holding up a step, is a
-                :meth:`load`.
-            match: what :meth:`match` answered for these keys and this prompt, or one that these tokens begin. If the
-                space has not changed since, they are not walked again, only compared with the tokens of the blocks. It
-                says what the whole prompt is, as ``prompt`` does.
-            prompt: the whole prompt, where ``token_ids`` are its first chunk and ``match`` does not say it. Whoever
-                brings a prompt in chunks gives one of the two: where it leaves what is cached, and where it ends, is
-                kept when windows pass, and its last state too. Of a first chunk alone these places are not known, and
-                what windows had there is not hit again. Costs a :meth:`match` of it.
-            continues: the receipt of the request's life before, if it was preempted or lost. Its tokens come again,
-                here and in appends, and what is computed of them is computed again. It gets a receipt of its own.
-            publish: False keeps what this sequence, and forks of it, compute from being found: content that is private,
-                or that nobody will ask for again. It hits what is cached all the same. "prompt" publishes whole blocks
-                of the prompt, that of ``match`` or ``prompt`` or else these tokens, and nothing of what follows it.
-            tenant: one of ``SpaceConfig.tenants``, whom all is charged to that this sequence, and forks of it, take of
-                the free blocks, hits among it, until the content is given up, or others hit what nobody uses any more.
-                At its cap it gives up what it has cached itself, and others' floors stay: a Shortage tells its share.
-                None: nobody, who has neither cap nor floor.
+            num_draft: trailing tokens that are drafts (guesses), as in :meth:`append`. A hit ends before the last
+                certain token, and ``digests`` cover the certain tokens. Call :meth:`can_allocate` with the certain
+                tokens alone, and with ``num_lookahead + num_draft`` lookahead slots.
+            num_sequences: sequences that are to share the prompt by forks. A Shortage is returned also if the forks
+                would lack blocks to reserve as many slots each (:meth:`append` without tokens reserves them). Only one
+                row is allocated.
+            num_external_tokens: leading tokens whose KV the engine copies from elsewhere into the row's blocks behind
+                its hit. A window group gets the whole blocks that the next position reads, a recurrent state gets the
+                last state, and a group outside prefix caching, where nothing hits, gets all from the first token on.
+                The KV must be there before any part of the open step's plan is executed, also its swaps and copies,
+                which may read it. If steps run in order, write it after the steps planned before, which may still write
+                these blocks. These tokens count as computed at once; if they turn out wrong, :meth:`withdraw` them.
+                If they reach no further than the hit, none is copied. Excludes ``num_draft``. To bring KV without a
+                row, and without delaying a step, use :meth:`load`.
+            match: what :meth:`match` answered for these keys and for a prompt that is, or begins with, these tokens. If
+                the space has not changed since, the prompt is not matched again, only compared with the tokens of the
+                blocks. Like ``prompt``, it gives the whole prompt.
+            prompt: the whole prompt, if ``token_ids`` are its first chunk and ``match`` does not give it. With chunked
+                prefill pass one of the two. The place where the prompt leaves cached content, and its end, then stay
+                cached when windows pass them, and so does its last state. Without them these places are unknown, and
+                later prompts do not hit there in window groups. Costs a :meth:`match` of the whole prompt.
+            continues: the receipt of the request's former life, if it was preempted or lost. Its tokens come again,
+                here and in appends, and those that are computed count as computed again. The row gets a new receipt.
+            publish: False: other sequences never hit what this sequence and its forks compute (private content, or
+                content that will not be used again). The sequence itself hits what is cached all the same. "prompt":
+                only whole blocks of the prompt are published (the prompt of ``match`` or ``prompt``, else these
+                tokens).
+            tenant: one of ``SpaceConfig.tenants``. It is charged for all free blocks, hits included, that this sequence
+                and its forks take, until their content is dropped, or another tenant hits it when no sequence uses it.
+                At its cap a tenant evicts its own cached blocks, and the floors of others are kept free: a Shortage
+                states the tenant's share. None: no tenant, with neither cap nor floor.
 
         Raises:
             TokenError, ConfigurationError: see :func:`~pagedkv.memory.space.prompts.prepare_prompt`; ``match`` is the
                 answer for another prompt, other keys or another space, or the tokens were overwritten since; ``prompt``
-                does not begin with ``token_ids``, or is not what ``match`` was asked about; ``continues`` is no
+                does not begin with ``token_ids``, or differs from the prompt of ``match``; ``continues`` is no
                 receipt, or the space keeps none; there is no such tenant.
             TooManySequencesError: fewer than ``num_sequences`` rows are vacant.
 
@@ -211,12 +213,12 @@ class BlockSpace(SwapSpace):
         num_draft: int | npt.ArrayLike = 0,
         unknown: bool = False,
     ) -> bool:
-        """Tell exactly whether :meth:`append` would find enough blocks. Changes nothing.
+        """Return exactly whether :meth:`append` would find enough blocks. Changes nothing.
 
         Args:
             rows, counts, num_lookahead, num_draft: as in :meth:`append`.
-            unknown: the tokens would be unknown ones. Like ``num_draft`` it matters only where a recurrent state keeps
-                states of drafts.
+            unknown: whether the tokens would be unknown. Like ``num_draft`` this matters only where a recurrent group
+                keeps draft states.
         """
         growth = growing.as_growth(self._state, as_batch(rows), counts, num_lookahead, num_draft)
         growth = growth._replace(is_unknown=as_flag(unknown, "unknown"))
@@ -236,22 +238,22 @@ class BlockSpace(SwapSpace):
 
         Args:
             rows: the rows, each at most once.
-            token_ids: the new tokens of all rows, concatenated in the order of ``rows``; None for unknown tokens, which
-                :meth:`fill` will bring. Drafts that are not accepted yet count as unknown then.
-            counts: int32 ``[len(rows)]``, tokens of each row. None: one each of several rows, and all of them where
-                ``rows`` is one row's number.
+            token_ids: the new tokens of all rows, concatenated in the order of ``rows``. None appends unknown tokens,
+                which :meth:`fill` fills in later; drafts that are not accepted yet then count as unknown.
+            counts: int32 ``[len(rows)]``, tokens of each row. None: one token a row; if ``rows`` is a single number,
+                all tokens.
             num_lookahead: slots to be reserved beyond the tokens of every row.
-            num_draft: trailing tokens of every row, or int32 ``[len(rows)]``: of each row, that are guesses: not
+            num_draft: trailing tokens that are guesses, one number for all rows or int32 ``[len(rows)]``. They are not
                 published before they are accepted, by :meth:`truncate` or by the next append of tokens.
 
-        Returns None, or the shortage with nothing changed. Copies on write go into the plan: a row that appends to, or
-        reserves slots in, a partly filled block which others hold gets its own.
+        Returns None, or the shortage with nothing changed. A row that appends to, or reserves slots in, a partly filled
+        block that it shares gets its own copy of it; the plan lists these copies on write.
 
         Raises:
             TokenError: ids outside int32, counts that do not add up, more drafts than tokens, a row beyond
                 ``max_tokens``.
 
-        Cost: O(rows + tokens), about 5 ns a row; rows with different numbers of drafts as one call for each number.
+        Cost: O(rows + tokens), about 5 ns a row. Rows with different numbers of drafts cost one call for each number.
         """
         copies = self.append_with_copies(rows, token_ids, counts, num_lookahead=num_lookahead, num_draft=num_draft)
         return copies if isinstance(copies, Shortage) else None
@@ -278,20 +280,21 @@ class BlockSpace(SwapSpace):
         return growing.append(self._state, self._ledger, growth, tokens)
 
     def fill(self, rows: Rows, token_ids: TokenIds, counts: npt.ArrayLike | None = None) -> None:
-        """Fill in unknown tokens: what the oldest step has sampled that each row waits for.
+        """Fill in unknown tokens: each row gets what its oldest unfilled step has sampled.
 
-        A step samples the tokens behind the positions that it computes: drafts, which it judges, and one more. What is
-        not filled in was refused; everything behind it moves down, in the steps in flight as well. Names appear, and
-        windows slide, once a step is over that computes filled tokens.
+        For each row a step samples the tokens behind the positions that it computes: one in the place of each draft,
+        which verifies it, and one more. Unknown tokens of the step that are not filled in count as refused, and later
+        tokens move down, also in steps in flight. Blocks are published, and windows slide, once a step that computes
+        the filled tokens is acknowledged.
 
         Args:
             rows: the rows, each at most once.
             token_ids: the sampled tokens of all rows, concatenated in the order of ``rows``.
-            counts: int32 ``[len(rows)]``, tokens of each row, one at least. None: one each.
+            counts: int32 ``[len(rows)]``, tokens of each row, at least one. None: one each.
 
         Raises:
-            TokenError: a row without unknown tokens, whose first one no planned step samples, or that has no slot for
-                the token behind its drafts; more tokens than its step has sampled, or none; counts that do not add up,
+            TokenError: a row has no unknown tokens, no planned step samples its first one, or it has no slot for the
+                token behind its drafts; more tokens than its step has sampled, or none; counts that do not add up;
                 ids outside int32.
 
         Nothing is changed when it raises. O(rows + tokens + rows of the steps in flight).
@@ -301,14 +304,14 @@ class BlockSpace(SwapSpace):
         filling.fill(self._state, self._ledger, batch, counts, tokens)
 
     def truncate(self, rows: Rows, lengths: npt.ArrayLike) -> None:
-        """Roll rows back to earlier lengths, give reserved slots back, and accept and publish what remains.
+        """Roll rows back to earlier lengths, free reserved slots, and accept and publish the remaining tokens.
 
         Raises:
             SharedPrefixError: another sequence or a ticket holds blocks beyond that length.
-            TruncationError: a length outside ``[1, num_tokens]``; a window's or a state's content that is gone; a hit
-                that a group outside prefix caching, or a window computed again, is still to compute.
+            TruncationError: a length outside ``[1, num_tokens]``; a length whose window or state is gone; a length
+                inside a hit that a group outside prefix caching, or a replayed window, has not computed yet.
 
-        Nothing is changed when it raises. O(rows + blocks given back or completed), about 12 ns a row.
+        Nothing is changed when it raises. O(rows + blocks freed or completed), about 12 ns a row.
         """
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
@@ -325,22 +328,22 @@ class BlockSpace(SwapSpace):
     def fork(self, row: int, num_children: int = 1, *, at: int) -> Int32Array | Shortage | PrefixGone: ...
 
     def fork(self, row: int, num_children: int = 1, *, at: int | None = None) -> Int32Array | Shortage | PrefixGone:
-        """Make sequences that share the blocks of a row; return their rows. Copies nothing, but for ``at`` in a block.
+        """Make sequences that share the blocks of a row; return their rows. Copies nothing, except ``at`` in a block.
 
         Args:
             row: the row.
             num_children: how many sequences.
-            at: how many of the row's known tokens they begin with; all when None. Within a block, one copy of that
-                block, in the open plan, serves all of them. The answer may be a :class:`~pagedkv.Shortage` then, or,
-                where a window or a state of that position is gone, a :class:`~pagedkv.PrefixGone` which names the
-                longest prefix; nothing is changed.
+            at: how many of the row's known tokens the children begin with; None: all. Inside a block, the open plan
+                makes one copy of that block for all children. The answer may then be a :class:`~pagedkv.Shortage`, or
+                a :class:`~pagedkv.PrefixGone` if a window or a state at that position is gone; it gives the longest
+                prefix that can be forked. Nothing is changed in both cases.
 
         Raises:
             TooManySequencesError: there are fewer vacant rows.
-            SequenceError: unknown tokens, or more than the row has, are asked for; a recurrent state whose tokens no
-                plan computes yet.
+            SequenceError: ``at`` covers unknown tokens, or more than the row has; or no plan computes the tokens of a
+                recurrent state yet.
 
-        Cost: O(blocks x children), about 1 ns each; O(tokens) for the longest prefix.
+        Cost: O(blocks x children), about 1 ns each; O(tokens) to find the longest prefix.
         """
         parent = as_row(row)
         batch = as_batch(parent)
@@ -362,27 +365,27 @@ class BlockSpace(SwapSpace):
         keep_until_s: float | None = None,
         priority: int = 0,
     ) -> tuple[Receipt, ...]:
-        """Give up sequences, running, swapped out or lost. O(blocks), about 5 ns each.
+        """Free sequences that are running, swapped out or lost. O(blocks), about 5 ns each.
 
-        Cached blocks stay findable until they are evicted: of one sequence the tail first.
+        Their cached blocks can be hit until they are evicted; of one sequence the tail is evicted first.
 
         Args:
             rows: the rows.
-            num_generated: how many tokens of each were generated, if that is known: an eviction policy that learns
-                learns more by it.
-            superseded_by: a row that replaces these, as a conversation that went on elsewhere does, or an edited one:
-                what only they held is asked for no more, and is handed out before anything else that is cached.
-            keep_until_s: what they leave, of rows that run, is leased until then (:meth:`lease`): they come back, as a
-                conversation that waits for a tool.
-            priority: 1 keeps what they leave behind all that is cached, before leases, for as long as it has a name; -1
-                gives what only they held up first. Like ``keep_until_s``, 1 needs ``leases`` in the configuration.
+            num_generated: how many tokens of each row were generated, if known. An eviction policy that learns uses it.
+            superseded_by: a row that replaces these rows, such as a continued or edited conversation. Content that only
+                these rows hold is not expected to be hit again, and is evicted before all other cached blocks.
+            keep_until_s: until this time what the running rows leave cached is leased (:meth:`lease`). For requests
+                that will come back, such as a conversation that waits for a tool.
+            priority: 1: what they leave is evicted after all other unleased blocks, but before leases, as long as it
+                stays cached. -1: what only they held is evicted first. 1 needs ``leases`` in the configuration, as
+                ``keep_until_s`` does.
 
-        Returns their receipts, in the order of ``rows``, if the space keeps any; else nothing.
+        Returns their receipts, in the order of ``rows``, if the space keeps receipts; else an empty tuple.
 
         Raises:
-            SequenceError: ``superseded_by`` is among ``rows``, or no row that runs or is swapped out.
+            SequenceError: ``superseded_by`` is among ``rows``, or is neither running nor swapped out.
             TokenError: not as many numbers as rows, or a negative one.
-            ConfigurationError: a lease whose end is past, or never; another priority; two of the three at once.
+            ConfigurationError: a lease whose end is past or infinite; another priority; two of the three at once.
         """
         end = as_intent(self._state, superseded_by, keep_until_s, priority)
         batch = as_batch(rows)
@@ -396,7 +399,7 @@ class BlockSpace(SwapSpace):
         return () if self._receipts is None else self._receipts.take_freed()
 
     def _require_successor(self, row: int, batch: Int32Array) -> None:
-        """Check that a row lives on that replaces those of a batch."""
+        """Check that the superseding row is occupied and not in the batch."""
         require_status(self._state, as_batch(row), OCCUPIED)
         if (batch == row).any():
             raise SequenceError(f"row {row} cannot be superseded by itself: name the row that replaces it")
@@ -404,12 +407,12 @@ class BlockSpace(SwapSpace):
     # Steps
 
     def plan_step(self) -> StepPlan:
-        """Close the open step and say all that it needs done in memory. O(changed rows + changed table entries)."""
+        """Close the open step; return all that it needs done in memory. O(changed rows + changed table entries)."""
         self._state.version += 1
         return planning.plan_step(self._state, self._ledger)
 
     def acknowledge(self, step_id: StepId) -> None:
-        """The oldest step in flight has run: its tokens count as computed, what waited for it is freed.
+        """Note that the oldest step in flight has run: its tokens are computed, blocks that waited for it are freed.
 
         Raises:
             StepError: another step is the oldest in flight.
@@ -418,10 +421,10 @@ class BlockSpace(SwapSpace):
         stepping.acknowledge(self._state, self._ledger, as_step_id(step_id))
 
     def abort(self, step_id: StepId) -> AbortedSteps:
-        """A step in flight failed: it and all later ones count as never run; what they published is withdrawn.
+        """Note that a step failed. It and all later steps count as never run; what they published is withdrawn.
 
-        Rows that share tokens which another row computes in these steps, or in the open one, are lost: only the
-        last such step of a row is known.
+        Rows that share tokens which another row computes in these steps, or in the open one, are lost, since for each
+        row only the last such step is recorded.
 
         Raises:
             StepError: the step is not in flight.
@@ -430,15 +433,15 @@ class BlockSpace(SwapSpace):
         return aborting.abort(self._state, self._ledger, as_step_id(step_id))
 
     def mark_computed(self, rows: Rows) -> None:
-        """State that all tokens of these rows are computed, outside any plan; windows slide accordingly.
+        """Declare all tokens of these rows computed, outside any plan; windows slide accordingly.
 
-        Rows that share blocks which the open step, or one in flight, computes for one of them are to be named together.
-        Where a step in flight computes a row too, the caller sees to it that this step, even if it fails, leaves what
-        was declared.
+        If the open step or one in flight computes blocks that rows share, name all these rows together. If a step in
+        flight computes a row too, the caller must make sure that this step leaves the declared content intact, even if
+        it fails.
 
         Raises:
-            StepError: a group is a recurrent state and steps are in flight, which may still advance it; or a row that
-                is not named computes shared blocks.
+            StepError: a group is a recurrent state and steps in flight may still advance it; or a row that is not named
+                computes shared blocks.
         """
         if self._state.is_recurrent and self._ledger.in_flight:
             raise StepError("a recurrent state cannot be declared computed while steps are in flight: acknowledge them")

@@ -1,8 +1,8 @@
-"""Branching: new rows that begin with a prefix of another one, across groups.
+"""Branching: new rows that begin with a prefix of another row, across groups.
 
-Everything is decided first: behind which positions a row still holds what computing the next one reads
-(:func:`~pagedkv.memory.tables.branching.longest_prefix`), and whether the blocks suffice that the prefix ends in, which
-are copied. Only one row is branched off; what else is asked for are forks of it, which share these copies.
+All is decided before anything changes: the longest prefix behind which the row still holds what the next position reads
+(:func:`~pagedkv.memory.tables.branching.longest_prefix`), and whether there are blocks to copy those inside which the
+prefix ends. Only one row is branched off; further children are forks of it, which share these copies.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ __all__ = ["branch"]
 def branch(
     state: SpaceState, ledger: StepLedger, parent: int, num_children: int, length: int
 ) -> Int32Array | Shortage | PrefixGone:
-    """Make new rows of the first ``length`` tokens of ``parent``, fewer than it has, or say why not.
+    """Make new rows of the first ``length`` tokens of ``parent``, fewer than it has, or return why that is impossible.
 
     Raises:
         TooManySequencesError: there are fewer vacant rows.
@@ -67,12 +67,12 @@ def branch(
 
 
 def _longest_prefix(state: SpaceState, row: int, most: int) -> int:
-    """Tell the longest prefix, of ``most`` tokens or fewer, behind which every group lets another row go on."""
+    """Return the longest prefix, of at most ``most`` tokens, from which another row can continue in every group."""
     inside, outside = _uncomputed_from(state, row)
-    if state.is_recurrent:  # nobody could inherit the computation of a state, nor does it exist before
+    if state.is_recurrent:  # a state cannot be forked before it is computed
         most = min(most, inside, outside)
     if state.draft_tables and state.rows[row, NUM_PLANNED] > state.rows[row, NUM_ACCEPTED]:
-        most = min(most, int(state.rows[row, NUM_ACCEPTED]))  # the states behind are the row's own
+        most = min(most, int(state.rows[row, NUM_ACCEPTED]))  # later states are draft states, which are not shared
     while True:
         longest = outside if outside < most <= inside else most  # as for rolling back: HIT_UNCOMPUTED
         for group in state.groups:
@@ -83,9 +83,9 @@ def _longest_prefix(state: SpaceState, row: int, most: int) -> int:
 
 
 def _uncomputed_from(state: SpaceState, row: int) -> tuple[int, int]:
-    """Tell the first position of a row that the open step is to compute, whoever does it; its length if there is none.
+    """Return the first position of a row that the open step computes, for this or another row; its length if none.
 
-    First of groups that begin where others do, then of those with starts of their own.
+    The first number is for groups without starts of their own, the second for groups with them.
     """
     starts = [int(state.rows[row, NUM_PLANNED]), int(state.rows[row, NUM_TOKENS])]
     for group in state.groups:
@@ -97,7 +97,7 @@ def _uncomputed_from(state: SpaceState, row: int) -> tuple[int, int]:
 
 
 def _branch_off(state: SpaceState, ledger: StepLedger, parent: int, children: Int32Array, length: int) -> None:
-    """Give one new row the prefix; what its copies lack, since the open step computes it, it computes itself."""
+    """Give one new row the prefix. It computes the tokens that its copies lack, which the open step computes."""
     rows, child = state.rows, int(children[0])
     set_lengths(rows, child, length, min(int(rows[parent, NUM_ACCEPTED]), length))
     inherit(state, parent, children)
@@ -124,7 +124,7 @@ def _branch_off(state: SpaceState, ledger: StepLedger, parent: int, children: In
 
 
 def _copy_lacks_from(state: SpaceState, group: Group, parent: int, length: int) -> int:
-    """Tell the first position below ``length`` that a copy of its block, made before the open step, lacks; or it."""
+    """Return the first position below ``length`` that a copy made before the open step would lack; else ``length``."""
     index = length // group.block_size
     block = group.arrays.table[parent, index]
     if length % group.block_size == 0 or group.pool.arrays.records[block, PENDING_STEP] < state.open_step:
@@ -135,7 +135,7 @@ def _copy_lacks_from(state: SpaceState, group: Group, parent: int, length: int) 
 
 
 def _leave_open_step(state: SpaceState, group: Group, parent: int, own: int) -> None:
-    """What the open step is to write into the block that was copied lies behind the prefix."""
+    """Note that the copy does not wait for the open step, which writes only behind the prefix."""
     records = group.pool.arrays.records
     if records[own, PENDING_STEP] == state.open_step:
         relied_on = int(state.relies_on[parent])

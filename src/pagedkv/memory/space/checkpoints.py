@@ -1,8 +1,8 @@
-"""States at the ends of prompts, across groups: where they are to be kept, which there are, and who goes on from one.
+"""States at the ends of prompts, across groups: where they are to be kept, and which are kept.
 
-:mod:`pagedkv.memory.tables.checkpoints` draws what such a state is. Here is noted which tails are kept behind which
-parent, so that a prompt tries those lengths alone. A note is a hint: what it says of a block is true as long as the
-block's life is the one that was noted, and a hit is granted for the name and the tokens alone.
+:mod:`pagedkv.memory.tables.checkpoints` draws such a state. This module records the lengths of the tails that are kept
+behind each parent, so that a prompt tries only those. A record is a hint: it holds only while the block's life is the
+recorded one, and a hit is granted only for equal digest and tokens.
 """
 
 import math
@@ -21,10 +21,10 @@ __all__ = ["Checkpoints", "Tail", "TailNote", "keys_of_tail"]
 
 
 class Tail(NamedTuple):
-    """What a hit ends inside of: a checkpoint inside an interval, or a block that begins as the prompt goes on.
+    """A block inside which a hit ends: a checkpoint inside an interval, or a block that hits in part.
 
     Args:
-        group: index of the group; block: its block; logical_index: which of the row's it is.
+        group: index of the group; block: the block; logical_index: its index in the row's table.
         parent: uint32 ``[8]``, digest of the whole blocks before it.
         num_tokens: its leading tokens that hit.
     """
@@ -37,12 +37,12 @@ class Tail(NamedTuple):
 
 
 class TailNote(NamedTuple):
-    """What is noted of a named tail.
+    """The record of a named tail.
 
     Args:
         group: index of the group; parent: digest of the whole intervals before it, as bytes of its words.
         length: its tokens.
-        life: of the block when it was named.
+        life: life of the block when it was named.
     """
 
     group: int
@@ -52,15 +52,15 @@ class TailNote(NamedTuple):
 
 
 class Checkpoints:
-    """Which states are kept inside intervals, and where running prompts want one kept.
+    """The states that are kept inside intervals, and the positions up to which running prompts need one.
 
     Attributes:
-        alignment: positions where hits can end in all groups but states.
-        wanted: int32 ``[max_sequences]``, where each row's prompt wants its last state kept; 0: nowhere.
+        alignment: hits end at multiples of this in all groups but states.
+        wanted: int32 ``[max_sequences]``, up to where the last state of each row's prompt is to be kept; 0: nowhere.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
-        """Note nothing."""
+        """Start without any record."""
         sizes = [group.block_size for group in config.groups if group.prefix_caching and not keeps_state(group)]
         self.alignment = math.lcm(*sizes)
         self.wanted = np.zeros(config.max_sequences, np.int32)
@@ -72,7 +72,7 @@ class Checkpoints:
         return bool(self._notes)
 
     def note(self, pool: str, block: int, note: TailNote) -> None:
-        """Note a block that was named. O(1)."""
+        """Record a block that was named. O(1)."""
         self._forget(pool, block)
         self._notes[pool, block] = note
         self._blocks.setdefault((note.group, note.parent), {}).setdefault(note.length, set()).add(block)
@@ -89,21 +89,21 @@ class Checkpoints:
             del self._blocks[note.group, note.parent]
 
     def note_of(self, pool: str, arrays: PoolArrays, block: int) -> TailNote | None:
-        """Tell what tail a block is named for, if it is."""
+        """Return the tail that a block is named for, or None."""
         note = self._notes.get((pool, block))
         is_alive = note is not None and arrays.records[block, NAME] and arrays.records[block, LIFE] == note.life
         return note if is_alive else None
 
     def lengths(self, group: int, parent: Uint32Array) -> Iterator[int]:
-        """Lengths of the tails that were kept behind a parent, and may be gone by now."""
+        """Lengths of the tails that were kept behind a parent; the tails may be gone."""
         return iter(self._blocks.get((group, parent.tobytes()), ()))
 
     def noted_blocks(self, pool: str) -> Iterator[int]:
-        """Blocks of a pool of which anything is noted."""
+        """Blocks of a pool that have a record."""
         return (block for name, block in self._notes if name == pool)
 
 
 def keys_of_tail(keys: RequestKeys, weights_epoch: str, start: int, stop: int) -> bytes:
-    """Encode the extra keys of the positions ``[start, stop)`` of a request, as of a block."""
+    """Encode the extra keys of the positions ``[start, stop)`` of a request, in the form that blocks have them."""
     whole = keys.first_block_key(weights_epoch) if start == 0 else b""
     return whole + keys.media_key(start, stop) if keys.media else whole

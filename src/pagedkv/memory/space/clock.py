@@ -1,6 +1,6 @@
-"""The space's clock: the caller's seconds, which leases end by and eviction policies measure ages with.
+"""The space's clock: the caller's seconds, by which leases end and eviction policies measure ages.
 
-It is the core's only one, and stands still between calls of ``advance``.
+It is the core's only clock, and stands still between calls of ``advance``.
 """
 
 import math
@@ -18,7 +18,7 @@ LATEST_S: Final = 2.0**40  # so that microseconds fit in 64 bits
 
 
 def as_time(state: SpaceState, now: object) -> float:
-    """Check what the clock is to show. Raises ConfigurationError if it goes back, or is no time."""
+    """Check a time to which the clock is set. Raises ConfigurationError if it goes back, or is no time."""
     time = as_seconds(now, "now")
     if time < state.now_s:
         raise ConfigurationError(f"the clock cannot go back from {state.now_s} to {time} seconds")
@@ -40,9 +40,9 @@ def as_seconds(value: object, what: str) -> float:
 
 
 def advance(state: SpaceState, now_s: float) -> None:
-    """Set the clock; leases that have ended are like other cached content from now on.
+    """Set the clock. Blocks whose leases have ended become ordinary cached blocks.
 
-    O(log leased blocks) for each block of theirs.
+    O(log leased blocks) for each of them.
     """
     state.is_changing = True
     state.now_s = now_s

@@ -1,6 +1,6 @@
-"""What is done with content, whoever's it is: found, held, brought from elsewhere, withdrawn, forgotten; and the time.
+"""Operations on content: find, hold, lease, forget, load and withdraw it; reset the cache; set clock and weights epoch.
 
-The part of :class:`~pagedkv.BlockSpace` that names blocks and prefixes, and no sequences.
+This is the part of :class:`~pagedkv.BlockSpace` that takes blocks and prefixes, not sequences.
 """
 
 import numpy.typing as npt
@@ -32,13 +32,13 @@ class ContentSpace(SpaceView):
     # Finding
 
     def observe(self, observer: SpaceObserver) -> None:
-        """Let an observer follow every operation from now on, after those that were given before it. O(1).
+        """Let an observer follow every operation from now on; it is called after the observers given before. O(1).
 
-        It is called in the middle of operations, and gets a view of this space that answers then
+        It is called in the middle of operations. It gets a view of this space that can be queried then too
         (:class:`~pagedkv.memory.space.SpaceObserver`). Changes nothing else.
 
         Raises:
-            ConfigurationError: it is no observer.
+            ConfigurationError: ``observer`` is no SpaceObserver.
         """
         if not isinstance(observer, SpaceObserver):
             raise ConfigurationError(f"an observer is a SpaceObserver, got {observer!r}")
@@ -54,27 +54,27 @@ class ContentSpace(SpaceView):
         max_hit_tokens: int | None = None,
         max_replay_tokens: int = 0,
     ) -> PrefixHit:
-        """Tell how many leading tokens are cached, in which blocks. Changes nothing. O(blocks of the prompt).
+        """Return how many leading tokens are cached, and in which blocks. Changes nothing. O(blocks of the prompt).
 
-        :meth:`can_allocate` and :meth:`allocate` take the answer as ``match=``, so that a prompt is walked once. It
-        refers to ``token_ids``: leave them as they are until then.
+        :meth:`can_allocate` and :meth:`allocate` take the answer as ``match=``, so that a prompt is matched once. The
+        answer refers to ``token_ids``: do not change them until then.
 
         Args:
             token_ids, keys, digests: as in :meth:`allocate`.
-            max_hit_tokens: most tokens that may hit; 0 declines any hit, as for a prompt whose every logit is wanted.
-                Whoever is handed the answer hits no more than that, also when it has to ask again. None: no bound.
-
-            max_replay_tokens: most tokens that the step may compute again in windows alone, so that the hit can end
-                where full attention has the prompt and they have not (:class:`~pagedkv.Replay`); taken where it saves
-                more than it costs. All of them are computed in the step that is open, beside the first token behind the
-                hit. 0: none. Without effect where no group asks for replay.
+            max_hit_tokens: most tokens that may hit; 0 declines any hit, for a prompt whose logits are all needed. The
+                bound also holds in ``can_allocate`` and ``allocate``, even if they have to match again. None: no bound.
+            max_replay_tokens: most tokens that the open step may compute again in window groups alone, so that the hit
+                can reach further: to where full attention still has the prompt but the windows do not
+                (:class:`~pagedkv.Replay`). Used where it saves more than it costs. All of them are computed in the open
+                step, together with the first token behind the hit. 0: none. No effect if no group is configured for
+                replay.
 
         Raises:
             ConfigurationError: ``max_hit_tokens`` or ``max_replay_tokens`` is negative or no integer; see also
                 :meth:`allocate`.
         """
         prompt = prepare_prompt(self._state, token_ids, keys, digests, 0)
-        if type(max_replay_tokens) is not int or max_replay_tokens:  # a plain 0 is not asked about
+        if type(max_replay_tokens) is not int or max_replay_tokens:  # a plain 0 needs no check
             prompt = prompt._replace(max_replay_tokens=as_count(max_replay_tokens, "max_replay_tokens"))
         if max_hit_tokens is not None:
             prompt = prompt._replace(max_hit_tokens=as_count(max_hit_tokens, "max_hit_tokens"))
@@ -91,18 +91,18 @@ class ContentSpace(SpaceView):
         digests: npt.ArrayLike | None = None,
         max_hit_tokens: int | None = None,
     ) -> Explanation:
-        """Tell how many leading tokens hit, as :meth:`match` does, and why no more do. Changes nothing.
+        """Return how many leading tokens hit, as :meth:`match` does, and why the hit ends there. Changes nothing.
 
-        It is exact for what is cached. Of what is gone, ``SpaceConfig.explain`` has the pool remember the latest;
-        without it, or beyond, the answer is ``UNKNOWN``.
+        Exact for cached content. With ``SpaceConfig.explain`` the pool also remembers the latest evicted content;
+        without it, and for older content, the cause is ``UNKNOWN``.
 
         Args:
             token_ids, keys, digests, max_hit_tokens: as in :meth:`match`.
 
         Raises: as :meth:`match`.
 
-        Cost: O(blocks of the pool + tokens), about 3 ns a block and 0.1 us a block of the prompt that does not hit:
-        what a request recorded when it was admitted is cheaper (:meth:`explanation`).
+        Cost: O(blocks of the pool + tokens), about 3 ns a block of the pool and 0.1 us a block of the prompt that does
+        not hit. Reading what was recorded when a request was admitted is cheaper (:meth:`explanation`).
         """
         hit = self.match(token_ids, keys=keys, digests=digests, max_hit_tokens=max_hit_tokens)
         return miss_analysis.explain(self._state, hit.prompt, hit)
@@ -110,39 +110,41 @@ class ContentSpace(SpaceView):
     # Time
 
     def advance(self, now_s: float) -> None:
-        """Set the clock, by which leases end and eviction policies measure ages: the caller's seconds.
+        """Set the clock by which leases end and eviction policies measure ages, in the caller's seconds.
 
-        It stands still in between, and need not pass as any clock does. Without it policies count blocks instead.
-        O(log leased blocks) for each block whose lease has ended.
+        The clock stands still between calls, and may run at any rate. If it is never set, policies count blocks
+        instead. O(log leased blocks) for each block whose lease has ended.
 
         Args:
-            now_s: seconds since any moment, the same for all calls, at least 0.
+            now_s: seconds, at least 0, since a moment that is the same for all calls.
 
         Raises:
-            ConfigurationError: it goes back, or is no number of seconds; nothing is changed.
+            ConfigurationError: the time goes back, or is no number of seconds; nothing is changed.
         """
         time = clock.as_time(self._state, now_s)
         self._state.version += 1
         clock.advance(self._state, time)
 
-    # Readers outside
+    # External readers
 
     def hold(self, block_ids: npt.ArrayLike, pool: str | None = None) -> Ticket:
-        """Keep blocks for a reader outside, a tier or a sender, until :meth:`release`: name and content stay.
+        """Keep blocks for an external reader, such as a tier or a sender, until :meth:`release`.
 
-        Whoever holds a block counts as one more sequence that shares it: it is neither evicted nor free, the next write
-        into it copies it, and :meth:`truncate` into it raises SharedPrefixError. Rows may be freed and swapped out
-        meanwhile. What steps in flight compute, copy or swap into a block is there once they have run; if one is
-        aborted, :class:`~pagedkv.AbortedSteps` names the ticket. Resetting the cache takes the names, not the content.
+        The blocks stay cached and keep their content. A ticket counts like one more sequence that shares the blocks:
+        they are neither free nor evicted, the next write into one copies it, and :meth:`truncate` into one raises
+        SharedPrefixError. Their rows may be freed or swapped out meanwhile. What steps in flight compute, copy or swap
+        into a block is there once they have run; if one is aborted, :class:`~pagedkv.AbortedSteps` lists the ticket.
+        Resetting the cache takes the blocks out of the prefix index and leaves their content.
 
         Args:
-            block_ids: blocks with content, each as often as one likes: those of a row that a plan computes, those of a
-                :class:`~pagedkv.PrefixHit`, freed ones that are cached or deferred. Slots only reserved have none.
+            block_ids: blocks with content, repeats allowed: blocks of a row that a plan computes, blocks of a
+                :class:`~pagedkv.PrefixHit`, and freed blocks that are cached or deferred. Reserved slots have no
+                content.
             pool: name of their device pool; the first group's when None.
 
         Raises:
-            BlockError: the null block, a foreign id, a free block without content, or one that the open step is to
-                compute, or to copy or swap something into; nothing is changed.
+            BlockError: the null block, a foreign id, a free block without content, or a block that the open step
+                computes, copies or swaps something into; nothing is changed.
 
         Cost: O(blocks).
         """
@@ -151,32 +153,32 @@ class ContentSpace(SpaceView):
         return holding.hold(self._state, self._ledger, owner, block_ids)
 
     def release(self, ticket: Ticket) -> None:
-        """Give back what a ticket holds; tickets come back in any order. O(blocks).
+        """Release what a ticket holds; tickets may be released in any order. O(blocks).
 
         Raises:
-            BlockError: it was released before, or is no ticket of this space; nothing is changed.
+            BlockError: the ticket was released before, or is not of this space; nothing is changed.
         """
         self._state.version += 1
         holding.release(self._state, ticket)
 
-    # Content that is to stay
+    # Keeping and dropping content
 
     def lease(self, token_ids: TokenIds, until_s: float, *, keys: RequestKeys = NO_KEYS) -> int:
-        """Keep what is cached of a prompt until a time: it is evicted when nothing else is left.
+        """Keep the cached blocks of a prompt until a time: they are evicted after all unleased blocks.
 
-        A lease is soft. Leased blocks count as free, and are handed out rather than that anybody waits: those first
-        whose lease ends last. A later end counts where there are several; :meth:`forget`, a reset or new weights end
-        all. What a row leaves when it ends is leased by ``free(rows, keep_until_s=...)``.
+        A lease is soft: leased blocks count as free, and are evicted if an operation needs them. The lease that ends
+        last is broken first. Of several leases of a block the one that ends last counts. :meth:`forget`, a reset or new
+        weights end all leases. ``free(rows, keep_until_s=...)`` leases what a row leaves when it ends.
 
         Args:
-            token_ids: a prompt; its last token is left out, as of a hit.
+            token_ids: a prompt; its last token does not count, as for a hit.
             until_s: seconds of the clock that :meth:`advance` sets.
             keys: its extra keys.
 
         Returns how many leading tokens are kept.
 
         Raises:
-            ConfigurationError: the end is past, or never; the space keeps no leases.
+            ConfigurationError: the end is past or infinite; the space keeps no leases.
 
         Cost: O(blocks of the prompt).
         """
@@ -187,19 +189,19 @@ class ContentSpace(SpaceView):
         return hit.num_tokens
 
     def forget(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS, start: int = 0) -> int:
-        """Make a prompt, and all that continues it, unfindable: it is not to be asked for again, or must not be.
+        """Drop a prompt, and all that continues it, from the prefix cache, on the device and on the host.
 
-        On the device and on the host. Rows that hold any of it run on, and publish nothing any more; but not rows that
-        hold it as drafts, or as tokens filled in for a step in flight: those publish it once it is accepted. Content is
-        found by its name: where an engine brought digests that were not the prompt's, it keeps that other name.
+        Rows that hold any of it run on, but publish nothing from now on. Rows that hold it as drafts, or as tokens
+        filled in for a step in flight, still publish it once it is accepted. Content is found by its digest: content
+        that was allocated with ``digests`` other than the prompt's own stays cached under those.
 
         Args:
-            token_ids, keys: the prompt; ``start``: first position to be forgotten. A block that reaches beyond it is
-                forgotten whole: what several branches share before stays.
+            token_ids, keys: the prompt; ``start``: first position to be forgotten. The block that contains it is
+                forgotten whole; the blocks before it, which other branches may share, stay.
 
-        Returns how many blocks lost their names.
+        Returns how many blocks were removed from the prefix index.
 
-        Cost: O(blocks + blocks of all rows), milliseconds where there are thousands.
+        Cost: O(blocks + blocks of all rows), milliseconds for thousands of blocks.
         """
         prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
         first = as_count(start, "start")
@@ -217,24 +219,25 @@ class ContentSpace(SpaceView):
         epochs: tuple[int, int] | None = None,
         tenant: str | None = None,
     ) -> Load | Shortage | None:
-        """Reserve blocks for a prefix that is brought from elsewhere: another tier, another machine.
+        """Reserve blocks for a prefix whose KV is brought from elsewhere: another tier, another machine.
 
-        A load takes no row and is no part of a step. Until :meth:`finish_load` nobody hits what it brings;
-        :attr:`PrefixHit.loading` tells who would wait for it. What is cached already is held for it, and not brought.
+        A load takes no row and is no part of a step. Its blocks cannot be hit until :meth:`finish_load`; a match of a
+        prompt that would continue into them has :attr:`PrefixHit.loading` set. What is cached already is held for the
+        load, and is not brought again.
 
         Args:
             token_ids: a prompt.
-            num_tokens: how much of it can be brought; cut down to where hits can end.
+            num_tokens: how many of its tokens can be brought; rounded down to where hits can end.
             keys: its extra keys.
-            epochs: the oldest and the newest epoch of the weights that contributed to what is brought, where epochs are
-                counted; None: those in force.
-            tenant: whom its blocks are charged to (:meth:`allocate`).
+            epochs: the oldest and the newest weights epoch that contributed to what is brought, if epochs are counted;
+                None: the current one.
+            tenant: the tenant that is charged for its blocks (:meth:`allocate`).
 
-        Returns the load; a shortage, with nothing changed; or None where nothing is to be brought.
+        Returns the load; a shortage, with nothing changed; or None if there is nothing to bring.
 
         Raises:
-            ConfigurationError: the space has no prefix caching; ``epochs`` that have not begun, or lie too far back to
-                be hit; no such tenant.
+            ConfigurationError: the space has no prefix caching; ``epochs`` that have not begun, or are too old to be
+                hit; no such tenant.
             TokenError: the prompt has fewer tokens; see also :meth:`allocate`.
 
         Cost: O(blocks), 0.1 us each and 0.08 us for its digest.
@@ -247,37 +250,38 @@ class ContentSpace(SpaceView):
         return loading.load(self._state, self._ledger, prompt, most, brought, payer)
 
     def finish_load(self, load: Load, num_tokens: int | None = None) -> None:
-        """End a load, in any order: what it brought can be hit, and is cached until somebody does.
+        """End a load; loads may end in any order. What it brought can be hit, and is cached.
 
         Args:
             load: what :meth:`load` returned.
-            num_tokens: leading tokens of the prompt that are there; what is behind is given back empty. None: all that
-                it was to bring; 0: it failed.
+            num_tokens: leading tokens of the prompt that have arrived; blocks behind them are freed without content.
+                None: all tokens of the load; 0: it failed.
 
         Raises:
             BlockError: it was finished before, or is no load of this space.
-            TokenError: more tokens than it was to bring. Nothing is changed.
+            TokenError: more tokens than the load was for. Nothing is changed.
         """
         most = None if num_tokens is None else as_count(num_tokens, "num_tokens", error=TokenError)
         self._state.version += 1
         loading.finish_load(self._state, load, most)
 
     def withdraw(self, block_ids: npt.ArrayLike, *, pool: str | None = None) -> Withdrawal:
-        """Declare content bad that was computed or brought: nobody hits it, or what continues it, from now on.
+        """Declare that computed or loaded content is bad: it, and what continues it, is not hit from now on.
 
-        Rows that rely on it are lost, from the first position that is bad. Steps in flight go on, and what they compute
-        for these rows is bad as well; tokens that were sampled from it are the caller's to discard. Of what cannot be
-        shown to be sound, the names are dropped too: all of a group of another block size, or without a full-attention
-        group beside it (then all rows are lost as well: who has read a block that left the window is not known).
+        Rows that rely on it are lost, from the first bad position on. Steps in flight go on, and what they compute for
+        these rows is bad as well; the caller must discard tokens that were sampled from it. Content that cannot be
+        proved sound leaves the cache too: all blocks of a group with another block size, or of a group without a
+        full-attention group beside it. In the latter case all rows are lost as well, since it is not recorded which
+        rows have read a block that left the window.
 
         Args:
-            block_ids: the blocks whose content is bad, now.
+            block_ids: the blocks whose content is bad now.
             pool: name of their device pool; the first group's when None.
 
         Raises:
             BlockError: the null block or a foreign id; nothing is changed.
 
-        Cost: O(blocks + blocks of all rows), milliseconds where there are thousands.
+        Cost: O(blocks + blocks of all rows), milliseconds for thousands of blocks.
         """
         owner = self._pool(pool)
         bad = holding.as_block_ids(owner, block_ids)
@@ -287,14 +291,14 @@ class ContentSpace(SpaceView):
     # The prefix cache as a whole
 
     def reset_prefix_cache(self) -> None:
-        """Make everything cached unfindable; sequences keep their own blocks, and publish nothing any more."""
+        """Empty the prefix cache. Sequences keep their own blocks, but publish nothing from now on."""
         self._state.version += 1
         releasing.reset_prefix_cache(self._state, self._ledger)
 
     def invalidate_memory(self) -> InvalidatedMemory:
-        """The engine gives its device memory back: nothing on the device can be found, and rows that run are lost.
+        """Note that the engine has released its device memory: running rows are lost, the device cache is emptied.
 
-        Sequences that are swapped out, and what can be found on the host, stay as they are.
+        Swapped-out sequences, and cached blocks on the host, stay as they are.
 
         Raises:
             StepError: steps are in flight, or the open plan copies or swaps blocks; nothing is changed.
@@ -307,13 +311,13 @@ class ContentSpace(SpaceView):
     def set_weights_epoch(self, weights_epoch: str | int) -> None:
         """Start a new epoch of the model's weights: plans made from now on compute with them. Rows run on.
 
-        Where epochs are text, the cache is reset, and new blocks carry the epoch in their identity. Where they are
-        numbers, blocks remember the oldest and the newest epoch that contributed to them, the tokens before them
-        included. What is older than ``max_epoch_lag`` allows is dropped from the cache, and rows that hold any of it
-        publish nothing any more; all else can be hit as before, and :meth:`epochs` tells what a row holds.
+        With text epochs the cache is reset, and new blocks carry the epoch in their identity. With numbers, each block
+        records the oldest and the newest epoch that contributed to it, including the tokens before it. Blocks older
+        than ``max_epoch_lag`` allows leave the cache, and rows that hold any of them publish nothing from now on. All
+        else can be hit as before, and :meth:`epochs` returns the epochs of what a row holds.
 
         Args:
-            weights_epoch: text, or a number not below the one in force, as the configuration began.
+            weights_epoch: text or a number, of the same type as in the configuration; a number not below the current.
 
         Raises:
             ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.

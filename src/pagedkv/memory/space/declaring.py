@@ -1,9 +1,9 @@
 """Declaring content computed that came from elsewhere, or ahead of its step.
 
-Refused where a device could still overwrite what is declared, or hand it on as it was not meant to be: a row whose
-blocks a move of the open plan, or of a plan in flight, writes; one whose uncomputed blocks a move of the open plan
-reads (a recurrent state would be advanced before the plan saves it); and one that shares blocks which another row, not
-named, computes.
+Refused if a device could still overwrite the declared content, or copy it before it is complete. These rows are
+refused: one with a block that a move of the open plan, or of a plan in flight, writes; one with an uncomputed block
+that a move of the open plan reads (a recurrent state would be advanced before the plan saves it); one that shares
+blocks which a row outside the batch computes.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ __all__ = ["declare", "mark_computed"]
 
 
 def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    """Count everything that running rows know as computed.
+    """Count all known tokens of running rows as computed.
 
     Raises:
         StepError: see the module's text; nothing was changed.
@@ -40,7 +40,7 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
 
 
 def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    """Count everything that these rows know as computed; it has been checked that this can be."""
+    """Count all known tokens of these rows as computed; the checks are done."""
     if ledger.in_flight:
         is_taken = np.zeros(len(state.rows), np.bool_)
         is_taken[batch] = True
@@ -62,7 +62,7 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
 
 
 def _end_overlap(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    """Accept what rows had not accepted since a step was still to compute it, and publish what that completes."""
+    """Accept the tokens of overlapped rows that waited for a step, and publish the blocks that this completes."""
     overlapped = batch[state.num_known[batch] > 0]
     set_accepted_of(state.rows, overlapped, state.rows[overlapped, NUM_TOKENS])
     state.num_known[overlapped] = 0
@@ -86,9 +86,9 @@ def _require_no_moves(state: SpaceState, ledger: StepLedger, batch: Int32Array) 
 
 
 def _require_no_other_computes(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    """Refuse to declare blocks computed that a row outside the batch computes, in the open step or one in flight.
+    """Refuse blocks that a row outside the batch computes, in the open step or one in flight.
 
-    Should that step fail, or that row be freed, the computation would fall to a row whose window has moved on.
+    If that step failed or that row were freed, a row would have to compute them that has lost a part of its window.
     """
     num_shared = sum(count_shared_unsettled(*group.view, batch, state.relies_on) for group in state.groups)
     if not num_shared:
@@ -111,7 +111,7 @@ def _require_no_common_block(state: SpaceState, group: Group, batch: Int32Array,
 
 
 def _unsettled_starts(state: SpaceState, ledger: StepLedger, group: Group) -> Iterator[tuple[int, int]]:
-    """Rows that compute a group in the open step or in one in flight, from where on; the earliest comes last."""
+    """Yield rows that compute in the open step or one in flight, and their first positions; the earliest comes last."""
     status, tokens, planned = (state.rows[:, column] for column in (STATUS, NUM_TOKENS, group.planned))
     for row in np.flatnonzero((status == RUNNING) & (planned < tokens)).tolist():
         yield row, int(planned[row])

@@ -1,7 +1,7 @@
 """Draft states across groups: how many tokens may be open, the blocks of their states, and which become current.
 
 :mod:`pagedkv.memory.tables.drafting` draws them. A token is *open* while it is not accepted: a draft, an unknown token,
-or a filled one whose step is not over. Nothing is done, and nothing asked, in spaces without such groups.
+or a filled one whose step is not acknowledged. In spaces without such groups all of this does nothing.
 """
 
 from pagedkv.memory.contract.arrays import Int32Array
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def require_drafts(state: SpaceState, num_draft: int) -> None:
-    """Raise TokenError if rows cannot take so many drafts, since a recurrent state could not be rolled back."""
+    """Raise TokenError for more drafts than a recurrent state can roll back."""
     if state.is_recurrent and num_draft > state.num_draft_states:
         raise TokenError(
             f"num_draft = {num_draft}, but a recurrent state cannot be rolled back by more than "
@@ -33,7 +33,7 @@ def require_drafts(state: SpaceState, num_draft: int) -> None:
 
 
 def require_slots(state: SpaceState, batch: Int32Array, counts: Int32Array) -> None:
-    """Raise TokenError if rows that grow by unknown tokens would have more open tokens than a group has states for."""
+    """Raise TokenError if unknown tokens would give rows more open tokens than a group has draft states."""
     place = most_open(state.rows, batch, counts)
     row = int(batch[place]) if len(batch) else 0
     num_open = int(state.rows[row, NUM_TOKENS] - state.rows[row, NUM_ACCEPTED])
@@ -46,7 +46,7 @@ def require_slots(state: SpaceState, batch: Int32Array, counts: Int32Array) -> N
 
 
 def require_accepted(state: SpaceState, row: int) -> None:
-    """Raise SequenceError if a row that is to be forked has open tokens: nobody else may have their states."""
+    """Raise SequenceError if a row to be forked has open tokens: their draft states cannot be shared."""
     accepted, num_tokens = (int(state.rows[row, column]) for column in (NUM_ACCEPTED, NUM_TOKENS))
     if state.draft_tables and accepted < num_tokens:
         raise SequenceError(
@@ -56,7 +56,7 @@ def require_accepted(state: SpaceState, row: int) -> None:
 
 
 def require_computed_states(state: SpaceState, batch: Int32Array) -> None:
-    """Raise StepError if rows that are declared computed have drafts, or states in whose place others may come."""
+    """Raise StepError if rows to be declared computed have drafts, or planned tokens that may still be refused."""
     if not state.draft_tables:
         return
     accepted, num_tokens, planned = (state.rows[batch, column] for column in (NUM_ACCEPTED, NUM_TOKENS, NUM_PLANNED))
@@ -70,14 +70,14 @@ def require_computed_states(state: SpaceState, batch: Int32Array) -> None:
 
 
 def has_open_states(state: SpaceState, batch: Int32Array) -> bool:
-    """Tell whether rows have tokens that are not accepted, whose states nobody could take elsewhere."""
+    """Return whether rows have open tokens, whose draft states cannot leave the device."""
     return bool(state.draft_tables) and bool((state.rows[batch, NUM_ACCEPTED] < state.rows[batch, NUM_TOKENS]).any())
 
 
 def count_draft_blocks(
     state: SpaceState, batch: Int32Array, counts: Int32Array, num_draft: int, *, is_unknown: bool
 ) -> dict[str, int]:
-    """Count, by pool, the blocks that the states of growing rows' open tokens lack."""
+    """Count, by pool, the blocks that the draft states of growing rows still need."""
     needed = dict.fromkeys(state.pools, 0)
     for drafts in state.draft_tables:
         view = drafts.group.view
@@ -88,7 +88,7 @@ def count_draft_blocks(
 
 
 def take_states(state: SpaceState, batch: Int32Array, counts: Int32Array, num_draft: int, *, is_unknown: bool) -> None:
-    """Before rows grow: let what they accept become current, and give each open token a block for its state."""
+    """Before rows grow: make the states of tokens that they accept current, and give each open token a block."""
     grown = batch[counts > 0]
     if not is_unknown:
         accept_states(state, grown, state.rows[grown, NUM_ACCEPTED], state.rows[grown, NUM_TOKENS])
@@ -97,13 +97,13 @@ def take_states(state: SpaceState, batch: Int32Array, counts: Int32Array, num_dr
 
 
 def accept_states(state: SpaceState, batch: Int32Array, before: Int32Array, accepted: Int32Array) -> None:
-    """Let the states of rows become current of which ``accepted`` tokens are accepted, and were ``before``."""
+    """Make the draft states of newly accepted tokens current: ``before`` tokens were accepted, now ``accepted`` are."""
     for drafts in state.draft_tables:
         view = drafts.group.view
         drafts.loops.make_current(view.pool, view.group, drafts.arrays, view.rows, batch, before, accepted)
 
 
 def give_states_back(state: SpaceState, batch: Int32Array, *, is_leaving: bool) -> None:
-    """Give back blocks of states that no open token of these rows needs; all, where the rows leave the device."""
+    """Free the blocks of draft states without an open token; all of them if the rows leave the device."""
     for drafts in state.draft_tables:
         drafts.loops.give_slots_back(drafts.pool.arrays, drafts.arrays, state.rows, batch, is_leaving)

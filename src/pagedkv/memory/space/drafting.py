@@ -1,9 +1,9 @@
-"""Prompts that end in guesses: the certain tokens are admitted, the guesses appended as drafts, in one step.
+"""Prompts that end in drafts: in one step the certain tokens are admitted, and the drafts appended.
 
-Slots for the guesses are reserved with the certain tokens, so that appending finds them there: all or nothing::
+Slots for the drafts are reserved with the certain tokens, so that appending finds them: all or nothing::
 
-    [ hit | certain tokens, computed and published | guesses, computed | lookahead slots ]
-      at most to the last certain token, whose logits judge the first guess
+    [ hit | certain tokens, computed and published | drafts, computed | lookahead slots ]
+      at most to the last certain token, whose logits verify the first draft
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ NO_DRAFTS: Final = np.zeros(0, np.int32)
 def split_drafts(
     state: SpaceState, tokens: Int32Array, num_draft: int, num_sequences: int
 ) -> tuple[Int32Array, Int32Array]:
-    """Split a prompt into certain tokens and guesses.
+    """Split a prompt into certain tokens and drafts.
 
     Raises:
         TokenError: no token would be certain, or a group is a recurrent state.
@@ -46,7 +46,7 @@ def split_drafts(
 
 
 def append_drafts(state: SpaceState, ledger: StepLedger, row: Row, drafts: Int32Array, num_lookahead: int) -> None:
-    """Append guesses to a row that has slots reserved for them and for the lookahead."""
+    """Append drafts to a row that has slots reserved for them and for the lookahead."""
     batch = np.array([row], np.int32)
     growth = growing.as_growth(state, batch, [len(drafts)], num_lookahead, len(drafts))
     copies = growing.append(state, ledger, growth, drafts)

@@ -1,16 +1,16 @@
-"""Epochs of the model's weights, counted: what rows hold of which, and what may still be hit.
+"""Counted epochs of the model's weights: which epochs contributed to a row's content, and what may still be hit.
 
-A new epoch does not stop anything. Rows keep what older weights computed for them and go on with the new ones; what
-they hold is a chain of ranges::
+A new epoch stops nothing. Rows keep what older weights computed for them and continue with the new ones, so a row holds
+a chain of ranges::
 
     epoch     3   3   3   4   4   7          which weights computed each block of a row
     oldest    3   3   3   3   3   3          what contributed to it: the range that the block keeps
     newest    3   3   3   4   4   7
 
-A hit may rest on weights of at most ``max_epoch_lag`` epochs back. No match looks at that: what lies farther back loses
-its name when an epoch begins, and rows that hold any of it are frozen, since nothing that they compute can ever be hit.
-The epoch is no part of a digest here, so that a chain goes on through epochs; to the outside, a block is its digest and
-its range (:class:`~pagedkv.StoredBlock`).
+Content may be hit if its oldest epoch is at most ``max_epoch_lag`` epochs back. A match does not check that: when an
+epoch begins, older blocks leave the prefix index, and rows that hold any are frozen, since nothing that they compute
+could ever be hit. The epoch is no part of a digest here, so a chain continues through epochs; externally, a block is
+identified by its digest and its range (:class:`~pagedkv.StoredBlock`).
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ NOT_TOLD: Final = -1
 
 
 def as_next_epoch(state: SpaceState, weights_epoch: object) -> int:
-    """Check the number of the epoch that is to begin. Raises ConfigurationError if it goes back, or is text."""
+    """Check the number of the next epoch. Raises ConfigurationError if it goes back, or is text."""
     current = _current(state)
     if isinstance(weights_epoch, str):
         raise ConfigurationError(
@@ -67,7 +67,7 @@ def as_next_epoch(state: SpaceState, weights_epoch: object) -> int:
 
 
 def begin_epoch(state: SpaceState, epoch: int) -> None:
-    """Count on: what is farther back than hits may rest on is dropped, and rows that hold any of it are frozen."""
+    """Begin an epoch: blocks too old to be hit leave the prefix index, and rows that hold any of them are frozen."""
     state.is_changing = True
     state.weights_epoch = epoch
     bound = epoch - state.config.max_epoch_lag
@@ -91,51 +91,51 @@ def _current(state: SpaceState) -> int:
 
 
 class EpochFeature(SpaceFeature):
-    """What is done of epochs beside the operations, where they are counted."""
+    """The part of the operations that records epochs, if they are counted."""
 
     def __init__(self, state: SpaceState) -> None:
-        """Follow a space. O(1)."""
+        """Use the state of a space. O(1)."""
         self._state = state
 
     def hit_taken(self, row: int, hit: PrefixHit) -> None:
-        """A row is as old as the oldest of what it hits."""
+        """Set the oldest epoch of a row to that of its hit."""
         _note_hit(self._state, row, hit)
 
     def forked(self, parent: int, children: Int32Array) -> None:
-        """Children are as old as their parent."""
+        """Copy the parent's oldest epoch to its children."""
         self._state.oldest_epochs[children] = self._state.oldest_epochs[parent]
 
     def cleared(self, batch: Int32Array) -> None:
-        """New rows have nothing of any epoch."""
+        """Clear the oldest epoch of new rows."""
         self._state.oldest_epochs[batch] = UNDATED
 
     def publishing(self, group: Group, batch: Int32Array) -> None:
-        """What the open step computes is as old as its row."""
+        """Give the blocks that the open step computes the oldest epoch of their row."""
         date_open(*group.view, batch, self._state.oldest_epochs)
 
     def planned(self, step: InFlightStep) -> None:
-        """What a plan computes, it computes with the weights in force."""
+        """Record that the plan's blocks are computed with the current weights."""
         _date_step(self._state, step)
 
     def rewound(self, rows: list[int]) -> None:
-        """Rows that are to compute all again have nothing of any epoch."""
+        """Clear the oldest epoch of rows that compute all their tokens again."""
         _forget_dates(self._state, rows)
 
     def declared(self, batch: Int32Array) -> None:
-        """What no plan computes counts as computed with the weights in force."""
+        """Date declared tokens that no plan computes by the current epoch."""
         _date_declared(self._state, batch)
 
     def moved(self, step: InFlightStep, refused: Int32Array) -> None:
-        """What a step computes behind refused tokens is in other blocks now."""
+        """Record that the tokens which a step computes behind refused ones are in other blocks now."""
         _date_moved(self._state, step, refused)
 
     def load_begun(self, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
-        """What is brought is of the epochs that its caller names."""
+        """Record the epochs of a load's content, as the caller gave them."""
         _date_load(self._state, answer, hit, epochs)
 
 
 def _note_hit(state: SpaceState, row: int, hit: PrefixHit) -> None:
-    """A new row goes on from what it hits, as old as the oldest of it."""
+    """Set a new row's oldest epoch to the oldest in its hit."""
     blocks = [(group.pool.arrays, hit.block_ids[group.index]) for group in state.cached_groups]
     blocks += [(state.groups[tail.group].pool.arrays, np.array([tail.block], np.int32)) for tail in hit.tails]
     oldest = [pool.epochs[held[held != NULL_BLOCK], OLDEST].min(initial=UNDATED) for pool, held in blocks]
@@ -143,16 +143,16 @@ def _note_hit(state: SpaceState, row: int, hit: PrefixHit) -> None:
 
 
 def _date_step(state: SpaceState, step: InFlightStep) -> None:
-    """A plan is made: what it computes, it computes with the weights in force. O(rows + blocks that it writes)."""
+    """Record that a plan's blocks are computed with the current weights. O(rows + blocks that it writes)."""
     step.epoch = _current(state)
     is_new = (state.oldest_epochs == UNDATED) & (state.rows[:, STATUS] == RUNNING)
-    state.oldest_epochs[is_new] = step.epoch  # all that they wait for, this plan computes, for them or for another row
+    state.oldest_epochs[is_new] = step.epoch  # this plan computes all that they wait for, for them or another row
     for group in state.cached_groups:
         _date(state, group, step.rows, step.starts_in(group.index), step.ends, step.epoch)
 
 
 def _date_declared(state: SpaceState, batch: Int32Array) -> None:
-    """Rows are declared computed: what no plan computes counts as computed with the weights in force."""
+    """Date declared tokens that no plan computes: they count as computed with the current weights."""
     epoch = _current(state)
     state.oldest_epochs[batch] = np.minimum(state.oldest_epochs[batch], epoch)
     for group in state.cached_groups:
@@ -164,13 +164,13 @@ def _date_declared(state: SpaceState, batch: Int32Array) -> None:
 
 
 def _oldest_held(state: SpaceState, group: Group, row: int) -> int:
-    """The oldest epoch that contributed to what a row holds in a group up to where it is planned."""
+    """Return the oldest epoch that contributed to what a row holds in a group, as far as it is planned."""
     blocks = group.arrays.table[row, : blocks_for(int(state.rows[row, group.planned]), group.block_size)]
     return int(group.pool.arrays.epochs[blocks[blocks != NULL_BLOCK], OLDEST].min(initial=UNDATED))
 
 
 def _date_moved(state: SpaceState, step: InFlightStep, refused: Int32Array) -> None:
-    """Tokens were refused: what a step in flight computes behind them is in other blocks now."""
+    """After tokens were refused: date the blocks to which a step's later tokens moved."""
     is_moved = (state.serials[step.rows] == step.serials) & (refused[step.rows] > 0)
     for group in state.cached_groups:
         starts = step.starts_in(group.index)[is_moved]
@@ -184,16 +184,16 @@ def _date(  # noqa: PLR0913, PLR0917 - ranges of one group
 
 
 def _forget_dates(state: SpaceState, rewound: list[int]) -> None:
-    """Steps failed: rows that are to compute all again have nothing of any epoch."""
+    """After steps failed: clear the oldest epoch of rows that compute all their tokens again."""
     rows = np.array(rewound, np.int32)
     state.oldest_epochs[rows[state.rows[rows, NUM_PLANNED] == 0]] = UNDATED
 
 
 def as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, int]:
-    """Check the epochs that contributed to what is brought from elsewhere; None means those in force.
+    """Check the epochs that contributed to loaded content; None means the current one.
 
     Raises:
-        ConfigurationError: epochs are not counted; no pair; epochs that have not begun, or too far back to be hit.
+        ConfigurationError: epochs are not counted; no pair; epochs that have not begun, or are too old to be hit.
     """
     if not state.config.counts_epochs:
         if epochs is not None:
@@ -214,7 +214,7 @@ def as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, i
 
 
 def _date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
-    """Blocks are to be filled from elsewhere, behind a hit."""
+    """Date the blocks of a load behind a hit."""
     oldest, newest = epochs
     for group in state.cached_groups:
         blocks = hit.block_ids[group.index]
@@ -227,11 +227,11 @@ def _date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[in
     state.loads[answer].oldest_epoch = oldest
 
 
-# Telling
+# Queries
 
 
 def epochs_of_block(pool: PoolArrays, block: int) -> tuple[int, int] | None:
-    """Tell the oldest and the newest epoch that contributed to a block; None if nobody knows."""
+    """Return the oldest and the newest epoch that contributed to a block; None if they are not recorded."""
     if len(pool.epochs) == 0 or pool.epochs[block, NEWEST] == UNDATED:
         return None
     oldest, newest = pool.epochs[block].tolist()
@@ -239,9 +239,10 @@ def epochs_of_block(pool: PoolArrays, block: int) -> tuple[int, int] | None:
 
 
 def epochs_of_row(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:
-    """Tell what contributed to what a row holds in any cached group, in runs of equal ranges, up to what has no date.
+    """Return the epochs that contributed to a row's content in any cached group, in runs of equal ranges.
 
-    Equal prompts may hit blocks of different epochs in different groups. O(groups x positions).
+    The runs end at the first position without a date. Equal prompts may hit blocks of different epochs in different
+    groups. O(groups x positions).
     """
     planned = int(state.rows[row, NUM_PLANNED])
     told = np.full((planned, 2), (UNDATED, NOT_TOLD), np.int32)
@@ -255,7 +256,7 @@ def epochs_of_row(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:
 
 
 def _widen(told: Int32Array, ranges: Int32Array, is_held: npt.NDArray[np.bool_], group: Group) -> None:
-    """Draw in what one group holds: keys and values of whole blocks, or the state at a block's last position."""
+    """Widen the ranges by what one group holds: keys and values of whole blocks, or the state at a block's end."""
     first = np.arange(len(ranges)) * group.block_size
     stop = np.minimum(first + group.block_size, len(told))
     for index in np.flatnonzero(is_held).tolist():
@@ -266,14 +267,14 @@ def _widen(told: Int32Array, ranges: Int32Array, is_held: npt.NDArray[np.bool_],
 
 
 def _fill_gaps(told: Int32Array, row_oldest: int) -> None:
-    """What has left all windows was computed before what is left."""
+    """Date positions that have left all windows: they were computed before the positions behind them."""
     for position in range(len(told) - 2, -1, -1):
         if told[position, NEWEST] == NOT_TOLD:
             told[position] = row_oldest, told[position + 1, NEWEST]
 
 
 def _spans(told: Int32Array) -> Iterator[EpochSpan]:
-    """Draw runs of positions together."""
+    """Yield runs of positions with equal ranges."""
     is_dated = (told[:, NEWEST] != NOT_TOLD) & (told[:, NEWEST] != UNDATED)
     told = told[: int(is_dated.argmin()) if not is_dated.all() else len(told)]
     changes = 1 + np.flatnonzero((told[1:] != told[:-1]).any(axis=1))

@@ -1,8 +1,8 @@
-"""What a feature of a space does, beside the operations: at named moments, which the operations call.
+"""The optional parts of operations: a feature has named moments, which the operations call.
 
-A space calls each moment of each of its features, in their order; one that has none calls nothing. Unlike observers
-(:mod:`~pagedkv.memory.space.observer`), features take part: what they do is part of the operation. Which features a
-space has is said in :mod:`~pagedkv.memory.space.features`.
+A space calls each moment of each of its features, in their order; without features nothing is called. Unlike observers
+(:mod:`~pagedkv.memory.space.observer`), features change state: what they do is part of the operation.
+:mod:`~pagedkv.memory.space.features` chooses the features of a space.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ __all__ = ["SpaceFeature"]
 
 
 class SpaceFeature:
-    """A feature that does nothing: each moment is there to be overridden. Batches are int32 ``[rows]``."""
+    """A feature that does nothing; subclasses override the moments they need. Batches are int32 ``[rows]``."""
 
     # Taking blocks
 
@@ -31,44 +31,44 @@ class SpaceFeature:
         """Blocks are about to be taken for a tenant."""
 
     def reviving(self, pool: "BlockPool", blocks: Int32Array) -> None:
-        """Blocks with content, free ones among them, are about to be taken from a device pool."""
+        """Blocks with content, some of them free, are about to be taken from a device pool."""
 
     def hit_taken(self, row: int, hit: "PrefixHit") -> None:
-        """A new row refers to its hit."""
+        """A new row references its hit."""
 
     def taken(self, tenant: int) -> None:
-        """Blocks with content were taken for a tenant, and new ones behind them."""
+        """Blocks with content, and new blocks behind them, were taken for a tenant."""
 
     # Rows
 
     def prompt_known(self, row: int, num_tokens: int, hit: "PrefixHit") -> None:
-        """A new row, which publishes, serves a prompt of so many tokens."""
+        """A new row, which publishes, serves a prompt of this many tokens."""
 
     def forked(self, parent: int, children: Int32Array) -> None:
-        """New rows go on from another one."""
+        """New rows continue another row."""
 
     def leaving(self, batch: Int32Array) -> None:
-        """Rows are about to give up their blocks on the device."""
+        """Rows are about to release their blocks on the device."""
 
     def cleared(self, batch: Int32Array) -> None:
-        """Rows are those of new, empty sequences, or vacant."""
+        """Rows were reset, either to vacant or for new, empty sequences."""
 
     # Steps
 
     def publishing(self, group: "Group", batch: Int32Array) -> None:
-        """Names are about to be given to what rows complete in a group."""
+        """Blocks that rows complete in a group are about to be published."""
 
     def planned(self, step: "InFlightStep") -> None:
-        """A step is being planned: what it computes is known."""
+        """A step is being planned, and its ranges are known."""
 
     def rewound(self, rows: list[int]) -> None:
-        """Steps failed, and rows are to compute again what they computed."""
+        """Steps failed, and these rows are to compute the steps' tokens again."""
 
     def declared(self, batch: Int32Array) -> None:
-        """Rows are declared computed, and not noted as planned yet."""
+        """Rows are declared computed, but not yet recorded as planned."""
 
     def moved(self, step: "InFlightStep", refused: Int32Array) -> None:
-        """Tokens were refused, int32 ``[max_sequences]``: what a step in flight computes behind them has moved down."""
+        """Tokens were refused, int32 ``[max_sequences]``; the later tokens of a step in flight have moved down."""
 
     def load_begun(self, answer: "Load", hit: "PrefixHit", epochs: tuple[int, int]) -> None:
-        """Blocks were taken to be filled from elsewhere, behind a hit; ``epochs`` contributed to what is brought."""
+        """Blocks behind a hit were taken for a load; ``epochs`` contributed to its content."""

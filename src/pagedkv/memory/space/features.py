@@ -1,6 +1,6 @@
 """Which features a space has, and in which order they act.
 
-Tenants come first, since what is taken is charged as it is taken; the others do not concern each other.
+Tenants come first, since blocks are charged when they are taken; the other features are independent of each other.
 """
 
 from pagedkv.memory.space.epochs import EpochFeature
@@ -13,7 +13,7 @@ __all__ = ["features_of"]
 
 
 def features_of(state: SpaceState) -> tuple[SpaceFeature, ...]:
-    """Make the features that a space's configuration asks for."""
+    """Make the features that a space's configuration needs."""
     features: list[SpaceFeature] = []
     if state.tenant_names:
         features.append(TenantFeature(state))

@@ -1,8 +1,8 @@
 """Unknown tokens across groups: appended before they are sampled, filled in afterwards, dropped with failed steps.
 
 :mod:`pagedkv.memory.tables.filling` draws what a step samples. A row that ever had unknown tokens counts as
-*overlapped*, and publishes what it completes when the step is over that computed it, until somebody appends known
-tokens to it again, or declares it computed.
+*overlapped*: blocks that it completes are published when the step that computed them is acknowledged. This lasts until
+known tokens are appended to the row, or it is declared computed.
 """
 
 from typing import Final, NoReturn
@@ -43,11 +43,11 @@ NO_TOKENS: Final = np.zeros(0, np.int32)
 
 
 def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> list[tuple[int, int]] | Shortage:
-    """Grow rows by tokens that nobody knows yet, or return the shortage with nothing changed.
+    """Grow rows by unknown tokens, or return the shortage with nothing changed.
 
     Raises:
-        TokenError: drafts are said to be among them, or no step would judge those before them, or a recurrent state
-            could have to be rolled back; see also :func:`~pagedkv.memory.space.growing.require_growth`.
+        TokenError: ``num_draft`` is given, no step would verify the drafts before them, or a recurrent state could have
+            to be rolled back; see also :func:`~pagedkv.memory.space.growing.require_growth`.
     """
     if growth.num_draft:
         raise TokenError(
@@ -73,7 +73,7 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
 
 
 def _require_no_rollback(state: SpaceState, growth: Growth) -> None:
-    """A recurrent state takes one unknown token at a time, which its step cannot refuse, or as many as it keeps."""
+    """Refuse more unknown tokens than a recurrent state can roll back: its draft states, or one without these."""
     if state.num_draft_states:
         require_slots(state, growth.batch, growth.counts)
     if not state.is_recurrent or state.num_draft_states:
@@ -90,9 +90,10 @@ def _require_no_rollback(state: SpaceState, growth: Growth) -> None:
 
 
 def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth) -> None:
-    """Drafts are judged by the step that computes the token before them: it samples what takes their place.
+    """Refuse unknown tokens behind drafts that no step verifies.
 
-    A range that begins with them was planned as if they were known, and nothing would compute it again.
+    The step that computes the token before the drafts verifies them: it samples the tokens at their positions. If a
+    planned range begins with the drafts, it was planned as if they were known, and nothing would compute it again.
     """
     begins = growth.batch[(state.num_known[growth.batch] == 0) & (growth.counts > 0)]
     accepted, num_tokens = (state.rows[begins, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
@@ -110,7 +111,7 @@ def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth
 
 
 def _require_own_drafts(state: SpaceState, batch: Int32Array, accepted: Int32Array, num_tokens: Int32Array) -> None:
-    """Drafts that a step is to judge may be overwritten, so no other sequence and no ticket may hold them."""
+    """Refuse drafts that another sequence or a ticket holds: verification may overwrite them."""
     for row, first, stop in zip(batch.tolist(), accepted.tolist(), num_tokens.tolist(), strict=True):
         for group in state.groups if first < stop else ():
             table = group.arrays.table[row, first // group.block_size : -(-stop // group.block_size)]
@@ -122,7 +123,7 @@ def _require_own_drafts(state: SpaceState, batch: Int32Array, accepted: Int32Arr
 
 
 def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> Samplers:
-    """Tell which step samples the first unknown token of each row of a batch."""
+    """Find the step that samples the first unknown token of each row of a batch."""
     steps, limits = np.zeros((2, len(state.rows)), np.int32)
     for place, step in enumerate(ledger.unfilled):
         if place and not state.loops.is_any_unlimited(state.num_known, batch, limits):
@@ -143,11 +144,12 @@ def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
 
 
 def _limits_to_fill(state: SpaceState, ledger: StepLedger, batch: Int32Array, numbers: Int32Array) -> Int32Array:
-    """Check that rows can take so many tokens; give the limits of :class:`~pagedkv.memory.space.steps.Samplers`.
+    """Check that rows can be filled with these numbers of tokens; return the limits, as in ``Samplers``.
 
-    What the plan before this operation has found out is taken if it says it all; else all steps are asked.
+    What the last plan found out (:class:`~pagedkv.memory.space.steps.Samplers`) is used if it covers all rows; else all
+    steps are searched.
     """
-    found, ledger.samplers = ledger.samplers, None  # filling changes it
+    found, ledger.samplers = ledger.samplers, None  # filling makes it invalid
     is_current = found is not None and found.version == state.version - 1
     if found is not None and is_current and _first_unfit(state, batch, numbers, found, least_limit=1) < 0:
         return found.limits
@@ -171,11 +173,12 @@ def _first_unfit(
 def fill(
     state: SpaceState, ledger: StepLedger, batch: Int32Array, counts: npt.ArrayLike | None, tokens: Int32Array
 ) -> None:
-    """Fill in what the oldest step has sampled that rows wait for; the rest of its unknown tokens is refused.
+    """Fill in what each row's oldest unfilled step has sampled; the rest of the step's unknown tokens is refused.
 
     Raises:
         SequenceError: a row that is not running, or named twice.
-        TokenError: counts that do not add up, known tokens, none that a step has sampled, too many or too few.
+        TokenError: counts do not add up; a row has no unknown tokens, or no planned step samples its first one; there
+            are too many or too few tokens.
     """
     numbers = _as_numbers(state, batch, counts, tokens)
     limits = _limits_to_fill(state, ledger, batch, numbers)
@@ -230,7 +233,7 @@ def _refuse_filling(state: SpaceState, row: int, count: int, sampler: int, limit
 
 
 def _move_down(state: SpaceState, ledger: StepLedger, refused: Int32Array, limits: Int32Array) -> None:
-    """Move what steps in flight, and the open one, compute behind refused tokens."""
+    """Move down the positions that steps in flight, and the open step, compute behind refused tokens."""
     for step in ledger.unfilled:
         lower_ranges(state.serials, refused, limits, step.rows, step.serials, step.starts, step.ends)
         number = step.plan.step_id - state.num_steps_before
@@ -257,7 +260,7 @@ def _is_unfilled(state: SpaceState, step: InFlightStep) -> bool:
 
 
 def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
-    """A step is over: what it computed of known tokens is accepted, and full blocks of it are published."""
+    """Accept the known tokens that an acknowledged step computed, and publish full blocks of them."""
     full_rows = state.row_scratch
     before = state.rows[step.rows, NUM_ACCEPTED] if state.draft_tables else None
     num_full, num_unfilled = state.loops.accept_computed(
@@ -272,6 +275,6 @@ def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
 
 
 def drop_unsampled(state: SpaceState, rewound: list[int]) -> None:
-    """Steps failed: rewound rows lose the unknown tokens that these, or later steps, would have sampled."""
+    """After steps failed: drop the unknown tokens of rewound rows that these, or later steps, would have sampled."""
     for row in rewound:
         drop_unknown(state.rows, state.num_known, row)

@@ -1,12 +1,12 @@
-"""Forgetting content by its name: a prompt, or what of it lies behind a position, and all that continues it.
+"""Forgetting content: removing a prompt, or its part from a position on, and all that continues it, from the caches.
 
-For content that is not to be asked for again, or must not be: a user's data, a branch that a search has given up.
-Nobody finds it from then on, on the device or on the host, in whichever group. Rows that hold any of it keep their
-blocks and run on; they publish nothing any more, so that it does not come back. What is loading meanwhile is found by
-nobody.
+For content that will not, or must not, be hit again: a user's data, or a branch that a search has dropped. It leaves
+the prefix index on the device and on the host, in every group. Rows that hold any of it keep their blocks and run on;
+they publish nothing from now on, so that it does not come back. Loads of it that are under way are not published.
 
-Where no full-attention group of equal block size shows what continues a block, the prompt's own blocks are forgotten;
-what continues them cannot be hit without such a group, unless a window holds all that is read.
+If a full-attention group of equal block size is there, its links give the blocks that continue the prompt. Else only
+the prompt's own blocks are forgotten. Blocks that continue them cannot be hit without such a group, unless a window
+holds all that is read.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ __all__ = ["forget"]
 
 
 def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
-    """Take the names of what a prompt has cached from position ``start`` on; return how many blocks."""
+    """Drop the cached blocks of a prompt from position ``start`` on from the index; return how many blocks."""
     if not state.config.prefix_caching:
         return 0
     state.is_changing = True
@@ -48,7 +48,7 @@ def forget(state: SpaceState, prompt: Prompt, start: int) -> int:
 
 
 def _digests_behind(state: SpaceState, lane: tuple[Group, ...], prompt: Prompt, start: int) -> set[bytes]:
-    """Digests of the prompt's blocks that reach beyond a position, and of all that is known to continue them."""
+    """Digests of the prompt's blocks that reach beyond a position, and of all blocks known to continue them."""
     block_size = lane[0].block_size
     own = digests_of_prefix(state, prompt, block_size, len(prompt.tokens) // block_size)[start // block_size :]
     gone = set(_as_bytes(own))
@@ -75,7 +75,7 @@ def _drop(pool: BlockPool, gone: list[set[bytes]], state: SpaceState) -> int:
 
 
 def _drop_tails(state: SpaceState, prompt: Prompt, start: int) -> int:
-    """Take the names of states that are kept inside intervals and that the prompt hits behind a position."""
+    """Unname states that are kept inside intervals and that the prompt hits behind a position; return how many."""
     num_dropped = 0
     while True:
         hit = match_prompt(state, prompt)
@@ -88,7 +88,7 @@ def _drop_tails(state: SpaceState, prompt: Prompt, start: int) -> int:
 
 
 def _holds(state: SpaceState, group: Group, row: int, gone: set[bytes]) -> bool:
-    """Tell whether a row holds content that is forgotten."""
+    """Return whether a row holds forgotten content."""
     is_on_host = state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
     pool = group.host_pool if is_on_host and group.host_pool is not None else group.pool
     table = group.arrays.table[row, : int(state.rows[row, int(group.arrays.parameters[AT]) + NUM_DIGESTED])]

@@ -1,4 +1,4 @@
-"""Forking: new rows that share every block of another one; and rows taken for new sequences."""
+"""Forking: new rows that share every block of another row; and taking rows for new sequences."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ __all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
 
 
 def require_vacant_rows(state: SpaceState, num_rows: int) -> None:
-    """Raise TooManySequencesError unless so many rows are vacant."""
+    """Raise TooManySequencesError if fewer rows than ``num_rows`` are vacant."""
     if num_rows > len(state.vacant_rows):
         raise TooManySequencesError(
             f"{num_rows} more sequences need {num_rows} rows, but only {len(state.vacant_rows)} of "
@@ -24,14 +24,14 @@ def require_vacant_rows(state: SpaceState, num_rows: int) -> None:
 
 
 def take_rows(state: SpaceState, num_rows: int) -> Int32Array:
-    """Take vacant rows for new sequences. The caller has made sure that there are so many."""
+    """Take vacant rows for new sequences. The caller has checked that there are enough."""
     taken = np.array([state.vacant_rows.pop() for _ in range(num_rows)], np.int32)
     state.clear_rows(taken, RUNNING)
     return taken
 
 
 def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
-    """Note of new rows, whose numbers of tokens are set, what holds of ``parent`` whatever its length."""
+    """Copy what new rows share with ``parent`` whatever its length. Their own lengths are set already."""
     rows = state.rows
     state.loops.inherit(rows, state.planned_array, state.relies_on, state.publish_limits, parent, children)
     for group in state.replaying_groups:
@@ -49,7 +49,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
 
     Raises:
         TooManySequencesError: there are fewer vacant rows.
-        SequenceError: a recurrent state would have to be advanced for several sequences at once, or be rolled back.
+        SequenceError: a recurrent state would have to be advanced for several sequences at once, or rolled back.
     """
     rows = state.rows
     if state.is_recurrent and rows[parent, NUM_PLANNED] < rows[parent, NUM_TOKENS]:

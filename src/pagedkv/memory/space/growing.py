@@ -1,7 +1,7 @@
-"""Growing: tokens appended to, and slots reserved for, whole batches of rows, all of them or none.
+"""Growing: appending tokens, and reserving slots, for whole batches of rows, all or none.
 
-Loops know one number of drafts for all rows they are given. Where rows have different numbers, the batch is checked and
-its blocks are counted as a whole, and then its parts grow one after the other.
+The compiled loops take one number of drafts for all rows. If rows have different numbers, the batch is checked and its
+blocks are counted as a whole; then rows with equal numbers grow together, one part after the other.
 """
 
 from collections.abc import Iterator
@@ -32,17 +32,17 @@ __all__ = ["Growth", "append", "as_growth", "extend", "grow", "growth_shortage",
 
 
 class Growth(NamedTuple):
-    """What a batch of rows is to grow by, checked as far as it can be without looking at the rows.
+    """What a batch of rows is to grow by. The counts are checked, the rows are not.
 
     Args:
         batch: int32 ``[n]``, the rows.
-        starts: int32 ``[n]``, the tokens that each row has, once :func:`require_growth` has looked.
+        starts: int32 ``[n]``, the tokens that each row has; filled by :func:`require_growth`.
         counts: int32 ``[n]``, tokens that each row gets.
         num_tokens: their sum; most: the largest of them.
         num_lookahead: slots reserved beyond the tokens of every row.
-        num_draft: trailing tokens of every row that are guesses; where rows differ, the most.
-        is_unknown: nobody knows any of the tokens yet.
-        drafts: int32 ``[n]``, trailing tokens of each row that are guesses, where rows differ.
+        num_draft: trailing tokens of every row that are guesses; the largest number if rows differ.
+        is_unknown: whether the tokens are unknown.
+        drafts: int32 ``[n]``, trailing tokens of each row that are guesses, if rows differ.
     """
 
     batch: Int32Array
@@ -56,12 +56,12 @@ class Growth(NamedTuple):
     drafts: Int32Array | None = None
 
     def at(self, places: npt.NDArray[np.integer]) -> "Growth":
-        """Give the same of some rows."""
+        """Return the growth of the rows at these places of the batch."""
         drafts = None if self.drafts is None else self.drafts[places]
         return self._replace(batch=self.batch[places], counts=self.counts[places], drafts=drafts)
 
     def parts(self) -> Iterator[tuple["Growth", npt.NDArray[np.integer]]]:
-        """Split it into rows of equally many drafts, with their places. O(rows x different numbers of drafts)."""
+        """Split it by number of drafts; yield each part and its places. O(rows x different numbers of drafts)."""
         assert self.drafts is not None, "rows have equally many drafts"
         for num_draft in np.unique(self.drafts).tolist():
             places = np.flatnonzero(self.drafts == num_draft)
@@ -82,7 +82,7 @@ def as_growth(
         TokenError: counts, or numbers of drafts, that are not integers, not one for each row, or negative.
         ConfigurationError: ``num_lookahead``, or ``num_draft`` as one number, is negative or no integer.
     """
-    if type(num_lookahead) is not int or num_lookahead:  # a decode step's plain 0 is not asked about
+    if type(num_lookahead) is not int or num_lookahead:  # a decode step's plain 0 needs no check
         num_lookahead = as_count(num_lookahead, "num_lookahead")
     drafts: Int32Array | None = None
     if type(num_draft) is not int or num_draft:
@@ -106,7 +106,7 @@ def as_growth(
 
 
 def _as_drafts(num_draft: int | npt.ArrayLike, num_rows: int, max_tokens: int) -> tuple[int, Int32Array | None]:
-    """Check one number of drafts, or one a row: the most, and each row's where they differ."""
+    """Check the numbers of drafts; return the largest, and each row's if they differ."""
     if not isinstance(num_draft, list | tuple | np.ndarray) or (
         isinstance(num_draft, np.ndarray) and not num_draft.ndim
     ):
@@ -119,7 +119,7 @@ def _as_drafts(num_draft: int | npt.ArrayLike, num_rows: int, max_tokens: int) -
 
 
 def require_growth(state: SpaceState, growth: Growth) -> None:
-    """Check that the rows can grow so.
+    """Check that the rows can grow so far.
 
     Raises:
         SequenceError: a row that is not running, or named twice.
@@ -145,14 +145,14 @@ def require_growth(state: SpaceState, growth: Growth) -> None:
 
 
 def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
-    """Tell exactly whether the free blocks suffice for growing. Changes nothing."""
+    """Return the exact shortage of free blocks for growing, if any. Changes nothing."""
     if _is_ample(state, growth):
         return None
     return find_shortage(state, _needed_blocks(state, growth)[0])
 
 
 def _is_ample(state: SpaceState, growth: Growth) -> bool:
-    """Tell whether there is, in every group, a block for every slot and a copy on write: a generous bound."""
+    """Return whether every group has a free block for every slot and a copy on write for every row: a quick bound."""
     if state.tenant_names:
         return False
     bound = len(growth.batch) * (growth.most + growth.num_lookahead + 1) * len(state.groups)
@@ -164,9 +164,9 @@ def _is_ample(state: SpaceState, growth: Growth) -> bool:
 
 
 def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
-    """Count, by tenant and pool, the blocks that growing must have, and with the copies that keep states.
+    """Count, by tenant and pool, the blocks that growing needs; and the same with the copies that keep states.
 
-    Rows of different tenants share no partly filled block: forks have their parent's.
+    Rows of different tenants share no partly filled block, since forks have their parent's tenant.
     """
     if not state.tenant_names:
         needed, keeping = _needed_blocks_of_one(state, growth)
@@ -182,7 +182,7 @@ def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
 
 
 def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, int], dict[str, int]]:
-    """Count, by pool, the blocks of rows of one tenant."""
+    """Count, by pool, the blocks that rows of one tenant need, as :func:`_needed_blocks` does."""
     needed = dict.fromkeys(state.pools, 0)
     keeping = dict.fromkeys(state.pools, 0)
     for group in state.groups:
@@ -212,7 +212,7 @@ def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, 
 
 
 def _count_writers(state: SpaceState, group: Group, growth: Growth, shared: Int32Array) -> int:
-    """Count the rows that copy their state on write: not those that accept one which nobody else has."""
+    """Count the rows that copy their state on write; rows that accept a state which only they hold copy nothing."""
     rows, records = state.rows[growth.batch], group.pool.arrays.records
     copies = rows[:, group.planned] <= rows[:, NUM_ACCEPTED]
     batch, counts = growth.batch[copies], growth.counts[copies]
@@ -247,7 +247,7 @@ def append(
 
 
 def extend(state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array) -> list[tuple[int, int]]:
-    """Grow rows for which there are enough blocks, and publish; return the copies in the first group's pool."""
+    """Grow rows, given enough free blocks, and publish; return the copies on write in the first group's pool."""
     copies, any_full = grow(state, ledger, growth, tokens)
     if state.is_overlapped:
         state.num_known[growth.batch[growth.counts > 0]] = 0
@@ -280,7 +280,7 @@ def grow(
 def _grow_by_parts(
     state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
 ) -> tuple[list[tuple[int, int]], int]:
-    """Grow rows of different numbers of drafts, those of equal numbers together."""
+    """Grow rows with different numbers of drafts, part by part."""
     ends = np.cumsum(growth.counts)
     copies: list[tuple[int, int]] = []
     any_full = 0
@@ -296,7 +296,7 @@ def _grow_by_parts(
 def _grow_evenly(
     state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
 ) -> tuple[list[tuple[int, int]], int]:
-    """Grow rows that all have as many drafts."""
+    """Grow rows that all have the same number of drafts."""
     if state.draft_tables:
         take_states(state, growth.batch, growth.counts, growth.num_draft, is_unknown=growth.is_unknown)
     scratch = state.copy_scratch
@@ -323,7 +323,7 @@ def _grow_evenly(
 
 
 def _tag_media(state: SpaceState, growth: Growth) -> None:
-    """Note the extra keys of new blocks, in rows that have grown into a medium."""
+    """Set the extra keys of new blocks, in rows that have grown into a medium."""
     for row in growth.batch[growth.starts < state.media_reach[growth.batch]].tolist():
         if row in state.media_keys:
             tag_blocks(state, row, state.media_keys[row])

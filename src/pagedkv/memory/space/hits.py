@@ -1,8 +1,8 @@
-"""What a match answers, kept so that admitting the same prompt need not ask again.
+"""The answer of a match, kept so that admitting the same prompt need not match again.
 
-An answer holds as long as the space does not change, which the space's version tells, and only for the question that
-was asked. That it is the same question is verified and never presumed: an answer refers to the caller's own tokens,
-which may have been overwritten since, and a hit is granted for content alone.
+An answer is valid only while the space does not change (its version shows that) and only for the prompt that was
+matched. That it is the same prompt is verified each time: an answer refers to the caller's token array, which may have
+been overwritten since, and a hit is granted only for equal content.
 """
 
 from typing import Final, NamedTuple
@@ -31,9 +31,9 @@ class Prompt(NamedTuple):
     Args:
         tokens: int32 ``[n]``.
         keys: its extra keys.
-        digests: words of its digests if the caller brought them, uint32 ``[n // block_size, 8]``, else empty.
-        max_hit_tokens: most tokens that may hit, if not all but the last one.
-        max_replay_tokens: most tokens of windows that may be computed again for a longer hit.
+        digests: words of its digests if the caller gave them, uint32 ``[n // block_size, 8]``, else empty.
+        max_hit_tokens: most tokens that may hit, beside the rule that the last token never hits.
+        max_replay_tokens: most tokens that window groups may compute again for a longer hit.
     """
 
     tokens: Int32Array
@@ -49,7 +49,7 @@ class Prompt(NamedTuple):
         return most if most < self.max_hit_tokens else self.max_hit_tokens  # noqa: FURB136 - min() takes 0.1 us more
 
     def has_extra_keys(self, weights_epoch: str) -> bool:
-        """Tell whether any block carries an extra key."""
+        """Return whether any block has an extra key."""
         keys = self.keys
         if keys is NO_KEYS:
             return bool(weights_epoch)
@@ -57,30 +57,30 @@ class Prompt(NamedTuple):
 
 
 class PrefixHit:
-    """How much of a prompt is cached: a question's answer, which holds until the space changes.
+    """How much of a prompt is cached: the answer of a match, valid until the space changes.
 
-    Hand it to ``can_allocate`` and ``allocate`` of the same space as ``match=``, with the same prompt, and they do not
-    look again. Made by :meth:`BlockSpace.match() <pagedkv.BlockSpace.match>` alone.
+    Pass it as ``match=``, with the same prompt, to ``can_allocate`` and ``allocate`` of the same space, and they do not
+    match again. Only :meth:`BlockSpace.match() <pagedkv.BlockSpace.match>` makes it.
 
     Attributes:
-        num_tokens: leading tokens whose blocks every group with prefix caching can serve; at most ``len(prompt) - 1``,
-            or what the question allowed.
+        num_tokens: leading tokens that every group with prefix caching can serve from its blocks; at most
+            ``len(prompt) - 1``, and at most ``max_hit_tokens``.
         block_ids: for each group read-only int32 ``[num_tokens // block_size]``: the blocks that hit, 0 where the
-            group needs none (before its window). Empty for a group that stays out of prefix caching. Of a window that
-            is computed again, only those before that begins.
-        num_whole_tokens: of these, the tokens that hit without the leading tokens of a block
+            group needs none (before its window). Empty for a group outside prefix caching. For a replayed window only
+            the blocks before the replay.
+        num_whole_tokens: of these, the tokens that are not in a block that hits in part
             (:attr:`SpaceConfig.min_partial_hit <pagedkv.SpaceConfig>`): all, unless that is on.
-        tails: what the hit ends inside of, with the tokens that count of it: states kept inside an interval, and blocks
-            whose leading tokens hit. The sequence goes on from copies of them, which the plan makes. Empty if the hit
-            ends where blocks end in all groups.
+        tails: the blocks inside which the hit ends, with their leading tokens that hit: states kept inside an interval,
+            and blocks that hit in part. The sequence continues from copies of them, which the plan makes. Empty if the
+            hit ends at a block boundary in all groups.
         num_replayed: of these, the last tokens, which the step computes once more in window groups alone, since these
-            have lost them (:class:`~pagedkv.Replay`); 0 unless the question allowed it.
-        is_exact: whether what is computed so is what it was; else the sequence publishes nothing.
-        num_free: for each group, how many of these blocks nobody uses now: taking them leaves fewer free blocks, too.
-        junction: where the prompt leaves a cached chain that goes on otherwise, at a boundary where hits can end; 0 if
-            nowhere, and in spaces that do not shed windows.
-        loading: the load that brings what the prompt asks for next behind the hit, if one is under way.
-        ends_chain_of: the only group that keeps whole prefixes, where its chain of cached blocks ends with the hit.
+            have lost them (:class:`~pagedkv.Replay`); 0 unless ``max_replay_tokens`` allowed it.
+        is_exact: whether the replay computes exactly what was lost; else the sequence publishes nothing.
+        num_free: for each group, how many of these blocks are free now: an allocation takes them from the free blocks.
+        junction: where the prompt leaves a cached chain that continues with other tokens, at a boundary where hits can
+            end; 0 if nowhere, and in spaces whose windows shed nothing.
+        loading: the load under way, if any, that brings the prompt's next tokens behind the hit.
+        ends_chain_of: the only group that keeps whole prefixes, if its chain of cached blocks ends with the hit.
     """
 
     # Not a frozen dataclass, whose construction takes 0.7 us instead of 0.2, of the 4 us of a match of 1,024 tokens.
@@ -89,7 +89,7 @@ class PrefixHit:
     block_ids: tuple[Int32Array, ...]
     num_free: tuple[int, ...]
 
-    # What most hits are; those that are otherwise have these of their own.
+    # The values of most hits; other hits set attributes of their own.
     num_replayed: int = 0
     is_exact: bool = True
     junction: int = 0
@@ -112,7 +112,7 @@ class PrefixHit:
         self._prompt, self._state, self._version = prompt, state, state.version
 
     def end_inside(self, num_tokens: int, tails: tuple[Tail, ...]) -> None:
-        """Make the hit longer: it goes on inside of intervals and blocks. For who makes the answer."""
+        """Extend the hit into intervals and blocks. Called only while the answer is made."""
         self.num_tokens = num_tokens
         self.tails = tails
         self._num_free_tails = free_tails(self._state, tails)
@@ -122,9 +122,9 @@ class PrefixHit:
 
     @property
     def num_blocks_needed(self) -> dict[str, int]:
-        """By pool, what allocating this prompt takes out of the free blocks: new blocks, and hits that are free now.
+        """By pool, the free blocks that allocating this prompt takes: new blocks, and hits that are free now.
 
-        Without lookahead slots, as the space was when it was asked. O(groups).
+        Without lookahead slots, for the space as it was at the match. O(groups).
         """
         needed = dict.fromkeys(self._state.pools, 0)
         num_tokens = len(self._prompt.tokens)
@@ -143,43 +143,42 @@ class PrefixHit:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt that was asked about. O(1)."""
+        """The prompt that was matched. O(1)."""
         return self._prompt
 
     @property
     def checkpoint(self) -> int:
-        """Where a chunk of this prompt is to end, so that its last state is kept for later prompts; 0 if nowhere. O(1).
+        """Where a chunk of this prompt should end so that its last state is kept for later prompts; 0 if nowhere. O(1).
 
-        Where no group is a recurrent state, and where that state is hit, or kept at an interval's end, it is 0.
+        0 if no group is a recurrent state, and if that state is hit, or is kept anyway at the end of an interval.
         """
         return checkpoint_of(self._state, self.prompt_length, self.num_tokens)
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt that was asked about. O(1)."""
+        """Tokens of the prompt that was matched. O(1)."""
         return len(self._prompt.tokens)
 
     @property
     def max_hit_tokens(self) -> int:
-        """Most tokens that were to hit, as :meth:`BlockSpace.match <pagedkv.BlockSpace.match>` was asked. O(1)."""
+        """The bound of the hit that :meth:`BlockSpace.match <pagedkv.BlockSpace.match>` was given. O(1)."""
         return self._prompt.max_hit_tokens
 
     @property
     def max_replay_tokens(self) -> int:
-        """Most tokens that were to be computed again in windows, as the question allowed. O(1)."""
+        """The bound of the replay that the match was given. O(1)."""
         return self._prompt.max_replay_tokens
 
     def still_holds(self, state: SpaceState, prompt: Prompt) -> bool:
-        """Tell whether a space that is asked about a prompt, or a beginning of it, would answer the same.
+        """Return whether a space would give the same answer for a prompt, or for a beginning of it. Changes nothing.
 
-        A beginning hits as much, if it reaches beyond the hit: that is how the first chunk of a prompt is allocated.
-        Changes nothing.
+        A beginning has the same hit if it is longer than the hit; so the first chunk of a prompt can be allocated.
 
         Raises:
             ConfigurationError: the answer is that of another space, or for other keys.
-            TokenError: it is for another prompt, or the prompt was overwritten in between.
+            TokenError: it is for another prompt, or the prompt was overwritten since.
 
-        Cost: a comparison of the tokens; where they are in the same array as before, of those that hit alone.
+        Cost: a comparison of the tokens; if they are in the same array as before, only of those that hit.
         """
         if self._state is not state:
             raise ConfigurationError("match is the answer of another block space: ask the one that is to allocate")
@@ -192,7 +191,7 @@ class PrefixHit:
         return True
 
     def _require_beginning(self, tokens: Int32Array) -> None:
-        """Raise TokenError unless the tokens begin the prompt that was asked about."""
+        """Raise TokenError unless the tokens are a beginning of the prompt that was matched."""
         asked = self._prompt.tokens
         if tokens is asked:
             return
@@ -206,7 +205,7 @@ class PrefixHit:
             )
 
     def _require_same_content(self, tokens: Int32Array) -> None:
-        """Compare the blocks with the tokens: the array that was asked about may hold others by now."""
+        """Compare the blocks with the tokens, since the matched array may have been overwritten."""
         for group, blocks in zip(self._state.groups, self.block_ids, strict=True):
             if group.keeps_whole_prefix and not group.stays_out:
                 index = self._state.loops.first_other_block(group.pool.arrays, group.arrays, blocks, tokens)
@@ -220,7 +219,7 @@ class PrefixHit:
                 return  # the prefix is the same for all groups
 
     def _require_same_tail(self, group: Group, tokens: Int32Array) -> None:
-        """Compare what the hit takes of a block's beginning."""
+        """Compare the tail of the hit with the tokens."""
         for tail in self.tails:
             if tail.group == group.index:
                 start = tail.logical_index * group.block_size

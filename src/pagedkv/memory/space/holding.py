@@ -1,17 +1,17 @@
-"""Holds: blocks that somebody outside the space reads, a tier that stores them or a sender to another machine.
+"""Tickets: references to blocks that an external reader holds, such as a tier that stores them or a sender.
 
-A ticket is one more reference to each of its blocks, beside those of the tables. All that shares blocks already sees to
-the rest: a block with a reference is not handed out, evicted or counted as free; a row that writes into a partly filled
-block with another reference copies it first; a roll-back into it is refused. So what was computed when the ticket was
-given stays as it is until the ticket is back, whatever becomes of the rows::
+A ticket is one more reference to each of its blocks, beside those of the tables, and the rules for shared blocks do the
+rest: a referenced block is not handed out, evicted or counted as free; a row that writes into a partly filled block
+with another reference copies it first; rolling back into it is refused. So content that was computed when the ticket
+was given stays as it is until the ticket is released, whatever happens to the rows::
 
     hold ------------------------------------------------> release
      |   rows are freed, swapped out, merged, grow by copies   |
      v                                                         v
     one reference more, name and content stay          back to the free queue if it was the last: cached, or deferred
 
-Only device pools are held. A hold is no step's business: it is given back when its reader is done, in any order, and
-acknowledging or aborting steps does not end it.
+Only blocks of device pools can be held. A ticket belongs to no step: it is released when its reader is done, in any
+order, and acknowledging or aborting steps does not end it.
 """
 
 from typing import Final
@@ -61,10 +61,10 @@ def hold(state: SpaceState, ledger: StepLedger, pool: BlockPool, block_ids: npt.
 
 
 def release(state: SpaceState, ticket: Ticket) -> None:
-    """Give a ticket's references back.
+    """Drop a ticket's references.
 
     Raises:
-        BlockError: it is no ticket that is out; nothing was changed.
+        BlockError: it is no ticket, or was released before; nothing was changed.
     """
     if not isinstance(ticket, Ticket):
         raise BlockError(f"release takes the ticket that hold returned, got {ticket!r}")
@@ -76,7 +76,7 @@ def release(state: SpaceState, ticket: Ticket) -> None:
 
 
 def take_ticket(state: SpaceState, pool: str, held: Int32Array) -> Ticket:
-    """Make a ticket for blocks of a pool, to which a reference has been taken for it."""
+    """Make a ticket for blocks of a pool; the references for it are taken already."""
     state.num_tickets += 1
     ticket = Ticket(state.num_tickets, pool)
     state.held[ticket] = held
@@ -84,7 +84,7 @@ def take_ticket(state: SpaceState, pool: str, held: Int32Array) -> Ticket:
 
 
 def give_back(state: SpaceState, ticket: Ticket) -> None:
-    """Give the references of a ticket back that is out."""
+    """Drop the references of a ticket that was not released before."""
     held = state.held.pop(ticket)
     release_all(state.pools[ticket.pool].arrays, held)
     for group in state.shedding_groups:
@@ -93,7 +93,7 @@ def give_back(state: SpaceState, ticket: Ticket) -> None:
 
 
 def tickets_out(state: SpaceState) -> tuple[Ticket, ...]:
-    """Tell the tickets that callers have: all but those of loads."""
+    """Return the tickets that callers have: all but those of loads."""
     of_loads = {ticket for loading in state.loads.values() for ticket in loading.tickets}
     return tuple(ticket for ticket in state.held if ticket not in of_loads)
 
@@ -104,7 +104,7 @@ def num_held(state: SpaceState, pool: str) -> int:
 
 
 def undefined_tickets(state: SpaceState, first_step: int, moved: dict[str, set[int]]) -> tuple[Ticket, ...]:
-    """Tickets with a block that steps from ``first_step`` on were to compute, or that is among the moved ones."""
+    """Return the tickets with a block that steps from ``first_step`` on were to compute, or with a moved block."""
     return tuple(
         ticket
         for ticket in tickets_out(state)
@@ -124,7 +124,7 @@ def _require_not_moved_into(ledger: StepLedger, pool: BlockPool, held: Int32Arra
 
 
 def as_block_ids(pool: BlockPool, block_ids: npt.ArrayLike) -> Int32Array:
-    """Turn block ids into an array in which each stands once, in their order."""
+    """Convert block ids to an array without repeats, in their order."""
     given = np.atleast_1d(as_array(block_ids, "block ids", BlockError))
     if given.size == 0:
         return NO_IDS
@@ -140,7 +140,7 @@ def as_block_ids(pool: BlockPool, block_ids: npt.ArrayLike) -> Int32Array:
 
 
 def _require_content(pool: BlockPool, held: Int32Array) -> None:
-    """Refuse blocks whose content is gone, or not promised by a plan yet."""
+    """Refuse blocks without content, and blocks that no plan computes yet."""
     records, counts = pool.arrays.records, pool.arrays.counts
     is_empty = (records[held, QUEUE] == FREE) & (records[held, NAME] == 0)
     if is_empty.any():

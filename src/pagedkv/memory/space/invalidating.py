@@ -1,6 +1,6 @@
-"""Giving the device's memory back: an engine that sleeps, or hands its memory to training, keeps nothing there.
+"""Releasing the device's memory, for an engine that sleeps or lends its memory to training: all content is lost.
 
-What stands on the host stays: sequences that are swapped out come back once there is memory again.
+Host memory stays as it is: swapped-out sequences can be swapped in once there is device memory again.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ __all__ = ["invalidate_memory"]
 
 
 def invalidate_memory(state: SpaceState, ledger: StepLedger) -> InvalidatedMemory:
-    """Drop the names of all device blocks, and lose the rows that run.
+    """Drop all device blocks from the prefix index, and lose the running rows.
 
     Raises:
         StepError: steps are in flight, or the open plan moves blocks; nothing was changed.

@@ -1,4 +1,4 @@
-"""Inputs of attention kernels, from a plan or from rows: checked, and read from the tables by compiled loops."""
+"""Inputs of attention kernels, for a plan or for rows: arguments are checked, then compiled loops read the tables."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ __all__ = ["page_lists", "slot_mapping"]
 
 
 def slot_mapping(state: SpaceState, ledger: StepLedger, plan: StepPlan, group: Group) -> Int64Array:
-    """Tell the slot of every position that the last plan computes.
+    """Return the slot of every position that the last plan computes.
 
     Raises:
         ConfigurationError: the group is a recurrent state.

@@ -1,7 +1,7 @@
 """Leases across groups: what prompts hit, or ended sequences leave, is kept until a time of the space's clock.
 
-What leases do to the order in which blocks are handed out is said in :mod:`pagedkv.memory.pool.leasing`. That a block
-is handed out at all never depends on them, so admission does not look at leases.
+:mod:`pagedkv.memory.pool.leasing` says how leases change the order of eviction. They never change whether a block can
+be taken, so admission ignores leases.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ __all__ = ["as_end", "as_intent", "lease_hit", "lease_rows"]
 
 
 def as_end(state: SpaceState, until: object) -> float:
-    """Check when a lease is to end. Raises ConfigurationError if that is past, or never."""
+    """Check the end of a lease. Raises ConfigurationError if it is past or infinite."""
     _require_leases(state)
     time = as_seconds(until, "the end of a lease")
     if time <= state.now_s:
@@ -36,7 +36,7 @@ def _require_leases(state: SpaceState) -> None:
 
 
 def lease_hit(state: SpaceState, hit: PrefixHit, until_s: float) -> None:
-    """Keep what a prompt hits, what it ends inside of included."""
+    """Lease the blocks that a prompt hits, including those inside which the hit ends."""
     state.is_changing = True
     for group in state.cached_groups:
         lease_blocks(group.pool.arrays, group.arrays, hit.block_ids[group.index], until_s)
@@ -47,10 +47,10 @@ def lease_hit(state: SpaceState, hit: PrefixHit, until_s: float) -> None:
 
 
 def as_intent(state: SpaceState, superseded_by: object, keep_until_s: object, priority: object) -> float | None:
-    """Check what is to become of what ended sequences leave; return until when to keep it, None for no lease.
+    """Check the arguments about what ended sequences leave; return until when to keep it, None for no lease.
 
     Raises:
-        ConfigurationError: more than one wish, or one that cannot be.
+        ConfigurationError: more than one of them is given, or an impossible one.
     """
     wish = as_count(priority, "priority", least=-1, most=1)
     if (superseded_by is not None) + (keep_until_s is not None) + (wish != 0) > 1:
@@ -64,7 +64,7 @@ def as_intent(state: SpaceState, superseded_by: object, keep_until_s: object, pr
 
 
 def lease_rows(state: SpaceState, batch: Int32Array, until_s: float) -> None:
-    """Keep what rows that run are about to give up."""
+    """Lease what running rows are about to release."""
     if not state.config.prefix_caching:
         return
     for row in batch[state.rows[batch, STATUS] == RUNNING].tolist():

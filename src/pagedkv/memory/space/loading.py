@@ -1,14 +1,14 @@
-"""Prefixes that come from elsewhere: another tier, another machine.
+"""Loads: prefixes with KV that comes from elsewhere, such as another tier or another machine.
 
-A load is no step and takes no row: it holds the blocks of its prefix, the hit before them included, and is completed,
-in whole or in part, or failed, in any order and whatever the steps do meanwhile::
+A load is no step and takes no row. It holds the blocks of its prefix, including the hit before them. It may be
+finished, in whole or in part, or fail, in any order and independent of the steps::
 
-    load ------------------------------> finish_load(load)           named: the next prompt hits it
-      |   blocks reserved, to be filled      |                       not loaded: given back empty
+    load ------------------------------> finish_load(load)           published: the next prompt hits it
+      |   blocks reserved, to be filled      |                       not loaded: freed without content
       |   a match says where a load begins   finish_load(load, 0)    it failed
 
-What is being loaded is never hit before: its blocks have no names. Where a step loads what it then computes on, one
-call is enough: ``allocate(prompt, num_external_tokens=n)``.
+Before that nothing of a load is hit, since its blocks are not in the prefix index. If one step both brings content and
+computes on top of it, one call suffices: ``allocate(prompt, num_external_tokens=n)``.
 """
 
 from typing import Final
@@ -42,12 +42,12 @@ __all__ = ["allocate_loaded", "finish_load", "freeze_loads", "load", "load_that_
 NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
-def load(  # noqa: PLR0913, PLR0917 - what is loaded, as the front door has checked it
+def load(  # noqa: PLR0913, PLR0917 - a load, its arguments checked
     state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int], tenant: int
 ) -> Load | Shortage | None:
-    """Reserve blocks for the first ``num_tokens`` tokens of a prompt; None if no block of them is to be loaded.
+    """Reserve blocks for the first ``num_tokens`` tokens of a prompt; None if there is no block to load.
 
-    ``epochs`` are the oldest and the newest that contributed to what is brought, where epochs are counted.
+    ``epochs`` are the oldest and the newest epoch that contributed to the content, if epochs are counted.
 
     Raises:
         ConfigurationError: the space has no prefix caching.
@@ -81,9 +81,9 @@ def load(  # noqa: PLR0913, PLR0917 - what is loaded, as the front door has chec
 
 
 def match_settled(state: SpaceState, prompt: Prompt, most: int) -> PrefixHit:
-    """Match a prompt, but nothing that a step is still to compute: nobody else could take that over.
+    """Match a prompt without blocks that a step still computes: no other row could take over that computation.
 
-    Nor a state kept inside an interval, which whoever goes on from it copies.
+    States kept inside an interval are left out as well, since a row can only continue from a copy of them.
     """
     while True:
         hit = match_prompt(state, prompt._replace(max_hit_tokens=min(most, prompt.max_hit_tokens)))
@@ -99,7 +99,7 @@ def match_settled(state: SpaceState, prompt: Prompt, most: int) -> PrefixHit:
 
 
 def _num_needed(state: SpaceState, hit: PrefixHit, num_tokens: int) -> dict[str, int]:
-    """Count, by pool, the free blocks that a load takes, those of its hit included."""
+    """Count, by pool, the free blocks that a load takes, including those of its hit."""
     needed = dict.fromkeys(state.pools, 0)
     for group, num_free in zip(state.groups, hit.num_free, strict=True):
         if not group.stays_out:
@@ -108,7 +108,7 @@ def _num_needed(state: SpaceState, hit: PrefixHit, num_tokens: int) -> dict[str,
 
 
 def _take(state: SpaceState, ledger: StepLedger, prompt: Prompt, hit: PrefixHit) -> Load:
-    """Take the blocks behind a hit, and tickets for all."""
+    """Take the blocks behind a hit, and a ticket in each pool for all blocks."""
     encodings = [
         keys_of_blocks(
             prompt.keys, state.identity_epoch, lane[0].block_size, 0, len(prompt.tokens) // lane[0].block_size
@@ -140,7 +140,7 @@ def _take(state: SpaceState, ledger: StepLedger, prompt: Prompt, hit: PrefixHit)
 
 
 def _blocks_in(state: SpaceState, pool: str, hits: tuple[Int32Array, ...], taken: list[Int32Array]) -> Int32Array:
-    """All blocks of one pool that a load holds."""
+    """Return all blocks of one pool that a load holds."""
     parts = [
         blocks[blocks != NULL_BLOCK]
         for group, found, new in zip(state.groups, hits, taken, strict=True)
@@ -151,11 +151,11 @@ def _blocks_in(state: SpaceState, pool: str, hits: tuple[Int32Array, ...], taken
 
 
 def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None:
-    """Name what was loaded, and give the blocks back.
+    """Publish what was loaded, and release the blocks.
 
     Raises:
         BlockError: it is no load that is under way here; nothing was changed.
-        TokenError: more tokens than it was to bring.
+        TokenError: more tokens than the load was for.
     """
     if not isinstance(answer, Load):
         raise BlockError(f"finish_load takes what load returned, got {answer!r}")
@@ -179,14 +179,14 @@ def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None
 
 
 def freeze_loads(state: SpaceState) -> tuple[Load, ...]:
-    """Note that what is being loaded is to be found by nobody; return the loads."""
+    """Mark all loads so that their content is not published; return them."""
     for loading in state.loads.values():
         loading.is_frozen = True
     return tuple(state.loads)
 
 
 def load_that_continues(state: SpaceState, prompt: Prompt, hit: PrefixHit) -> Load | None:
-    """Tell which load brings what a prompt asks for next behind its hit. O(loads + prompt) where anything is loaded."""
+    """Find the load that brings a prompt's next block behind its hit. O(loads + prompt) while anything is loaded."""
     lane = state.lanes[0][0]
     index = hit.num_tokens // lane.block_size
     if (index + 1) * lane.block_size > len(prompt.tokens):
@@ -202,10 +202,10 @@ def load_that_continues(state: SpaceState, prompt: Prompt, hit: PrefixHit) -> Lo
 def allocate_loaded(
     state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None, num_external: int
 ) -> Allocation | Shortage:
-    """Admit a prompt whose first ``num_external`` tokens the engine brings in the step that is open.
+    """Admit a prompt; the engine brings its first ``num_external`` tokens in the open step.
 
-    What hits need not be brought, but in groups outside prefix caching, which have nothing of a hit. Where more hits
-    than is brought, nothing is.
+    Tokens that hit need not be brought, except in groups outside prefix caching, which have no hits. If the hit is at
+    least as long, nothing is brought.
 
     Raises:
         TokenError: no token would be left to be computed.

@@ -1,8 +1,7 @@
-"""The loops of one space that run every step, specialized to the types of its arrays.
+"""The compiled loops that a space runs every step, specialized to the types of its arrays.
 
-What they do is said where they are written, in :mod:`pagedkv.memory.pool` and :mod:`pagedkv.memory.tables`; here they
-only lose the cost of finding out the types of a dozen arrays on every call (see
-:func:`~pagedkv.memory.compilation.compiled.specialize`).
+The loops are documented in :mod:`pagedkv.memory.pool` and :mod:`pagedkv.memory.tables`. Specialized, they save the cost
+of finding the types of a dozen arrays on every call (see :func:`~pagedkv.memory.compilation.compiled.specialize`).
 """
 
 import weakref
@@ -66,16 +65,16 @@ R = TypeVar("R")
 
 
 class _Loops:
-    """Machine code of some loops for arrays of given types: attributes named like the loops."""
+    """Specialized loops, as attributes with the loops' names."""
 
     def _ready(self, loop: Callable[P, R], *examples: P.args, **named: P.kwargs) -> Callable[P, R]:
-        """Give what compiles a loop, or loads it from disk, when it is first called, and takes its own place then.
+        """Return a stand-in that compiles a loop, or loads it from disk, at its first call, and then replaces itself.
 
-        So a space compiles what is asked of it and no more.
+        So a space compiles only the loops that it uses.
         """
         if not is_compiling_at_all():
             return specialize(loop, *examples, **named)
-        owner = weakref.ref(self)  # a space that is given up takes its arrays with it at once
+        owner = weakref.ref(self)  # a space that is dropped frees its arrays at once
 
         def first_call(*args: P.args, **kwargs: P.kwargs) -> R:
             entry = specialize(loop, *examples, **named)
@@ -86,10 +85,10 @@ class _Loops:
 
 
 class SpaceLoops(_Loops):
-    """Machine code for arrays of the types that a space has. Callers pass contiguous arrays of the given dtypes."""
+    """The loops of every space. Callers pass contiguous arrays of the given dtypes."""
 
     def __init__(self, pool: PoolArrays, group: GroupArrays, rows: Int32Array, extra_keys: ExtraKeyArrays) -> None:
-        """Name the types of their arguments. O(1)."""
+        """Set the types of their arguments. O(1)."""
         ids = np.zeros(0, np.int32)
         longs = np.zeros(0, np.int64)
         records = np.zeros((0, 0), np.int64)
@@ -141,10 +140,10 @@ class SpaceLoops(_Loops):
 
 
 class DraftLoops(_Loops):
-    """The same of loops over draft states, for spaces that keep any."""
+    """The loops over draft states, for spaces that keep any."""
 
     def __init__(self, pool: PoolArrays, group: GroupArrays, rows: Int32Array) -> None:
-        """Name the types of their arguments. O(1)."""
+        """Set the types of their arguments. O(1)."""
         ids = np.zeros(0, np.int32)
         is_so = False
         self.count_slots = self._ready(count_slots, pool, group, group, rows, ids, ids, 0, is_so)

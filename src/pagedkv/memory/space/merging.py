@@ -1,8 +1,8 @@
-"""Duplicates: live blocks whose content another block is named for, replaced by it once that is safe.
+"""Duplicates: live blocks with the same content as a named block, replaced by it once that is safe.
 
-Two rows may compute the same content, one after the other or in one step. The first block to be published carries the
-name; the second stays unnamed until both are settled. Then every row that holds the duplicate is pointed at the
-carrier, and the duplicate goes back. Where the carrier is gone by then, the duplicate is published in its place.
+Two rows may compute the same content, one after the other or in one step. The first block to be published gets the
+name (it is the *carrier*); the second stays unnamed until both are settled. Then every row that holds the duplicate is
+pointed at the carrier, and the duplicate is freed. If the carrier is gone by then, the duplicate is published instead.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ __all__ = ["merge"]
 
 
 def merge(state: SpaceState, ledger: StepLedger, duplicates: list[list[Int32Array]]) -> None:
-    """Merge what is settled of some duplicates, by group; what is not waits for the next step to end."""
+    """Merge those duplicates that are settled, by group; the others wait for the next step to end."""
     if not any(duplicates):
         return
     republishing = np.zeros(len(state.rows), np.int32)
@@ -30,5 +30,5 @@ def merge(state: SpaceState, ledger: StepLedger, duplicates: list[list[Int32Arra
             ledger.duplicates[group.index].append(found[:num_waiting])
     if republishing.any():
         rows = np.flatnonzero(republishing).astype(np.int32)
-        in_order = rows[np.argsort(republishing[rows], kind="stable")]  # in which their duplicates were found
+        in_order = rows[np.argsort(republishing[rows], kind="stable")]  # the order in which duplicates were found
         publish(state, ledger, in_order)

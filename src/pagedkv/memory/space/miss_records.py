@@ -1,8 +1,8 @@
 """Recorded explanations: why each request's hit ended, as it was when the request was admitted.
 
-Owns a record a row, and those of earlier sequences in a ring, which are there only where
-:attr:`SpaceConfig.explain <pagedkv.SpaceConfig>` asks for them. A row's record stays when the row is freed, and goes
-into the ring when the row is given to another sequence: freeing costs nothing.
+Owns one record a row, and a ring of the records of earlier sequences. They exist only if
+:attr:`SpaceConfig.explain <pagedkv.SpaceConfig>` is set. A row's record stays when the row is freed, and moves into the
+ring when the row is given to another sequence, so freeing costs nothing.
 """
 
 from typing import Final
@@ -36,14 +36,14 @@ LEAST_PAST: Final = 1024
 
 
 class ExplanationBook(SpaceObserver):
-    """The explanations of the sequences that have rows, and of the latest that had.
+    """The explanations of the sequences that have rows, and of the latest earlier ones.
 
     Attributes:
         arrays: the records.
     """
 
     def __init__(self, state: SpaceState) -> None:
-        """Begin with nothing, for the rows of a space that serves no sequence yet."""
+        """Make empty records, for the rows of a space without sequences."""
         max_sequences = len(state.rows)
         self._state = state
         self.arrays = BookArrays(
@@ -52,13 +52,13 @@ class ExplanationBook(SpaceObserver):
             num_past=np.zeros(1, np.int64),
         )
 
-    # Asking
+    # Queries
 
     def explanation(self, row: int, generation: int) -> Explanation:
-        """Tell why a sequence's hit ended when it was admitted. O(sequences that are remembered).
+        """Return why a sequence's hit ended when it was admitted. O(remembered sequences).
 
         Raises:
-            SequenceError: it was never admitted, since it is a fork or nobody; or it is forgotten.
+            SequenceError: it was never admitted (it is a fork, or does not exist), or it is forgotten.
         """
         current, past, _ = self.arrays
         if row < len(current) and current[row, GENERATION] == generation:
@@ -74,9 +74,9 @@ class ExplanationBook(SpaceObserver):
     # Moments
 
     def admitting(self, row: int, hit: PrefixHit) -> None:
-        """Record why the hit of a prompt ends, to which a row is about to be given.
+        """Record why the hit of a prompt ends, before the prompt gets the row.
 
-        Where the chain of the one group that keeps whole prefixes ends with the hit, a loop finds out: 0.7 us.
+        If the chain of the one group that keeps whole prefixes ends with the hit, a compiled loop finds out: 0.7 us.
         """
         state, group = self._state, hit.ends_chain_of
         if group is None or hit.loading is not None or hit.tails or hit.num_replayed or not is_bare(state, hit):
@@ -98,7 +98,7 @@ class ExplanationBook(SpaceObserver):
         self.arrays.current[row] = _as_record(row, generation, explanation)
 
     def _put_away(self, row: int) -> None:
-        """Keep the record of a row, which is about to be given to another sequence, among those of earlier ones."""
+        """Move the record of a row, which is about to be given to another sequence, into the ring."""
         current, past, num_past = self.arrays
         if current[row, GENERATION]:
             past[int(num_past[0]) % len(past)] = current[row]
@@ -107,7 +107,7 @@ class ExplanationBook(SpaceObserver):
     # Auditing
 
     def check(self) -> None:
-        """Prove that every record is that of a sequence that there was, and each is there once."""
+        """Check that every record belongs to a sequence that existed, and that no sequence has two."""
         serials = self._state.serials
         records = np.concatenate(self.arrays[:2])
         records = records[records[:, GENERATION] > 0]
@@ -120,7 +120,7 @@ class ExplanationBook(SpaceObserver):
 
 
 def _as_record(row: int, generation: int, explanation: Explanation) -> list[int]:
-    """Write an explanation in numbers."""
+    """Encode an explanation as a record."""
     record = [0] * NUM_FIELDS
     record[GENERATION], record[OF_ROW] = generation, row
     record[NUM_TOKENS], record[NUM_HIT] = explanation.num_tokens, explanation.num_hit_tokens
@@ -132,7 +132,7 @@ def _as_record(row: int, generation: int, explanation: Explanation) -> list[int]
 
 
 def _as_explanation(record: list[int]) -> Explanation:
-    """Read an explanation from numbers."""
+    """Decode a record."""
     return Explanation(
         num_tokens=record[NUM_TOKENS],
         num_hit_tokens=record[NUM_HIT],

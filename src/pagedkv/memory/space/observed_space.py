@@ -1,4 +1,4 @@
-"""A space as those see it that follow its operations."""
+"""The view of a space that observers get."""
 
 from pagedkv.memory.contract.miss_causes import Miss
 from pagedkv.memory.space.hits import PrefixHit
@@ -10,7 +10,7 @@ __all__ = ["ObservedSpace"]
 
 
 class ObservedSpace(SpaceView):
-    """The questions of a space, answered in the middle of its operations as well."""
+    """The read access to a space, also allowed in the middle of its operations."""
 
     def __init__(self, space: SpaceView) -> None:
         """View the same space."""
@@ -22,9 +22,9 @@ class ObservedSpace(SpaceView):
         return self._own_state
 
     def misses(self, hit: PrefixHit) -> tuple[Miss, ...]:
-        """Tell of all tokens of a prompt that do not hit why, in runs. O(tokens).
+        """Return why the tokens of a prompt do not hit, in runs of equal cause. O(tokens).
 
-        Only the latest continuation of what hits is looked at (:meth:`BlockSpace.explanation
+        Only the latest continuation of the hit is compared (:meth:`BlockSpace.explanation
         <pagedkv.BlockSpace.explanation>`).
 
         Args:

@@ -1,9 +1,9 @@
-"""Hits that end inside blocks: which block begins as a prompt goes on, in groups that keep whole prefixes or do not.
+"""Hits that end inside blocks: finding the block that begins with the prompt's next tokens, in any group.
 
-:mod:`pagedkv.memory.tables.partial_hits` draws what such a hit is. Of the blocks that continue a chain at most 16 are
-looked at, the latest first: whoever leaves a chain where others have left it before begins as they do, so that any of
-them serves. In a group whose prefix may be gone each that begins so costs a digest, in each of a few rounds until all
-groups agree (:mod:`pagedkv.memory.space.matching`). So a prompt costs no more where more is cached.
+:mod:`pagedkv.memory.tables.partial_hits` draws such a hit. Of the blocks that continue a chain at most 16 are compared,
+the latest first. A prompt that leaves a chain at a token where others left it equals all of their blocks up to there,
+so any of these serves. In a group that drops blocks, each candidate costs a digest, in each of a few rounds until all
+groups agree (:mod:`pagedkv.memory.space.matching`). So the cost of a prompt does not grow with the cache.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ __all__ = ["NOTHING", "Beginning", "beginning_behind", "beginning_in_chain", "bl
 
 
 class Beginning(NamedTuple):
-    """How a prompt goes on behind whole blocks.
+    """The block that begins with a prompt's next tokens, behind whole blocks.
 
     Args:
-        block: the block that begins as it does, or the null block.
+        block: the block, or the null block.
         num_tokens: its leading tokens that are the prompt's.
     """
 
@@ -37,7 +37,7 @@ NOTHING: Final = Beginning(NULL_BLOCK, 0)
 
 
 def beginning_in_chain(state: SpaceState, group: Group, prompt: Prompt, chain: Int32Array, limit: int) -> Beginning:
-    """Find what continues the chain of a prompt in a group that keeps whole prefixes, up to position ``limit``."""
+    """Find the block that continues a prompt's chain in a group that keeps whole prefixes, up to position ``limit``."""
     start = len(chain) * group.block_size
     parent = int(chain[-1]) if len(chain) else NULL_BLOCK
     found = [
@@ -48,7 +48,7 @@ def beginning_in_chain(state: SpaceState, group: Group, prompt: Prompt, chain: I
 
 
 def tail_behind(state: SpaceState, group: Group, prompt: Prompt, chain: Int32Array) -> Tail | None:
-    """Find what a hit goes on from behind the only chain of a space; None if that begins with too few tokens."""
+    """Find the tail of a hit behind the only chain of a space; None if too few of its tokens hit."""
     behind = beginning_in_chain(state, group, prompt, chain, prompt.num_hittable)
     if behind.num_tokens < state.config.min_partial_hit:
         return None
@@ -56,20 +56,20 @@ def tail_behind(state: SpaceState, group: Group, prompt: Prompt, chain: Int32Arr
 
 
 def block_of(chain: Int32Array, behind: Beginning, index: int) -> int:
-    """Tell which block of a group that keeps whole prefixes is, or begins as, logical block ``index`` of a prompt."""
+    """Return the block that is, or begins as, logical block ``index`` of a prompt in a group of whole prefixes."""
     if index < len(chain):
         return int(chain[index])
     return behind.block if index == len(chain) else NULL_BLOCK
 
 
-def beginning_behind(  # noqa: PLR0913, PLR0917 - a place in a prompt, and what may be known of it
+def beginning_behind(  # noqa: PLR0913, PLR0917 - a place in a prompt, and its digests
     state: SpaceState, group: Group, prompt: Prompt, parent: Uint32Array, digest: Uint32Array | None, limit: int
 ) -> Beginning:
-    """Find the block that begins as a prompt goes on to position ``limit``, in a group whose prefix may be gone.
+    """Find the block that begins with a prompt's next tokens up to ``limit``, in a group that drops blocks.
 
     Args:
         parent: uint32 ``[8]``, digest of what comes before that block.
-        digest: that of the block which begins so in another group, if one does.
+        digest: digest of the block found in another group, if any.
     """
     pool, name = group.pool.arrays, group.index + 1
     start = limit // group.block_size * group.block_size
@@ -84,10 +84,10 @@ def beginning_behind(  # noqa: PLR0913, PLR0917 - a place in a prompt, and what 
 
 
 def _keys_behind(state: SpaceState, prompt: Prompt, group: Group, start: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Tell with which extra keys a block at ``start`` serves a prompt, and up to where, but not to the block's end.
+    """Yield the extra keys with which a block at ``start`` may serve a prompt in part, and up to which position.
 
-    With those that the prompt's own block has, up to any position; and with those of the media that have begun before
-    another one begins in it, up to there.
+    With the keys of the prompt's own block it serves up to any position. With the keys of the media that begin before
+    another medium begins in the block, it serves up to there.
     """
     end = start + group.block_size
     most = min(limit, end - 1)
@@ -104,7 +104,7 @@ def _keys_behind(state: SpaceState, prompt: Prompt, group: Group, start: int, li
 
 
 def tail_in_chain(group: Group, chain: Int32Array, behind: Beginning, end: int) -> Tail | None:
-    """Tell what a hit of ``end`` tokens ends inside of, in a group that keeps whole prefixes; None if nothing."""
+    """Return the tail of a hit of ``end`` tokens in a group that keeps whole prefixes; None if there is none."""
     index, num_tokens = divmod(end, group.block_size)
     if not num_tokens:
         return None

@@ -1,7 +1,7 @@
-"""Who computes what several rows wait for, across groups; :mod:`pagedkv.memory.tables.pending` draws the rule.
+"""Which row computes the blocks that several rows wait for; :mod:`pagedkv.memory.tables.pending` draws the rule.
 
-A row that shares blocks which another row's step is to compute *relies* on that step: should it fail, the row's memory
-is undefined. Rows that leave the open step hand over what others wait for, and stop relying on it themselves.
+A row that shares blocks which another row's step computes *relies* on that step: if the step fails, the row's memory is
+undefined. A row that leaves the open step hands over the computation that others wait for, and stops relying on it.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ __all__ = ["hand_over", "leave_shared_blocks", "note_reliance", "stop_relying"]
 def note_reliance(
     state: SpaceState, ledger: StepLedger, group: Group, batch: Int32Array, block_ids: Int32Array
 ) -> None:
-    """Note that rows share blocks which another row's step still has to compute."""
+    """Record that rows share blocks which another row's step still has to compute."""
     arrays = group.pool.arrays
     step = state.loops.last_pending_step(arrays.records, arrays.counts, block_ids)
     if step:
@@ -29,9 +29,9 @@ def note_reliance(
 
 
 def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
-    """Before ``row`` gives its blocks up: find heirs for tokens that others wait for.
+    """Before ``row`` releases its blocks: let other rows compute the tokens that they wait for.
 
-    Rows marked ``leaving_mark`` give their blocks up as well.
+    Rows marked ``leaving_mark`` release their blocks as well.
     """
     if state.rows[row, NUM_PLANNED] < state.rows[row, NUM_TOKENS]:
         for group in state.groups:
@@ -39,7 +39,7 @@ def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
 
 
 def stop_relying(state: SpaceState, row: int) -> None:
-    """Before ``row`` leaves the open step: what another row was to compute for it, it computes itself later."""
+    """Before ``row`` leaves the open step: let it compute itself, later, what another row was to compute for it."""
     if state.relies_on[row] >= state.open_step:
         starts = [dependency_start(group.arrays, state.rows, row) for group in state.groups]
         for group, start in zip(state.groups, starts, strict=True):
@@ -47,10 +47,10 @@ def stop_relying(state: SpaceState, row: int) -> None:
 
 
 def leave_shared_blocks(state: SpaceState, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> None:
-    """Before a batch grows: rows that will copy a block on write settle who computes what is pending in it.
+    """Before a batch grows: let rows that will copy a pending block on write compute it themselves.
 
-    The copy is made before the step's forward pass, so tokens of the block that the open step was to
-    compute are computed twice: by the row in its copy, and by one remaining holder in the original.
+    The copy is made before the step's forward pass, so tokens of the block that the open step computes are computed
+    twice: by the row in its copy, and by one remaining holder in the original.
     """
     for group in state.groups:
         growing = batch[counts + slots_to_reserve(group.arrays, num_lookahead) > 0]
@@ -60,7 +60,7 @@ def leave_shared_blocks(state: SpaceState, batch: Int32Array, counts: Int32Array
 
 
 def _writers_of_pending_blocks(state: SpaceState, group: Group, batch: Int32Array) -> dict[tuple[int, int], list[int]]:
-    """For each shared, partly filled block that the open step computes: the rows of a batch that write it."""
+    """Return, for each shared, partly filled block that the open step computes, the rows of a batch that write it."""
     places = np.empty(len(batch), np.int32)
     num_writers = collect_pending_writers(*group.view, batch, places)
     writers: dict[tuple[int, int], list[int]] = {}
@@ -71,7 +71,7 @@ def _writers_of_pending_blocks(state: SpaceState, group: Group, batch: Int32Arra
 
 
 def _leave(state: SpaceState, group: Group, block: int, index: int, leaving: list[int]) -> None:
-    """Settle who computes what is pending in a block: each leaving row in its copy, one staying row in it."""
+    """Let each leaving row compute a pending block in its copy, and one staying row in the original."""
     rows, planned = state.rows, state.rows[:, group.planned]
     holds = (group.arrays.table[:, index] == block) & (rows[:, STATUS] == RUNNING)
     holders = np.flatnonzero(holds & (rows[:, NUM_TOKENS] > index * group.block_size))

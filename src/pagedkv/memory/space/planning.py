@@ -1,4 +1,4 @@
-"""Closing the open step into a plan: how large its buffer is, then each part written straight into it."""
+"""Closing the open step into a plan: the buffer is sized, then each part is written straight into it."""
 
 from operator import itemgetter
 
@@ -84,7 +84,7 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
 
 
 def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_ranges: int) -> None:
-    """Add where groups with starts of their own begin each range, and where positions have states of their own."""
+    """Add the starts of ranges in groups that have their own, and the first positions with states of their own."""
     lines = state.plan_layout.lines
     for group in state.own_starts:
         collect_starts(group.arrays, state.rows, buffer, lines[STARTS, group.index], ranges, num_ranges)
@@ -100,7 +100,7 @@ def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
 
 
 def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group | DraftTable]) -> None:
-    """Add each pool's part: the new blocks among the entries of the groups whose tables have changed."""
+    """Add the new blocks of each pool, found among the entries of groups whose tables have changed."""
     lines = state.plan_layout.lines
     for index, pool in enumerate(state.pools.values()):
         for group in written:
@@ -111,7 +111,7 @@ def _collect_new(state: SpaceState, buffer: Int32Array, written: list[Group | Dr
 
 
 def _open_moves(ledger: StepLedger, layout: PlanLayout) -> list[tuple[int, Moves]]:
-    """Take the moves of the open step, each with its line of a plan's directory, in the order of these."""
+    """Take the moves of the open step, each with its line in the plan's directory, in the order of the lines."""
     if not ledger.has_moves:
         return []
     moves = ledger.take_moves()
@@ -125,9 +125,9 @@ def _open_moves(ledger: StepLedger, layout: PlanLayout) -> list[tuple[int, Moves
 
 
 def _end_waiting_for_copies(state: SpaceState, ledger: StepLedger, plan: StepPlan) -> None:
-    """Hand blocks out again that waited only until the plan was taken which copies them: steps run in order.
+    """Lower the hold of blocks that waited only until the plan that copies them was taken, since steps run in order.
 
-    Those that a plan in flight swaps wait for that one: swaps may run beside the steps.
+    Blocks that a plan in flight swaps still wait for that plan: swaps may run beside the steps.
     """
     for copies in plan.copies:
         swapped = ledger.last_swaps(copies.pool)
@@ -137,7 +137,7 @@ def _end_waiting_for_copies(state: SpaceState, ledger: StepLedger, plan: StepPla
 
 
 def renew_new_blocks(state: SpaceState, ledger: StepLedger, aborted: list[InFlightStep]) -> None:
-    """Let the next plan hand out again what aborted plans handed out, where it has no content by now.
+    """Let the next plan list again, as new, blocks that aborted plans listed and that have no content yet.
 
     The rows are rewound already, and the next plan carries their tables.
     """
@@ -156,7 +156,7 @@ def renew_new_blocks(state: SpaceState, ledger: StepLedger, aborted: list[InFlig
 
 
 def _running_rows_of(state: SpaceState, group: int, aborted: list[InFlightStep]) -> Int32Array:
-    """Rows whose entries of a group aborted plans carried, and that run: int32, ascending."""
+    """Return running rows whose entries of a group aborted plans carried: int32, ascending."""
     written = [writes.rows for step in aborted for writes in step.plan.table_writes if writes.group == group]
     rows = np.unique(np.concatenate(written)) if written else np.zeros(0, np.int32)
     running: Int32Array = rows[state.rows[rows, STATUS] == RUNNING]

@@ -1,4 +1,4 @@
-"""Prompts as the space takes them: checked tokens, extra keys by block, and digests. Changes nothing."""
+"""Prompts in the form that the space uses: checked tokens, extra keys by block, and digests. Changes nothing."""
 
 from typing import Final
 
@@ -70,7 +70,7 @@ def _checked_digests(state: SpaceState, tokens: Int32Array, digests: npt.ArrayLi
 
 
 def require_beginning(whole: Int32Array, tokens: Int32Array) -> None:
-    """Raise TokenError unless tokens begin a whole prompt. O(tokens)."""
+    """Raise TokenError unless the whole prompt begins with these tokens. O(tokens)."""
     if len(tokens) > len(whole):
         raise TokenError(f"prompt has {len(whole)} tokens, fewer than the {len(tokens)} that are to begin it")
     differs = whole[: len(tokens)] != tokens
@@ -80,7 +80,7 @@ def require_beginning(whole: Int32Array, tokens: Int32Array) -> None:
 
 
 def extra_ids_of(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Int32Array:
-    """Ids of the extra keys of the first blocks, trailing zeros cut off; -1 where nobody has that key yet."""
+    """Ids of the extra keys of the first blocks, without trailing zeros; -1 for a key that no block has."""
     epoch = state.identity_epoch
     if not prompt.has_extra_keys(epoch):
         return NO_IDS
@@ -92,7 +92,7 @@ def extra_ids_of(state: SpaceState, prompt: Prompt, block_size: int, num_blocks:
 
 
 def digests_of_prefix(state: SpaceState, prompt: Prompt, block_size: int, num_blocks: int) -> Uint32Array:
-    """Digest the first blocks of a prompt, in words: uint32 ``[n, 8]``; none from the first unknown extra key on."""
+    """Digest the first blocks of a prompt, in words: uint32 ``[n, 8]``; only up to the first unknown extra key."""
     extra_ids = extra_ids_of(state, prompt, block_size, num_blocks)
     num_known = min([num_blocks, *np.flatnonzero(extra_ids == UNKNOWN_KEY)[:1].tolist()])
     digests = np.empty((num_known, 8), np.uint32)

@@ -1,4 +1,7 @@
-"""Giving names to what rows complete, across groups: extra keys, digests once a lane, then publication."""
+"""Publishing blocks that rows complete, across groups: extra keys, digests once a lane, then the prefix index.
+
+A block is *named* while it is in the prefix index, under its group and its digest.
+"""
 
 from typing import Final
 
@@ -24,7 +27,7 @@ NO_ENDS: Final = (np.zeros(0, np.int32), np.zeros((0, 8), np.uint32))
 
 
 def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    """Digest and publish every full block of accepted tokens that these rows have completed, as far as they may."""
+    """Digest and publish every full block of accepted tokens that these rows have completed, within their limits."""
     if not state.config.prefix_caching:
         return
     if not state.limits_publishing:
@@ -37,7 +40,7 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
 
 
 def limit_publishing(state: SpaceState, row: int, num_tokens: int, *, prompt_only: bool) -> None:
-    """Note that a row is to publish no more than its prompt, of so many tokens."""
+    """Limit what a row publishes to its prompt of this many tokens, if ``prompt_only``."""
     if prompt_only:
         state.limits_publishing = True
         state.publish_limits[row] = num_tokens
@@ -60,21 +63,21 @@ def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         if num_found:
             ledger.duplicates[group.index].append(found[:num_found])
         if state.config.events and not group.keeps_whole_prefix:
-            _tell_missing_parents(state, group, batch, num_events)
+            _complete_missing_parents(state, group, batch, num_events)
 
 
 def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Array]:
-    """Tell how many blocks of each row are digested, and the digest of the last: what events say of a first child."""
+    """Return how many blocks of each row are digested, and the last digest: events need them as a block's parent."""
     if not state.config.events:
         return NO_ENDS
     at = int(group.arrays.parameters[AT])
     return state.rows[:, at + NUM_DIGESTED].copy(), state.chains[group.lane].copy()
 
 
-def _tell_missing_parents(state: SpaceState, group: Group, batch: Int32Array, num_before: int) -> None:
-    """Complete the events since ``num_before`` of blocks that are published again, behind what a window has left.
+def _complete_missing_parents(state: SpaceState, group: Group, batch: Int32Array, num_before: int) -> None:
+    """Complete the parents in events since ``num_before``, of blocks published again whose parent left the window.
 
-    A group of equal block size that keeps whole prefixes knows their parents.
+    A group of equal block size that keeps whole prefixes has their parents.
     """
     chain = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
     if chain is None:
@@ -92,7 +95,7 @@ def _tell_missing_parents(state: SpaceState, group: Group, batch: Int32Array, nu
 
 
 def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
-    """Note the extra keys of a row's blocks that are not digested yet."""
+    """Set the extra keys of a row's blocks that are not digested yet."""
     _sweep_keys(state)
     for group in state.cached_groups:
         at = int(group.arrays.parameters[AT])
@@ -103,7 +106,7 @@ def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
 
 
 def tag(state: SpaceState, group: Group, blocks: Int32Array, first: int, encodings: dict[int, bytes]) -> None:
-    """Note the extra keys of blocks, the first of which is logical block ``first``; of those that bear no name yet."""
+    """Set the extra keys of unnamed blocks, the first of which is logical block ``first``."""
     places = [index for index in encodings if index >= first]
     named = blocks[np.array(places, np.intp) - first]
     ids = np.array(state.extra_keys.intern_all([encodings[index] for index in places]), np.int32)

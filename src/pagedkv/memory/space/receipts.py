@@ -1,15 +1,15 @@
-"""Receipts: what each sequence was given and has taken, so that the sums equal the statistics exactly.
+"""Receipts: what each sequence has taken, so that the sums equal the statistics exactly.
 
-Owns the counts, which are there only where :attr:`SpaceConfig.receipts <pagedkv.SpaceConfig>` asks for them. The
-book is an observer of the space (:mod:`pagedkv.memory.space.observer`); decision 17 has the rule for each moment.
-Nothing here decides anything, and nothing else reads it.
+Owns the counts, which exist only if :attr:`SpaceConfig.receipts <pagedkv.SpaceConfig>` is set. The book is an observer
+of the space (:mod:`pagedkv.memory.space.observer`); decision 17 has the rule for each moment. No operation reads or
+depends on the counts.
 
 ::
 
-    plan        acknowledge      -> computed, of it recomputed     and what waited: hit, forked, swapped in
+    plan        acknowledge      -> computed, and in part recomputed; also what waited: hit, forked, swapped in
     in flight   abort            -> aborted
                 free             -> abandoned
-                mark_computed    -> declared, with what was not planned yet
+                mark_computed    -> declared, together with tokens that were not planned yet
 """
 
 from dataclasses import dataclass, field
@@ -63,22 +63,22 @@ class Receipt:
     ``sum(receipts, Receipt())`` works.
 
     Args:
-        num_computed: tokens that acknowledged steps computed for it, drafts that were refused among them.
-        num_recomputed: of these, tokens that had been there for it before, and were lost: by preemption, say.
-        num_hit: tokens that it did not have to compute, since they were cached or computed for somebody else.
+        num_computed: tokens that acknowledged steps computed for it, including drafts that were refused.
+        num_recomputed: of these, tokens that had been computed for it before and were lost, by preemption for example.
+        num_hit: tokens that it did not have to compute, since they were cached or computed for another sequence.
         num_hit_inside: of these, the leading tokens of a block that was copied for it.
         num_forked: tokens that it shared with its parent when it was forked, and did not have to compute.
         num_swapped_in: tokens that it did not have to compute again, since they came back from the host pool.
-        num_declared: tokens that ``mark_computed`` stated, in place of the steps that were to compute them.
+        num_declared: tokens that ``mark_computed`` declared, in place of the steps that were to compute them.
         num_aborted: tokens that aborted steps were to compute.
-        num_abandoned: tokens of the steps in flight when it was freed, whatever became of these.
+        num_abandoned: tokens of the steps in flight when it was freed, whether or not these succeed.
         block_steps: by device pool, blocks of its tables summed over the acknowledged steps; in the order of
             ``statistics().pools``.
         host_block_steps: the same by host pool, while it was swapped out, in the order of ``statistics().host_pools``.
-        num_replayed: of those hit, tokens that acknowledged steps computed once more in windows alone, since these were
-            gone (:class:`~pagedkv.Replay`).
-        num_reached: leading tokens that have been there; what a later life of the request computes of them is computed
-            again. Says nothing of what was taken: it is not compared, and a sum has the largest.
+        num_replayed: of those hit, tokens that acknowledged steps computed once more in windows alone, which had lost
+            them (:class:`~pagedkv.Replay`).
+        num_reached: leading tokens that were available to it, however they came; if a later life computes them, they
+            count as recomputed. This is no amount taken: it is not compared, and a sum has the largest.
     """
 
     num_computed: int = 0
@@ -121,10 +121,10 @@ def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Holding(NamedTuple):
-    """Where a group's blocks are counted.
+    """The columns in which a group's blocks are counted.
 
     Args:
-        arrays: the group's; on_device, on_host: columns of the counts, ``NOT_ON_HOST`` if there is no host pool.
+        arrays: the group's arrays; on_device, on_host: columns of the counts, ``NOT_ON_HOST`` without a host pool.
     """
 
     arrays: GroupArrays
@@ -136,14 +136,14 @@ class ReceiptBook(SpaceObserver):
     """The counts of all rows, and their sums.
 
     Attributes:
-        counts: int64 ``[max_sequences, NUM_LINES + pools + host pools]``, what has accrued to each row.
-        waiting: int64 ``[max_sequences, NUM_WAITING]``, what may still accrue.
+        counts: int64 ``[max_sequences, NUM_LINES + pools + host pools]``, what was charged to each row.
+        waiting: int64 ``[max_sequences, NUM_WAITING]``, what may still be charged.
         totals: int64 ``[NUM_LINES + pools + host pools]``, everything that was ever charged.
-        closed: the same of the rows that were freed.
+        closed: the same for the rows that were freed.
     """
 
     def __init__(self, state: SpaceState) -> None:
-        """Begin with nothing, for the rows, tables and pools of a space that serves no sequence yet."""
+        """Make empty counts, for the rows, tables and pools of a space without sequences."""
         pools, hosts = tuple(state.pools), tuple(state.host_pools)
         groups = [(table.pool.name, table.arrays) for table in state.tables]
         max_sequences = len(state.rows)
@@ -164,10 +164,10 @@ class ReceiptBook(SpaceObserver):
         self.totals = np.zeros(width, np.int64)
         self.closed = np.zeros(width, np.int64)
 
-    # Asking
+    # Queries
 
     def receipt(self, row: int) -> Receipt:
-        """Give a row's receipt as it is now."""
+        """Return a row's receipt as it is now."""
         return self._as_receipt(self.counts[row].tolist(), int(self.waiting[row, REACHED]))
 
     @property
@@ -195,29 +195,29 @@ class ReceiptBook(SpaceObserver):
         )
 
     def take_freed(self) -> tuple[Receipt, ...]:
-        """Hand out the receipts of the rows that were freed last, in their order."""
+        """Return the receipts of the rows that were freed last, in their order, and drop them."""
         receipts, self._freed = self._freed, ()
         return receipts
 
     # Moments
 
     def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:
-        """A sequence begins, with a hit, the end of it inside a block; some tokens were there in an earlier life."""
+        """Record a sequence's hit, with the part of it inside a block, and the tokens that an earlier life had."""
         self.waiting[row, FOUND] = hit.num_tokens
         self.waiting[row, FOUND_WHOLE] = hit.num_whole_tokens
         self.waiting[row, REACHED] = num_reached
 
     def forked(self, parent: int, children: Int32Array, num_tokens: int) -> None:
-        """Rows begin with so many tokens of another one."""
+        """Record that rows begin with ``num_tokens`` tokens of another row."""
         self.waiting[children, SHARED] = num_tokens
         self.waiting[children, REACHED] = min(int(self.waiting[parent, REACHED]), num_tokens)
 
     def planned(self, step: InFlightStep) -> None:
-        """A step was planned."""
+        """Record the tokens of a planned step."""
         self.waiting[step.rows, IN_FLIGHT] += step.ends - step.starts
 
     def acknowledging(self, step: InFlightStep) -> None:
-        """A step has run; the windows of its rows have not slid yet. O(rows of the step + max_sequences x groups)."""
+        """Charge a step that has run, before windows slide. O(rows of the step + max_sequences x groups)."""
         rows, serials, ranges = self._state.rows, self._state.serials, step.plan.compute
         replayed = num_replayed(self._state, step)
         if replayed is not None:
@@ -240,14 +240,14 @@ class ReceiptBook(SpaceObserver):
             charge_blocks(arrays, rows, self.counts, on_device, on_host, self.totals)
 
     def aborted(self, step: InFlightStep) -> None:
-        """A step has failed."""
+        """Charge a step that has failed."""
         is_alive, ranges = self._state.serials[step.rows] == step.serials, step.plan.compute
         batch, num_aborted = step.rows[is_alive], (ranges.ends - ranges.starts)[is_alive]
         self.waiting[batch, IN_FLIGHT] -= num_aborted
         self._charge(ABORTED, batch, num_aborted)
 
     def declaring(self, batch: Int32Array) -> None:
-        """Rows are about to be declared computed; no step in flight concerns them any more."""
+        """Charge rows that are about to be declared computed; no step in flight computes for them any more."""
         rows = self._state.rows
         num_tokens = rows[batch, NUM_TOKENS]
         self._charge(DECLARED, batch, self.waiting[batch, IN_FLIGHT] + num_tokens - rows[batch, NUM_PLANNED])
@@ -255,23 +255,23 @@ class ReceiptBook(SpaceObserver):
         self.waiting[batch, REACHED] = np.maximum(self.waiting[batch, REACHED], num_tokens)
 
     def truncating(self, batch: Int32Array, lengths: Int64Array) -> None:
-        """Rows are about to be rolled back: what comes in place of the tokens beyond is not computed again."""
+        """Forget the tokens that are rolled back: those computed in their place are not computed again."""
         is_shorter = lengths < self._state.rows[batch, NUM_TOKENS]
         cut = batch[is_shorter]
         self.waiting[cut, REACHED] = np.minimum(self.waiting[cut, REACHED], lengths[is_shorter])
 
     def refused(self, refused: Int32Array, limits: Int32Array) -> None:
-        """Tokens were refused, int32 ``[max_sequences]``; everything behind the limits moves down."""
+        """Lower the reached tokens by refused ones, int32 ``[max_sequences]``; all behind the limits moves down."""
         reached = self.waiting[:, REACHED]
         reached -= refused * (reached >= limits)
 
     def returned(self, batch: Int32Array) -> None:
-        """Rows come back from the host, in the open step."""
+        """Record the tokens of rows that are swapped in, in the open step."""
         self.waiting[batch, RETURNED] = self._state.rows[batch, NUM_PLANNED]
         self.waiting[batch, RETURNED_IN] = self._state.open_step_id
 
     def freed(self, batch: Int32Array) -> None:
-        """Rows are freed: their receipts wait to be handed out (:meth:`take_freed`)."""
+        """Charge freed rows, and keep their receipts for :meth:`take_freed`."""
         self._charge(ABANDONED, batch, self.waiting[batch, IN_FLIGHT])
         counts, reached = self.counts[batch], self.waiting[batch, REACHED]
         self._freed = tuple(map(self._as_receipt, counts.tolist(), reached.tolist()))
@@ -280,14 +280,14 @@ class ReceiptBook(SpaceObserver):
         self.waiting[batch] = 0
 
     def _charge(self, line: int, batch: Int32Array, numbers: npt.NDArray[np.integer]) -> None:
-        """Charge different rows."""
+        """Charge rows, each at most once."""
         self.counts[batch, line] += numbers
         self.totals[line] += numbers.sum(dtype=np.int64)
 
     # Auditing
 
     def check(self) -> None:
-        """Prove that the receipts add up. Raises AssertionError."""
+        """Check that the receipts add up. Raises AssertionError."""
         rows = self._state.rows
         added = self.counts.sum(axis=0) + self.closed
         wrong = np.flatnonzero(added != self.totals)

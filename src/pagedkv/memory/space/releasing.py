@@ -1,4 +1,4 @@
-"""Giving sequences up, and giving the whole prefix cache up."""
+"""Freeing sequences, and emptying the whole prefix cache."""
 
 from typing import NamedTuple
 
@@ -21,11 +21,11 @@ __all__ = ["Leaving", "free", "reset_prefix_cache"]
 
 
 class Leaving(NamedTuple):
-    """What is said of rows that are given up.
+    """Options for rows that are freed.
 
     Args:
-        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty where nobody knows.
-        goes_first: what nobody else holds stays cached only while there is room.
+        num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty if unknown.
+        goes_first: whether cached blocks that no other row holds are evicted before all others.
         keep_until_s: until when a lease keeps what they leave; None for no lease.
     """
 
@@ -35,7 +35,7 @@ class Leaving(NamedTuple):
 
 
 def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> None:
-    """Give back the rows of a checked batch and all their blocks, in the batch's order."""
+    """Free the rows of a checked batch and release all their blocks, in the batch's order."""
     rows = state.rows
     state.is_changing = True
     for observer in state.observers:
@@ -75,10 +75,10 @@ def _vacate(state: SpaceState, batch: Int32Array) -> None:
 
 
 def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str | None = None) -> None:
-    """Drop every name; running sequences keep their blocks but publish nothing any more.
+    """Empty the prefix index; running sequences keep their blocks but publish nothing from now on.
 
-    What they hold was computed before the reset (with the weights of before, if these change), so no later
-    sequence may find it. ``weights_epoch``: the version of the weights from now on, if these change.
+    Their content was computed before the reset (with the old weights, if these change), so no later sequence may hit
+    it. ``weights_epoch``: the version of the weights from now on, if these change.
     """
     state.is_changing = True
     for pool in state.all_pools:

@@ -1,20 +1,20 @@
-"""Replay: windows that the cache has lost, computed again where full attention still has the prompt.
+"""Replay: windows that the cache has lost are computed again where full attention still has the prompt.
 
-A hit may then end where a window group has nothing. Its blocks for the last tokens before that end are taken fresh, and
-the step computes these tokens once more, in window groups alone. Here with one group of windows, blocks of 4, a window
-of 5 and three layers, each of which lacks a window of the one before at first::
+A hit may then end where a window group has no blocks. The window group takes new blocks for the last tokens before that
+end, and the step computes these tokens once more, in window groups alone. An example with one window group, blocks of
+4, a window of 5 and three layers, each of which at first lacks a window of the layer before::
 
     full     [ 0][ 1][ 2][ 3][ 4][ 5]  hit
     window     0   0   0 [fresh   ][sure ]
                          ^ replay   ^ exact in all layers     ^ the hit's end, from where all groups compute
                          begins
 
-What is not sure is never named, and goes when the step is over, as whatever leaves a window. Until then the row can
-neither be swapped out, nor go back to where it would read that. Where nothing is sure the row is frozen: it publishes
-nothing.
+Blocks that are not sure are never named, and are freed when the step is acknowledged, like all that leave a window.
+Until then the row can neither be swapped out nor rolled back to where it would read them. If no block is sure, the row
+is frozen: it publishes nothing.
 
-All window groups begin at one position, since every token goes through all layers; what one of them still has is
-computed again like the rest.
+All window groups begin at one position, since every token goes through all layers; blocks that one of them still has
+are computed again like the rest.
 """
 
 from collections.abc import Callable
@@ -48,19 +48,19 @@ DigestsOf = Callable[[Group, int], Uint32Array]
 
 
 def first_sure(group: Group, end: int) -> int:
-    """First logical block that a hit of so many tokens needs."""
+    """Return the first logical block that a hit of ``end`` tokens needs."""
     kind, span, ends_hits = (int(group.arrays.parameters[column]) for column in (KIND, SPAN, ENDS_HITS))
     return int(first_block_of_hit(kind, span, end, group.block_size, ends_hits))
 
 
 def begin_replay(state: SpaceState, row: int, hit: PrefixHit, digests_of: DigestsOf) -> None:
-    """Note of a row that has just been seated where each window group computes from, and what is sure of it.
+    """Record where each window group of a new row computes from, and which of its blocks are exact.
 
     Args:
         state: the space.
-        row: the row.
-        hit: what it hits.
-        digests_of: gives the digests of a prompt's first blocks, uint32 ``[n, 8]``, in a group.
+        row: the row, which has its blocks already.
+        hit: its hit.
+        digests_of: returns the digests of the prompt's first blocks, uint32 ``[n, 8]``, in a group.
     """
     planned = [group.planned for group in state.replaying_groups]
     set_column(state.rows, row, planned, hit.num_tokens - hit.num_replayed)
@@ -78,7 +78,7 @@ def begin_replay(state: SpaceState, row: int, hit: PrefixHit, digests_of: Digest
 
 
 def is_replaying(state: SpaceState, row: int) -> bool:
-    """Tell whether a row holds anything that a replay left inexact: its step is not planned, or not over."""
+    """Return whether a row holds inexact blocks of a replay, since the replay's step is not acknowledged."""
     return any(
         state.rows[row, int(group.arrays.parameters[AT]) + FIRST_BLOCK]
         < state.rows[row, int(group.arrays.parameters[SURE])]
@@ -87,7 +87,7 @@ def is_replaying(state: SpaceState, row: int) -> bool:
 
 
 def without_inexact(state: SpaceState, group: Group, row: int, entries: Int32Array) -> Int32Array:
-    """Put the null block for what a replay left inexact among the leading entries of a row's table."""
+    """Replace inexact blocks of a replay by the null block, among the leading entries of a row's table."""
     first_sure = int(state.rows[row, int(group.arrays.parameters[SURE])])
     is_left = np.arange(len(entries)) < first_sure
     is_left[: int(group.arrays.parameters[NUM_SINK_BLOCKS])] = False
@@ -95,7 +95,7 @@ def without_inexact(state: SpaceState, group: Group, row: int, entries: Int32Arr
 
 
 def num_replayed(state: SpaceState, step: InFlightStep) -> Int32Array | None:
-    """Count what a step computes again of each of its rows, in window groups alone: int32 ``[rows]``; None: nothing."""
+    """Count the tokens that a step computes again for each of its rows, in windows alone: int32 ``[rows]``, or None."""
     if not state.replaying_groups:
         return None
     before = [step.starts - step.starts_in(group.index) for group in state.replaying_groups]

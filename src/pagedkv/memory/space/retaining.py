@@ -1,4 +1,4 @@
-"""What windows release and what they leave cached, across groups: where prompts end and branch, and sequences end."""
+"""What windows release and what they keep cached, across groups: at ends of prompts and sequences, and at junctions."""
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.space.feature import SpaceFeature
@@ -19,33 +19,33 @@ __all__ = ["RetentionFeature", "slide_group"]
 
 
 class RetentionFeature(SpaceFeature):
-    """What is noted of rows so that windows leave cached what later prompts can hit, where a group sheds."""
+    """The part of the operations that records up to where later prompts can hit, for groups that shed blocks."""
 
     def __init__(self, state: SpaceState) -> None:
-        """Follow a space. O(1)."""
+        """Use the state of a space. O(1)."""
         self._state = state
 
     def prompt_known(self, row: int, num_tokens: int, hit: PrefixHit) -> None:
-        """Where a prompt ends and leaves a known chain is kept."""
+        """Keep the blocks before the prompt's end, and before the place where it leaves a known chain."""
         _note_prompt(self._state, row, num_tokens, hit)
 
     def forked(self, parent: int, children: Int32Array) -> None:
-        """What is kept of the parent is kept of its children."""
+        """Copy the parent's places to its children."""
         for group in self._state.shedding_groups:
             group.ends[children] = group.ends[parent]
 
     def leaving(self, batch: Int32Array) -> None:
-        """What is to be kept of rows is noted while they have it."""
+        """Mark the blocks to be kept before the rows release them."""
         _note_ends(self._state, batch)
 
     def cleared(self, batch: Int32Array) -> None:
-        """New rows keep nothing."""
+        """Clear the places of the rows."""
         for group in self._state.shedding_groups:
             group.ends[batch] = 0
 
 
 def _note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) -> None:
-    """Note where a prompt of so many tokens ends and leaves a known chain, and what its row goes on from."""
+    """Record where a prompt of this many tokens ends and where it leaves a known chain; mark the end of its hit."""
     alignment = int(state.shedding_groups[0].arrays.parameters[HIT_ALIGNMENT])
     for group in state.shedding_groups:
         group.ends[row, PROMPT_END] = (num_tokens - 1) // alignment * alignment
@@ -61,14 +61,14 @@ def _note_prompt(state: SpaceState, row: int, num_tokens: int, hit: PrefixHit) -
 
 
 def _note_ends(state: SpaceState, batch: Int32Array) -> None:
-    """Note what is to be kept of rows whose blocks on the device are about to be given up."""
+    """Mark the blocks to be kept of rows that are about to release their blocks on the device."""
     for group in state.shedding_groups:
         chain = _chain_beside(state, group)
         keep_ends(*group.view, batch, group.ends, chain.pool.arrays, chain.arrays)
 
 
 def slide_group(state: SpaceState, group: Group, batch: Int32Array, computed: Int32Array) -> None:
-    """Release what rows no longer need in a group, ``computed[i]`` tokens of ``batch[i]`` being computed."""
+    """Release the blocks of a group that rows no longer need, with ``computed[i]`` tokens of ``batch[i]`` computed."""
     chain = _chain_beside(state, group)
     slide(*group.view, batch, computed, group.ends, chain.pool.arrays, chain.arrays)
 

@@ -1,8 +1,8 @@
-"""Whether there are enough blocks: of a pool, or of what a tenant may take of it. Nothing here changes anything.
+"""Whether there are enough free blocks, in a pool or within a tenant's share of it. Nothing here changes anything.
 
-What an operation needs is said by tenant and pool (:data:`Needs`); where there are no tenants, all is for nobody. If an
-operation takes blocks for several tenants, each of them must find enough beside the others: which of them takes first
-makes no difference, as what a floor promises one tenant is free for it alone.
+The needs of an operation are given by tenant and pool (:data:`Needs`); without tenants, tenant 0 has them all. If an
+operation takes blocks for several tenants, each must find enough beside the others. Their order makes no difference,
+since the blocks that a floor reserves are free for its tenant alone.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from pagedkv.memory.space.tenants import share_of
 __all__ = ["Needs", "find_shortage", "fits_beside", "fits_empty_pools", "fits_now", "kept_free", "spare_room"]
 
 Needs: TypeAlias = Mapping[int, Mapping[str, int]]
-"""Blocks to be taken of the free ones, by the number of a tenant and the name of a device pool."""
+"""Free blocks that an operation takes, by the number of a tenant and the name of a device pool."""
 
 
 class _Room:
-    """What is left of one pool to its tenants, while one after the other takes blocks of it."""
+    """What is left of one pool for its tenants, while tenants take blocks of it one after another."""
 
     def __init__(self, limits: tuple[tuple[int, int], ...], num_taken: list[int], num_free: int) -> None:
         self._limits = limits
@@ -46,12 +46,12 @@ class _Room:
 
 
 def _room_now(state: SpaceState, pool: BlockPool, num_kept: int = 0) -> _Room:
-    """What is left now, some free blocks put aside."""
+    """Return what is left now, less some free blocks that are put aside."""
     return _Room(state.limits[pool.name], pool.accounts[:, NUM_TAKEN].tolist(), pool.num_free - num_kept)
 
 
 def _first_too_needy(room: _Room, needs: Needs, pool: str) -> int | None:
-    """Let tenants take what they need of a pool; tell the first for whom there is too little."""
+    """Take for each tenant what it needs of a pool; return the first tenant for which there is too little."""
     for tenant in sorted(needs):
         count = needs[tenant][pool]
         if count > room.num_permitted(tenant):
@@ -61,7 +61,7 @@ def _first_too_needy(room: _Room, needs: Needs, pool: str) -> int | None:
 
 
 def find_shortage(state: SpaceState, needs: Needs) -> Shortage | None:
-    """Tell the first pool with too few free blocks, or too few that a tenant may take, if any."""
+    """Return the shortage of the first pool with too few free blocks, or too few for a tenant, if any."""
     for name, pool in state.pools.items():
         if not state.tenant_names:
             count = needs[NOBODY][name]
@@ -77,21 +77,21 @@ def find_shortage(state: SpaceState, needs: Needs) -> Shortage | None:
 
 
 def fits_empty_pools(state: SpaceState, needs: Needs) -> bool:
-    """Tell whether empty pools would have so many blocks: within the caps, and beside the floors of the others."""
+    """Return whether empty pools would have enough blocks, within the caps and beside the floors of other tenants."""
     none_taken = [0] * len(state.tenant_names)
     return all(_has_room(state, needs, name, 0, none_taken) for name in state.pools)
 
 
 def fits_beside(state: SpaceState, needs: Needs, shared: Mapping[str, Int32Array]) -> bool:
-    """Tell whether pools would have so many blocks that hold nothing but those of some that are in use now.
+    """Return whether pools that hold nothing but the shared blocks in use would have enough blocks.
 
-    What an operation shares with others it need not take, so it can succeed where empty pools would be too small. If it
-    finds enough now, it does so here.
+    An operation need not take blocks that it shares, so it can succeed where an empty pool would be too small. If the
+    needs fit now, they fit here too.
 
     Args:
         state: the space.
-        needs: what is to be taken, free ones of the shared blocks among it.
-        shared: the blocks that are shared, by pool: int32 ``[any]``, in any order, some perhaps more than once.
+        needs: what is to be taken, including those of the shared blocks that are free.
+        shared: the blocks that are shared, by pool: int32 ``[any]``, in any order, repeats allowed.
     """
     for name, pool in state.pools.items():
         in_use = np.unique(shared[name][pool.arrays.records[shared[name], QUEUE] != FREE])
@@ -101,7 +101,7 @@ def fits_beside(state: SpaceState, needs: Needs, shared: Mapping[str, Int32Array
 
 
 def _num_charged(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> list[int]:
-    """Count what some blocks are of each tenant."""
+    """Count the blocks, among the given ones, that are charged to each tenant."""
     if not state.tenant_names:
         return []
     counts = np.bincount(pool.arrays.tenants[blocks, CHARGED], minlength=len(state.tenant_names))
@@ -109,7 +109,7 @@ def _num_charged(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> list
 
 
 def _has_room(state: SpaceState, needs: Needs, name: str, num_in_use: int, num_taken: list[int]) -> bool:
-    """Tell whether a pool would have so many blocks beside some that are in use, so many of each tenant among them."""
+    """Return whether a pool would have enough blocks beside ``num_in_use`` ones, ``num_taken`` of each tenant."""
     num_free = state.pools[name].num_usable - num_in_use
     if not state.tenant_names:
         return needs[NOBODY][name] <= num_free
@@ -117,7 +117,7 @@ def _has_room(state: SpaceState, needs: Needs, name: str, num_in_use: int, num_t
 
 
 def fits_now(state: SpaceState, needs: Needs) -> bool:
-    """Tell whether taking so many blocks leaves what the watermark keeps free."""
+    """Return whether the pools have enough blocks beside the watermark."""
     for name, pool in state.pools.items():
         if not state.tenant_names:
             if needs[NOBODY][name] > spare_room(state, pool, NOBODY):
@@ -129,14 +129,14 @@ def fits_now(state: SpaceState, needs: Needs) -> bool:
 
 
 def spare_room(state: SpaceState, pool: BlockPool, tenant: int) -> int:
-    """Count the blocks that an admission may take for a tenant: beside what the watermark keeps free."""
+    """Count the blocks that an admission may take for a tenant, beside what the watermark keeps free."""
     if not state.tenant_names:
         return pool.num_free - kept_free(state, pool)
     return _room_now(state, pool, kept_free(state, pool)).num_permitted(tenant)
 
 
 def kept_free(state: SpaceState, pool: BlockPool) -> int:
-    """Blocks that admissions leave free: the watermark, unless the pool serves nobody."""
+    """Return the blocks that admissions leave free: the watermark, or 0 for a pool with no block in use."""
     if pool.num_free == pool.num_usable:
         return 0
     return int(state.config.watermark * pool.num_usable)

@@ -1,7 +1,7 @@
-"""What can be seen of a block space: rows, tables, pools, events, and whether all of it is sound.
+"""Read access to a block space: rows, tables, pools, events, statistics and the audit.
 
-Owns the state and the steps of one space, for :class:`~pagedkv.memory.space.block_space.BlockSpace` to change. Nothing
-here changes what is kept; draining events takes what was recorded.
+Owns the state and the step ledger of one space; :class:`~pagedkv.memory.space.block_space.BlockSpace` changes them.
+Methods here change nothing, except that draining events empties the event buffer.
 """
 
 from typing import cast
@@ -50,7 +50,7 @@ __all__ = ["SpaceView"]
 
 
 class SpaceView:
-    """The questions about a block space that concern no operation to come."""
+    """The read-only methods of a block space that do not prepare an operation."""
 
     def __init__(self, config: SpaceConfig) -> None:
         """Build empty pools and tables. O(blocks)."""
@@ -65,7 +65,7 @@ class SpaceView:
 
     @property
     def _state(self) -> SpaceState:
-        """The state, which no interrupted operation has left half changed."""
+        """The state. Raises InterruptedSpaceError if an interrupted operation left it half changed."""
         if self._own_state.is_changing:
             raise InterruptedSpaceError(
                 "an operation on this space was interrupted while it changed tables and pools: build a new space and "
@@ -94,11 +94,11 @@ class SpaceView:
         return int(self._state.rows[self._occupied(row), NUM_TOKENS])
 
     def generation(self, row: int) -> int:
-        """Tell which sequence a row serves: the number grows with every sequence that gets the row. O(1)."""
+        """Return which sequence a row serves: the number grows with every sequence that gets the row. O(1)."""
         return int(self._state.serials[self._occupied(row)])
 
     def generation_or_none(self, row: int) -> int | None:
-        """Tell which sequence a row serves, or None if it serves none. O(1)."""
+        """Return which sequence a row serves, as :meth:`generation` does, or None for a vacant row. O(1)."""
         known = as_row(row)
         if known >= len(self._state.rows) or self._state.rows[known, STATUS] == VACANT:
             return None
@@ -114,7 +114,7 @@ class SpaceView:
         return cast("list[int]", self._entries(self._occupied(row), group).tolist())
 
     def draft_block_ids(self, row: int, group: int = 0) -> list[int]:
-        """Physical blocks of a sequence's draft states in one group, by slot: 0 where it has none; none if no row has.
+        """Physical blocks of a sequence's draft states in one group, by slot: 0 for idle slots; none without a table.
 
         The state of position p is in slot ``p % num_draft_states``
         (:class:`~pagedkv.memory.contract.plan.DraftStates`).
@@ -129,7 +129,7 @@ class SpaceView:
     def block_table(self, group: int = 0) -> Int32Array:
         """View the block table of one group: read-only int32 ``[max_sequences, at least width]``, by row. O(1).
 
-        Entries beyond a row's blocks mean nothing; see :meth:`num_blocks`.
+        Entries beyond a row's blocks are undefined; see :meth:`num_blocks`.
         """
         return read_only(self._group(group).arrays.table[:])
 
@@ -148,12 +148,12 @@ class SpaceView:
         return lengths
 
     def slot_mapping(self, plan: StepPlan, group: int = 0) -> Int64Array:
-        """Tell where the step writes its keys and values: the slot of every position it computes, in the plan's order.
+        """Return where the step writes keys and values: the slot of every position it computes, in the plan's order.
 
         Slot ``block_id * block_size + offset``: int64 ``[plan.compute_in(group).num_tokens]``. Changes nothing.
 
         Args:
-            plan: the last plan made, from this space; ask before its rows change.
+            plan: the last plan of this space; call before its rows change.
             group: index of the group.
 
         Raises:
@@ -168,8 +168,8 @@ class SpaceView:
     def page_lists(self, rows: Rows, group: int = 0) -> PageLists:
         """List the pages that hold tokens of running rows, as FlashInfer takes them. Changes nothing.
 
-        Blocks reserved beyond the tokens are left out. Where a window or a chunk has moved on, the pages behind the gap
-        are listed, from ``starts`` on; sink blocks before the gap are not (see :meth:`block_ids`).
+        Blocks reserved beyond the tokens are left out. Where a window or a chunk has moved on, only the pages from
+        ``starts`` on are listed; sink blocks before the gap are not (see :meth:`block_ids`).
 
         Raises:
             ConfigurationError: the group is a recurrent state, or there is no such group.
@@ -182,15 +182,15 @@ class SpaceView:
 
     @property
     def weights_epoch(self) -> str | int:
-        """The epoch of the weights that is in force. O(1)."""
+        """The current epoch of the weights. O(1)."""
         return self._state.weights_epoch
 
     def epochs(self, row: int) -> tuple[EpochSpan, ...]:
-        """Tell which weights computed what a row holds, from its first position to the last that is planned.
+        """Return which weights computed what a row holds, from its first position to the last planned one.
 
-        Each span has the range that contributed to what any group holds there; where all windows have moved on, that of
-        what is left. Steps that were planned before an epoch began compute with the weights of before. Groups outside
-        prefix caching are not told of: there a row computes all itself.
+        Each span gives the range of epochs that contributed to the content of any group there. Where all windows have
+        moved on, it is the range of what is left. Steps planned before an epoch began compute with the weights before.
+        Groups outside prefix caching are left out: a row computes all of their content itself.
 
         Raises:
             ConfigurationError: epochs are not counted (:attr:`SpaceConfig.weights_epoch <pagedkv.SpaceConfig>`).
@@ -203,7 +203,7 @@ class SpaceView:
         return epochs_of_row(self._state, known)
 
     def ref_counts(self, pool: str | None = None) -> Int32Array:
-        """View how many table entries and tickets refer to each block: read-only int32 ``[num_blocks]``. O(1)."""
+        """View the references (table entries and tickets) to every block: read-only int32 ``[num_blocks]``. O(1)."""
         owner = self._pool(pool)
         return read_only(owner.arrays.records[: owner.num_blocks, REF_COUNT])
 
@@ -226,9 +226,9 @@ class SpaceView:
     def computed_block_ids(self, row: int, group: int = 0) -> list[int]:
         """Leading full blocks of a sequence whose tokens are all computed (acknowledged).
 
-        Of what a replay computed, the null block stands for what is not exact by itself (:class:`~pagedkv.Replay`).
-        Right after a swap-in the open plan still brings their content, ahead of its forward pass. The states of tokens
-        that are not accepted are elsewhere (:meth:`draft_block_ids`), where a group has them.
+        Replayed blocks that are not exact by themselves are given as the null block (:class:`~pagedkv.Replay`).
+        Right after a swap-in, the content arrives only with the open plan, before its forward pass. States of tokens
+        that are not accepted are not listed here, in groups that keep draft states (:meth:`draft_block_ids`).
         """
         known = as_row(row)
         require_status(self._state, as_batch(known), RUNNING)
@@ -243,19 +243,19 @@ class SpaceView:
         return cast("list[int]", entries[: int(np.argmax(pending)) if pending.any() else len(entries)].tolist())
 
     def num_free_blocks(self, pool: str | None = None) -> int:
-        """Blocks that can be handed out now; of the first group's pool when none is named."""
+        """Free blocks of a pool; of the first group's pool when None."""
         return self._pool(pool).num_free
 
     def num_cached_blocks(self, pool: str | None = None) -> int:
-        """Free blocks whose content can still be found; of the first group's pool when none is named. O(1)."""
+        """Free blocks whose content is cached; of the first group's pool when None. O(1)."""
         return self._pool(pool).num_cached
 
     def num_deferred_blocks(self, pool: str | None = None) -> int:
-        """Unreferenced blocks that wait for a step; of the first group's pool when none is named. O(1)."""
+        """Unreferenced blocks that a step in flight may still use; of the first group's pool when None. O(1)."""
         return self._pool(pool).num_deferred
 
     def num_live_blocks(self, pool: str | None = None) -> int:
-        """Blocks that tables refer to or tickets hold; of the first group's pool when none is named. O(1)."""
+        """Blocks that tables or tickets refer to; of the first group's pool when None. O(1)."""
         owner = self._pool(pool)
         return owner.num_usable - owner.num_free - owner.num_deferred
 
@@ -265,9 +265,10 @@ class SpaceView:
         return take_statistics(self._state, len(self._ledger.in_flight), receipts)
 
     def receipt(self, row: int) -> Receipt:
-        """Tell what a sequence has taken so far: computed, hit, shared, held. Changes nothing. O(1).
+        """Return what a sequence has taken so far: computed, hit, shared, held. Changes nothing. O(1).
 
-        Running, swapped out or lost; :meth:`BlockSpace.free <pagedkv.BlockSpace.free>` returns the last one.
+        The sequence may be running, swapped out or lost; :meth:`BlockSpace.free <pagedkv.BlockSpace.free>` returns the
+        final receipt.
 
         Raises:
             ConfigurationError: the space keeps no receipts.
@@ -277,24 +278,25 @@ class SpaceView:
         return self._receipts.receipt(self._occupied(row))
 
     def explanation(self, row: int, generation: int | None = None) -> Explanation:
-        """Tell why a request's hit ended, as it was when the request was admitted. Changes nothing.
+        """Return why a request's hit ended, as recorded when the request was admitted. Changes nothing.
 
-        Recorded where ``SpaceConfig.explain`` is set: what :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>`
-        would have answered then, but that of all that is cached only the latest continuation was looked at (so that it
-        may say "never stored" of what is there under other keys, or with changed tokens), and only at the first block.
-        It is about the prompt that ``match=`` answered, or else about the tokens that were allocated.
+        Recorded if ``SpaceConfig.explain`` is set. The answer is that of :meth:`BlockSpace.explain
+        <pagedkv.BlockSpace.explain>` at that time, with one restriction: of the cached content, only the latest
+        continuation of the hit, and only its first block, was compared. So it may say "never stored" of content that is
+        cached under other keys or with changed tokens. It is about the prompt of ``match=``, or else about the
+        allocated tokens.
 
         Args:
-            row: a row that was allocated; a fork has asked for nothing.
-            generation: which of the row's sequences (:meth:`generation`), if it may have been freed since. Those of the
-                last 1,024 sequences, or ``max_sequences``, are remembered beyond those that have rows. None: the one
-                that has the row.
+            row: a row that was allocated; forks have no explanation.
+            generation: which of the row's sequences (:meth:`generation`), if it may have been freed since. Beside those
+                that have rows, the last 1,024 sequences (or ``max_sequences``, if that is more) are remembered. None:
+                the sequence that has the row.
 
         Raises:
             ConfigurationError: nothing is recorded in this space.
             SequenceError: the row was never given out, or not by an allocation; the generation is forgotten.
 
-        Cost: O(1) while the sequence lives, else O(sequences that are remembered).
+        Cost: O(1) while the sequence lives, else O(remembered sequences).
         """
         book = self._explanations
         if book is None:
@@ -317,18 +319,18 @@ class SpaceView:
         return events
 
     def stored_blocks(self, pool: str | None = None) -> StoredBlocks:
-        """List every block of a pool that can be found now, the first group's pool when None. Changes nothing.
+        """List every cached block of a pool, the first group's pool when None. Changes nothing. O(blocks).
 
-        A follower of events who was told of a GAP drains the events, forgets the pool, takes this for what it holds,
-        and follows on. O(blocks).
+        After a GAP event, a consumer of events drains them, forgets the pool, takes this list for what it holds, and
+        goes on with the events.
         """
         return stored_blocks.list_stored(self._state, self._pool(pool))
 
     def stored_block(self, digest: bytes | npt.NDArray[np.uint8], group: int = 0) -> StoredBlock | None:
-        """Tell tokens, extra keys and parent of the block with this digest, or None. Changes nothing. O(block size).
+        """Return tokens, extra keys and parent of the block with this digest, or None. Changes nothing. O(block size).
 
         Raises:
-            BlockError: it is not 32 bytes (uint8 ``[32]`` are, too).
+            BlockError: ``digest`` is neither 32 bytes nor uint8 ``[32]``.
         """
         return stored_blocks.look_up(self._state, self._group(group), digest)
 

@@ -1,7 +1,7 @@
 """The state of a block space: pools, groups, rows and digest chains, built from a configuration.
 
-Owns construction and the few look-ups that every operation needs. Groups of equal block size share a
-*lane*: one digest chain a row, computed once for all of them.
+Owns construction and the few look-ups that every operation needs. Groups of equal block size share a *lane*, with one
+digest chain for each row, computed once for all of them.
 """
 
 from dataclasses import dataclass
@@ -61,14 +61,14 @@ NO_EPOCHS: Final[tuple[str, ...]] = ()
 
 @dataclass(slots=True)
 class Loading:
-    """What a space knows of a load (:mod:`pagedkv.memory.space.loading`).
+    """The record of a load that is under way (:mod:`pagedkv.memory.space.loading`).
 
     Args:
-        parents: for each group the block before what is loaded, or the null block.
-        digests: for each lane those of all blocks of the prefix, uint32 ``[n, 8]``.
-        tickets: what holds its blocks, one a pool.
-        is_frozen: nobody is to find its content any more: the cache was reset, or the memory given back.
-        oldest_epoch: the oldest that contributed to it, where epochs are counted.
+        parents: for each group the block before the loaded blocks, or the null block.
+        digests: for each lane the digests of all blocks of the prefix, uint32 ``[n, 8]``.
+        tickets: the tickets that hold its blocks, one a pool.
+        is_frozen: whether its content must not be published, since the cache was reset or the memory given back.
+        oldest_epoch: the oldest epoch that contributed to it, if epochs are counted.
     """
 
     parents: list[int]
@@ -84,17 +84,17 @@ class Group:
 
     Args:
         index: position in the configuration.
-        spec: the retention rule.
+        spec: the group's rule, from the configuration.
         arrays: table and parameters.
-        pool: where its blocks live.
-        host_pool: where swapped-out blocks go, or None.
-        lane: index of the digest chain that it shares with groups of the same block size; -1 if it stays out.
-        planned: the column of the rows that says how far the group is planned.
+        pool: the device pool of its blocks.
+        host_pool: the pool for its swapped-out blocks, or None.
+        lane: index of the digest chain that it shares with groups of the same block size; -1 outside prefix caching.
+        planned: the column of the rows with the number of tokens that are planned in this group.
         block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
         keeps_whole_prefix: whether the rule never drops a block (full attention).
-        ends: int32 ``[max_sequences, NUM_ENDS]``, where blocks are to be kept, if the group sheds what its windows pass
-            (:mod:`pagedkv.memory.tables.retaining`); else empty.
-        view: what compiled loops over its rows take first: ``loop(*group.view, ...)``.
+        ends: int32 ``[max_sequences, NUM_ENDS]``, the positions before which blocks stay cached, if the group sheds
+            blocks that its windows pass (:mod:`pagedkv.memory.tables.retaining`); else empty.
+        view: the first arguments of compiled loops over its rows: ``loop(*group.view, ...)``.
     """
 
     index: int
@@ -111,31 +111,31 @@ class Group:
 
     @property
     def stays_out(self) -> bool:
-        """Whether the others have prefix caching, and this group does not."""
+        """Whether this group is outside prefix caching while the space has it."""
         return self.lane == NO_LANE
 
     @property
     def has_own_start(self) -> bool:
-        """Whether plans may begin ranges of rows elsewhere than in other groups: it stays out, or can be replayed."""
+        """Whether plans may begin a row's range elsewhere than in other groups: outside caching, or with replay."""
         return self.planned != NUM_PLANNED
 
     @property
     def replays(self) -> bool:
-        """Whether windows that are gone can be computed again."""
+        """Whether windows that are gone can be replayed (computed again)."""
         return self.has_own_start and not self.stays_out
 
     def first_needed_token(self, query: int) -> int:
-        """First position, sinks apart, that computing position ``query`` and all later ones still reads."""
+        """First position, sinks apart, that the computation of position ``query`` and all later ones reads."""
         kind, span = (int(self.arrays.parameters[column]) for column in (KIND, SPAN))
         return first_needed_token(kind, span, query)
 
     def num_slots_blocks(self, num_tokens: int, num_lookahead: int) -> int:
-        """Count the blocks for so many tokens and reserved slots (a recurrent state reserves none)."""
+        """Count the blocks for this many tokens and reserved slots (a recurrent state reserves none)."""
         reserve = 0 if keeps_state(self.spec) else num_lookahead
         return -(-(num_tokens + reserve) // self.block_size)
 
     def num_own_blocks(self, num_tokens: int, num_lookahead: int) -> int:
-        """Count the blocks that a fork takes to reserve slots: the partly filled one copied, and new ones."""
+        """Count the blocks that a fork takes to reserve slots: a copy of the partly filled block, and new ones."""
         if num_lookahead == 0 or keeps_state(self.spec):
             return 0
         return -(-(num_tokens + num_lookahead) // self.block_size) - num_tokens // self.block_size
@@ -146,10 +146,10 @@ class DraftTable:
     """The second table of a group: the blocks of its draft states (:mod:`pagedkv.memory.tables.drafting`).
 
     Args:
-        index: as what plans number it: behind the groups.
+        index: its number in plans, behind those of the groups.
         group: the group.
         arrays: table and parameters.
-        loops: what is done with it, compiled.
+        loops: the compiled loops over it.
     """
 
     index: int
@@ -159,7 +159,7 @@ class DraftTable:
 
     @property
     def pool(self) -> BlockPool:
-        """Where its blocks live: the group's pool."""
+        """The device pool of its blocks: the group's pool."""
         return self.group.pool
 
 
@@ -167,47 +167,46 @@ class SpaceState:
     """All arrays of one block space.
 
     Attributes:
-        is_changing: set while an operation changes things: whoever finds it set comes after one that was interrupted.
+        is_changing: set while an operation changes state; still set at the next operation if one was interrupted.
         pools: device pools by name; host_pools: host pools by the same names; all_pools: both.
         pool_counts: the counts of the device pools.
-        groups: the groups, in the configuration's order; cached_groups: without those that stay out of prefix caching
-            (all, if the space has none); outsiders: those; own_starts: those, and the replaying_groups, whose windows
-            can be computed again; planned_columns: those of the rows that say how far any group is planned. lanes: the
-            groups of each digest chain. shedding_groups: those whose windows leave cached only what later prompts can
-            hit. state_groups: those that keep states, for prefixes to hit.
-        draft_tables: the second tables of groups that keep states of open tokens; tables: those of the groups, and
-            these. num_draft_states: most tokens of a row that may be open where a group is a recurrent state.
-        checkpoints: which states are kept inside intervals, or None where there are no such groups.
+        groups: the groups, in the configuration's order; cached_groups: those in prefix caching (all, if the space has
+            none); outsiders: those outside it; replaying_groups: those whose windows can be replayed; own_starts:
+            outsiders and replaying_groups. planned_columns: the columns of the rows with the planned tokens of any
+            group. lanes: the groups of each digest chain. shedding_groups: those whose windows leave cached only what
+            later prompts can hit. state_groups: those that keep states for prefixes to hit.
+        draft_tables: the second tables of groups that keep draft states; tables: those of the groups, then these.
+            num_draft_states: most open tokens of a row, if a group is a recurrent state.
+        checkpoints: the states that are kept inside intervals, or None without such groups.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.memory.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
-        vacant_rows: rows to be handed out, last first: the one vacated last is warm in the processor's caches.
-        serials: int32 ``[max_sequences]``, grows with every sequence that gets a row, so that old plans know it is
-            another.
-        relies_on: int32 ``[max_sequences]``, last step in which another row computes content that a row
-            shares; if that step is aborted, the row is lost.
+        vacant_rows: rows to be handed out, from the end: the row vacated last is warm in the processor's caches.
+        serials: int32 ``[max_sequences]``, grows with every sequence that gets a row, so that old plans are recognized.
+        relies_on: int32 ``[max_sequences]``, last step in which another row computes content that this row shares; if
+            that step is aborted, this row is lost.
         num_known: int32 ``[max_sequences]``, known tokens of rows that have, or had, unknown ones; 0 for all others
-            (:mod:`pagedkv.memory.tables.filling`). is_overlapped: whether any row ever had.
+            (:mod:`pagedkv.memory.tables.filling`). is_overlapped: whether any row ever had unknown tokens.
         lane_columns: int32 ``[lanes, 2]``, first column and block size of the first group of each lane.
-        held: the tickets that are out, and the blocks of each, int32 ``[n]``; num_tickets: those ever given out.
-        loads: the loads that are under way; num_loads: those ever begun.
+        held: the blocks, int32 ``[n]``, of every ticket that is not released; num_tickets: tickets ever given out.
+        loads: the loads that are under way; num_loads: loads ever begun.
         media_keys: keys of the rows whose prompts have media.
         media_reach: int32 ``[max_sequences]``, where the last medium of a row ends.
-        is_recurrent: a group keeps a state, which only one sequence at a time may advance.
+        is_recurrent: whether a group keeps a recurrent state, which only one sequence at a time may advance.
         plan_layout: what all plans of this space have in common.
-        num_steps_before: what blocks' step numbers lack to those that callers know.
-        weights_epoch: version of the model's weights; identity_epoch: as far as it is part of every first block's
-            identity, which a number is not; former_epochs: the last few texts before it, the latest first.
-        publish_limits: int32 ``[max_sequences]``, tokens of each row that others may find; limits_publishing: whether
+        num_steps_before: the public number of a step minus its number in the blocks' records.
+        weights_epoch: version of the model's weights; identity_epoch: the part of it that belongs to every first
+            block's identity (none if it is a number); former_epochs: the last few text epochs before it, latest first.
+        publish_limits: int32 ``[max_sequences]``, tokens of each row that may be published; limits_publishing: whether
             there ever was a limit.
         oldest_epochs: int32 ``[max_sequences]``, the oldest epoch that contributed to what each row holds
-            (:mod:`pagedkv.memory.space.epochs`), where epochs are counted.
-        version: grows with every operation that changes the space, so that earlier answers are known to be out of date.
-        now_s: the caller's clock, in seconds, as last told.
-        only_chain: the only group with prefix caching, if it keeps whole prefixes: prompts are matched by one walk.
-        tenant_names: names of the tenants by their numbers, the first one of nobody: None; empty where there are none.
-        limits: cap and floor of each of them, by pool.
-        observers: what follows the operations of the space, in the order in which it is called.
-        features: what takes part in them beside the core, likewise (:mod:`pagedkv.memory.space.features`).
+            (:mod:`pagedkv.memory.space.epochs`), if epochs are counted.
+        version: grows with every operation that changes the space; an answer of an earlier version is out of date.
+        now_s: the caller's clock, in seconds, as last set.
+        only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
+        tenant_names: names of the tenants by number, first None (no tenant); empty if there are no tenants.
+        limits: cap and floor of each tenant, by pool.
+        observers: the observers of the space, in the order in which they are called.
+        features: the optional parts of the operations, likewise (:mod:`pagedkv.memory.space.features`).
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -222,7 +221,7 @@ class SpaceState:
         self.host_pools = self._new_pools(config.host_blocks_by_pool(), is_host=True)
         self.all_pools = (*self.pools.values(), *self.host_pools.values())
         self.pool_counts = [pool.arrays.counts for pool in self.pools.values()]
-        self._clock = self.pool_counts[0]  # all pools tell the same steps
+        self._clock = self.pool_counts[0]  # all pools count the same steps
         self.rows = new_rows(
             config.max_sequences,
             len(config.groups) + len(config.drafting),
@@ -267,11 +266,11 @@ class SpaceState:
         self._make_scratch()
         self.plan_layout = PlanLayout(config)
         self.num_steps_before = self.num_batches = 0
-        # Sweeping looks at every block: so rarely that a new key pays for 16 of them.
+        # A sweep visits every block. It is done so rarely that each new key pays for 16 of them.
         self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
 
     def _make_scratch(self) -> None:
-        """Make what operations write down while they work, and what is always the same."""
+        """Make the scratch arrays of operations, and constant arrays."""
         config = self.config
         self.planned_array = np.array(self.planned_columns, np.int32)
         self.write_counts = np.zeros((len(self.tables), 2), np.int32)
@@ -282,7 +281,7 @@ class SpaceState:
         self.refused_scratch = np.zeros(config.max_sequences, np.int32)  # zeros between operations
 
     def _new_pools(self, num_blocks: dict[str, int], *, is_host: bool = False) -> dict[str, BlockPool]:
-        """Build pools of so many blocks; those of the host keep nothing special but epochs."""
+        """Build pools with these numbers of blocks; host pools have no feature but epochs."""
         config = self.config
         policy = policy_named(config.eviction)
         pools = {}
@@ -303,7 +302,7 @@ class SpaceState:
         return pools
 
     def _features(self, name: str, num_blocks: int) -> PoolFeatures:
-        """Tell what a device pool of so many blocks keeps; 0 stands for a host pool."""
+        """Return the features of a device pool with this many blocks; 0 stands for a host pool."""
         config = self.config
         is_device = num_blocks > 0
         bounds = tuple(
@@ -324,7 +323,7 @@ class SpaceState:
         )
 
     def _num_in_sets(self, name: str) -> int:
-        """Count the groups of a pool whose blocks hit only beside those of other groups."""
+        """Count the groups of a pool whose blocks hit only together with those of other groups."""
         caching = [spec.pool for spec in self.config.groups if spec.prefix_caching and self.config.prefix_caching]
         return caching.count(name) if len(caching) > 1 else 0
 
@@ -360,22 +359,22 @@ class SpaceState:
 
     @property
     def identity_epoch(self) -> str:
-        """The weights' version as far as it is part of blocks' identity."""
+        """The part of the weights' version that belongs to blocks' identity."""
         return self.weights_epoch if isinstance(self.weights_epoch, str) else ""
 
     @property
     def open_step_id(self) -> StepId:
-        """Number of the open step as callers know it: it never starts again."""
+        """Public number of the open step: it never restarts."""
         return StepId(self.num_steps_before + self.open_step)
 
     @property
     def open_step(self) -> int:
-        """Number of the step that is being put together, as blocks note it."""
+        """Number of the open step, as blocks record it."""
         return int(self._clock[OPEN_STEP])
 
     @property
     def settled_step(self) -> int:
-        """Number of the last step that is over, as blocks note it."""
+        """Number of the last settled step, as blocks record it."""
         return int(self._clock[SETTLED_STEP])
 
     def advance_open_step(self) -> None:
@@ -386,7 +385,7 @@ class SpaceState:
             self._renumber_steps()
 
     def _renumber_steps(self) -> None:
-        """Count steps from the last settled one on, since blocks note them in 32 bits. O(blocks), every 2**30 steps."""
+        """Renumber steps from the last settled one, since blocks record 32 bits. O(blocks), every 2**30 steps."""
         settled = self.settled_step // NUM_DEFERRED_LISTS * NUM_DEFERRED_LISTS  # deferred blocks stay in their lists
         for pool in self.all_pools:
             renumber(pool.arrays, settled, ~free_leased(pool.arrays))
@@ -405,23 +404,23 @@ class SpaceState:
             feature.cleared(batch)
 
     def begin_epoch(self, weights_epoch: str) -> None:
-        """Note that the model has other weights."""
+        """Record that the model has other weights."""
         if weights_epoch != self.weights_epoch:
             others = [epoch for epoch in self.former_epochs if epoch not in {weights_epoch, self.identity_epoch}]
             self.former_epochs = (self.identity_epoch, *others[: MOST_FORMER_EPOCHS - 1])
         self.weights_epoch = weights_epoch
 
     def next_mark(self) -> int:
-        """Make a number that no batch of rows was marked with before."""
+        """Return a number with which no batch of rows was marked before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
 
 
 def _tenants_of(config: SpaceConfig) -> tuple[str | None, ...]:
-    """Name the tenants by their numbers, nobody first; nothing if nobody is told apart."""
+    """Return the names of the tenants by number, None first; empty if there are no tenants."""
     return (None, *config.tenants) if config.tenants else ()
 
 
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:
-    """Tell whether a group keeps states for prefixes to hit."""
+    """Return whether a group keeps states for prefixes to hit."""
     return config.prefix_caching and keeps_state(spec)

@@ -1,9 +1,8 @@
-"""Recurrent states at the ends of prompts, for running rows: kept when a plan computes one, and gone on from.
+"""Recurrent states at the ends of prompts, for running rows: keeping one that a plan computes, and continuing from one.
 
-What a kept state is, is drawn in :mod:`pagedkv.memory.tables.checkpoints`; how a prompt finds one, in
-:mod:`pagedkv.memory.space.matching`. A row goes on from a block whose leading tokens hit in the same way
-(:mod:`pagedkv.memory.tables.partial_hits`): from a copy, or from that block if nobody holds it and there is no room for
-one.
+:mod:`pagedkv.memory.tables.checkpoints` draws a kept state; :mod:`pagedkv.memory.space.matching` finds one for a
+prompt. A row continues in the same way from a block that hits in part (:mod:`pagedkv.memory.tables.partial_hits`): from
+a copy, or from the block itself if it is unreferenced and there is no room for a copy.
 """
 
 import numpy as np
@@ -24,10 +23,10 @@ __all__ = ["checkpoint_of", "claim_tails", "free_tails", "give_way", "keep_state
 
 
 def checkpoint_of(state: SpaceState, num_tokens: int, num_hit_tokens: int) -> int:
-    """Tell where a prompt of so many tokens, of which so many hit, wants a state kept; 0 where none is needed.
+    """Return the position up to which the last state of a prompt should be kept; 0 if none is needed.
 
-    A chunk is to end there: behind the hit, before the last token, at a position where hits can end in all groups but
-    states, and where no state is kept by itself.
+    A chunk should end there. The position lies behind the hit and before the last token, where hits can end in all
+    groups but states, and where no state is kept anyway at the end of an interval.
     """
     if state.checkpoints is None:
         return 0
@@ -37,9 +36,9 @@ def checkpoint_of(state: SpaceState, num_tokens: int, num_hit_tokens: int) -> in
 
 
 def keep_states(state: SpaceState, computing: Int32Array, ends: Int32Array) -> None:
-    """Name the states of rows that the plan being made computes up to where their prompts want one kept.
+    """Name the states of rows that the new plan computes exactly up to where one is to be kept.
 
-    Nothing in spaces without such groups.
+    Does nothing in spaces without such groups.
     """
     if state.checkpoints is None:
         return
@@ -72,13 +71,13 @@ def _keep_state(state: SpaceState, group: Group, row: int, index: int, length: i
 
 
 def _keep(group: Group, block: int, why: int) -> None:
-    """Note why a tail stays cached when nobody holds it: a prompt ended with that state, or inside that block."""
+    """Record why an unreferenced tail stays cached: a prompt ended with that state, or inside that block."""
     if group.arrays.parameters[SHEDS]:
         add_reasons_of(group.pool.arrays.records, block, why)
 
 
 def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length: int) -> int:
-    """Tell the id of the extra keys of a row's tail: those of its block, without media that begin behind the tail."""
+    """Return the id of the extra keys of a row's tail: those of its block, without media that begin behind the tail."""
     start = index * group.block_size
     if row not in state.media_keys:
         return int(group.pool.arrays.records[group.arrays.table[row, index], EXTRA])
@@ -86,11 +85,11 @@ def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length
     return state.extra_keys.intern_all([encoding])[0]
 
 
-# Going on from a kept state
+# Continuing from a kept state
 
 
 def free_tails(state: SpaceState, tails: tuple[Tail, ...]) -> dict[str, int]:
-    """Count, by pool, the tails of a hit that nobody holds."""
+    """Count, by pool, the tails of a hit that are free."""
     counts = dict.fromkeys(state.pools, 0)
     for tail in tails:
         pool = state.groups[tail.group].pool
@@ -99,7 +98,7 @@ def free_tails(state: SpaceState, tails: tuple[Tail, ...]) -> dict[str, int]:
 
 
 def claim_tails(state: SpaceState, ledger: StepLedger, batch: Int32Array, tails: tuple[Tail, ...]) -> None:
-    """Take a reference to each tail of a hit, for the one new row of a batch, until it is seated."""
+    """Reference each tail of a hit for the one new row of a batch, until the row has its blocks."""
     for tail in tails:
         group, blocks = state.groups[tail.group], np.array([tail.block], np.int32)
         for feature in state.features:
@@ -110,12 +109,12 @@ def claim_tails(state: SpaceState, ledger: StepLedger, batch: Int32Array, tails:
 
 
 def take_over(state: SpaceState, tail: Tail) -> None:
-    """Let the row that is seated next in a tail's group get its very block: there is none to copy it to."""
+    """Let the next new row in a tail's group take the tail's block itself, since there is no room for a copy."""
     surrender(state.groups[tail.group].pool.arrays, tail.block)
 
 
 def resume_states(state: SpaceState, ledger: StepLedger, row: int, tails: tuple[Tail, ...]) -> None:
-    """Let a new row, which is seated, go on from its hit's tails: the plan copies those not taken over."""
+    """Let a new row, which has its blocks, continue from its hit's tails: the plan copies those not taken over."""
     for tail in tails:
         group = state.groups[tail.group]
         own = int(group.arrays.table[row, tail.logical_index])
@@ -124,6 +123,6 @@ def resume_states(state: SpaceState, ledger: StepLedger, row: int, tails: tuple[
 
 
 def give_way(state: SpaceState, batch: Int32Array) -> None:
-    """Let growing rows go on in place where there is no block to copy their kept states to."""
+    """Let growing rows overwrite their kept states in place if there is no block for a copy."""
     for group in state.state_groups:
         give_names_up(*group.view, batch)

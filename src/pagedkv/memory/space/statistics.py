@@ -1,4 +1,4 @@
-"""Statistics: a frozen snapshot of every pool, taken only when asked for."""
+"""Statistics: a frozen snapshot of every pool, taken only when it is requested."""
 
 from dataclasses import dataclass
 
@@ -24,17 +24,17 @@ __all__ = ["PoolStatistics", "SpaceStatistics", "take_statistics"]
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """One pool at one moment; the last three count since the pool was built.
+    """One pool at one moment; ``num_acquired``, ``num_evictions`` and ``num_hit_blocks`` count since it was built.
 
     Args:
-        name: name of the pool; host pools carry the name of their device pool.
-        num_blocks: blocks that can be handed out at all (the null block is not).
+        name: name of the pool; a host pool has the name of its device pool.
+        num_blocks: usable blocks (without the null block).
         num_free: blocks that can be handed out now, cached ones included.
-        num_cached: free blocks whose content can still be found.
+        num_cached: free blocks whose content can still be hit.
         num_deferred: unreferenced blocks that wait for a step.
-        num_in_use: blocks that tables refer to, or tickets hold.
+        num_in_use: blocks that tables or tickets refer to.
         num_held: of these, blocks that tickets hold.
-        num_named: blocks that can be found, in use or free.
+        num_named: blocks in the prefix index, in use or free.
         num_acquired: blocks handed out.
         num_evictions: of these, blocks that had cached content.
         num_hit_blocks: references given to cached blocks.
@@ -64,9 +64,9 @@ class SpaceStatistics:
         num_running: sequences with blocks on the device; num_swapped: with blocks in the host pool.
         num_tokens: tokens of the running sequences.
         num_steps_in_flight: planned steps that are not acknowledged.
-        receipts: what all sequences have taken since the space was built, the freed ones among them: the sum of all
-            receipts. None unless ``SpaceConfig.receipts``.
-        tenants: what each tenant has of each device pool, whoever names none first; empty unless
+        receipts: the sum of all receipts since the space was built, including those of freed sequences. None unless
+            ``SpaceConfig.receipts``.
+        tenants: what each tenant has of each device pool, first the share without a tenant; empty unless
             ``SpaceConfig.tenants``.
     """
 
@@ -81,7 +81,7 @@ class SpaceStatistics:
 
 
 def take_statistics(state: SpaceState, num_steps_in_flight: int, receipts: Receipt | None) -> SpaceStatistics:
-    """Count; ``receipts``: the sum of all, if the space keeps any. O(rows + blocks held)."""
+    """Take the statistics; ``receipts``: the sum of all, if the space keeps any. O(rows + blocks held)."""
     running = state.rows[:, STATUS] == RUNNING
     return SpaceStatistics(
         pools=tuple(_of_pool(pool, num_held(state, pool.name)) for pool in state.pools.values()),

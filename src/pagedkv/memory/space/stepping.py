@@ -1,4 +1,4 @@
-"""Acknowledging: a step in flight has run, so what waited for it is freed, windows slide, duplicates merge."""
+"""Acknowledging a step that has run: blocks that waited for it are freed, windows slide, duplicates merge."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ __all__ = ["acknowledge", "settle"]
 
 
 def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
-    """The device has run the oldest step in flight: free what waited for it, slide windows, merge duplicates."""
+    """Acknowledge the oldest step in flight: free blocks that waited for it, slide windows, merge duplicates."""
     ledger.require_oldest(step_id)
     state.is_changing = True
     step = ledger.acknowledge()
@@ -33,7 +33,7 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
 
 
 def settle(state: SpaceState, ledger: StepLedger) -> None:
-    """Free what waited for steps that are over: all before the oldest in flight."""
+    """Free the blocks that waited for settled steps: all steps before the oldest in flight."""
     unsettled = ledger.in_flight[0].plan.step_id - state.num_steps_before if ledger.in_flight else state.open_step
     for pool in state.all_pools:
         state.loops.settle(pool.arrays, unsettled - 1)
@@ -51,7 +51,7 @@ def _slide_windows(state: SpaceState, step: InFlightStep) -> None:
 
 
 def _rows_that_waited(state: SpaceState, step: InFlightStep) -> Int32Array:
-    """Rows for which others computed in a step that is over, and that are in no later one: forks, and hits."""
+    """Find rows for which other rows computed in a settled step, and that are in no later one: forks, and hits."""
     number = step.plan.step_id - state.num_steps_before
     has_waited = (state.relies_on == number) & (state.rows[:, LAST_STEP] <= number)
     return np.flatnonzero(has_waited & (state.rows[:, STATUS] == RUNNING)).astype(np.int32)

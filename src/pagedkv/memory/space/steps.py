@@ -1,7 +1,7 @@
-"""The steps of a space: what the open step's plan has gathered, and which steps are in flight.
+"""The steps of a space: the moves gathered for the open step's plan, and the steps in flight.
 
-Owns copies and swaps until their step is acknowledged. A copy whose source is itself written by a copy of
-the same plan is led back to the origin, so that a plan's copies are independent of each other.
+Owns copies and swaps until their step is acknowledged. If the source of a copy is itself written by a copy of the same
+plan, the plan copies from the original source instead, so that its copies are independent of each other.
 """
 
 from collections import deque
@@ -30,10 +30,10 @@ class InFlightStep:
     Args:
         rows: the rows that it computes, as in the plan.
         serials: which sequence each row of the plan served.
-        starts: our own copy of the plan's starts, moved down by tokens that were refused meanwhile.
-        ends: our own copy of the plan's ends, moved down likewise, and lowered when a row is rolled back meanwhile.
-        duplicates: for each group those found since the plan before, int32 ``[n, NUM_DUPLICATE_FIELDS]`` each.
-        epoch: that of the weights with which it computes, where epochs are counted.
+        starts: own copy of the plan's starts, moved down by tokens that were refused since.
+        ends: own copy of the plan's ends, moved down likewise, and lowered when a row is rolled back.
+        duplicates: for each group the duplicates found since the plan before, int32 ``[n, NUM_DUPLICATE_FIELDS]`` each.
+        epoch: the epoch of the weights with which it computes, if epochs are counted.
     """
 
     plan: StepPlan
@@ -45,24 +45,24 @@ class InFlightStep:
     epoch: int = 0
 
     def starts_in(self, group: int) -> Int32Array:
-        """Where each range begins in a group, int32 ``[rows]``, moved down like the others."""
+        """Return where each range begins in a group, int32 ``[rows]``, moved down like the others."""
         outside = self.plan.compute_outside.get(group)
         return self.starts if outside is None else outside.starts - (self.plan.compute.starts - self.starts)
 
     def live_starts(self, serials: Int32Array, group: int) -> list[tuple[int, int]]:
-        """Rows that it computes for and that still serve the same sequence, with their starts in a group."""
+        """Return the rows that it computes and that still serve the same sequence, with their starts in a group."""
         is_alive = serials[self.rows] == self.serials
         starts = self.starts_in(group)
         return list(zip(self.rows[is_alive].tolist(), starts[is_alive].tolist(), strict=True))
 
 
 class Samplers(NamedTuple):
-    """Which steps sample the first unknown tokens of rows.
+    """The steps that sample the first unknown tokens of rows.
 
     Args:
-        version: of the space, when this was found out.
-        steps: int32 ``[max_sequences]``, the step's number, 0 where none is planned that may, or it is forgotten.
-        limits: int32 ``[max_sequences]``, up to where its range goes.
+        version: version of the space for which this holds.
+        steps: int32 ``[max_sequences]``, the step's number; 0 if none is planned, or if it is forgotten.
+        limits: int32 ``[max_sequences]``, the end of its range.
     """
 
     version: int
@@ -84,10 +84,10 @@ class StepLedger:
 
     Attributes:
         in_flight: planned steps that are neither acknowledged nor aborted.
-        duplicates: found since the last plan, by group (:mod:`pagedkv.memory.tables.merging`).
-        over: steps that are acknowledged, but rows wait for tokens that they have sampled; oldest first.
-        shares_pending: rows share blocks that the open step still has to compute.
-        samplers: what the last plan has found out about unknown tokens, for filling them in right afterwards.
+        duplicates: duplicates found since the last plan, by group (:mod:`pagedkv.memory.tables.merging`).
+        over: acknowledged steps with sampled tokens that are not filled in yet; oldest first.
+        shares_pending: whether rows share blocks that the open step still has to compute.
+        samplers: what the last plan found out about unknown tokens, for a ``fill`` right after it.
     """
 
     def __init__(self, num_groups: int) -> None:
@@ -101,16 +101,16 @@ class StepLedger:
 
     @property
     def unfilled(self) -> list[InFlightStep]:
-        """Steps for whose samples rows may wait, oldest first."""
+        """Steps whose sampled tokens may not be filled in yet, oldest first."""
         return [*self.over, *self.in_flight]
 
     def forget_filled(self, is_unfilled: Callable[[InFlightStep], bool]) -> None:
-        """Drop the steps that are over and that nobody waits for any more."""
+        """Drop the acknowledged steps whose samples are all filled in."""
         if self.over:
             self.over = [step for step in self.over if is_unfilled(step)]
 
     def add_copies(self, pool: str, pairs: Int32Array) -> list[tuple[int, int]]:
-        """Add copies on write (``[n, 2]``: source, destination); return them, led back to their origins."""
+        """Add copies on write (``[n, 2]``: source, destination); return them with their original sources."""
         copies = self._open.copies.setdefault(pool, {})
         added = []
         for source, destination in pairs.tolist():
@@ -130,19 +130,19 @@ class StepLedger:
             self._open.swaps_in.setdefault(pool, {}).update((device, host) for host, device in pairs.tolist())
 
     def is_written(self, pool: str, block_ids: Iterable[int]) -> bool:
-        """Tell whether the open plan copies or swaps something into one of these device blocks."""
+        """Return whether the open plan copies or swaps something into one of these device blocks."""
         copies = self._open.copies.get(pool, {})
         swaps_in = self._open.swaps_in.get(pool, {})
         return bool(copies or swaps_in) and any(block in copies or block in swaps_in for block in block_ids)
 
     def spread(self, pool: str, on_device: set[int], on_host: set[int]) -> tuple[set[int], set[int]]:
-        """Tell where the content of these blocks gets to by the moves of the open plan, in their order."""
+        """Return the blocks that hold the content of these blocks after the open plan's moves, in their order."""
         on_host = on_host | _filled_from(self._open.swaps_out.get(pool, {}), on_device)
         on_device = on_device | _filled_from(self._open.swaps_in.get(pool, {}), on_host)
         return on_device | _filled_from(self._open.copies.get(pool, {}), on_device), on_host
 
     def open_moves(self, pool: str) -> tuple[set[int], set[int]]:
-        """Blocks on the device and on the host that the open plan's moves read or write."""
+        """Return the blocks on the device and on the host that the open plan's moves read or write."""
         copies, out, back = (
             moves.get(pool, {}) for moves in (self._open.copies, self._open.swaps_out, self._open.swaps_in)
         )
@@ -151,7 +151,7 @@ class StepLedger:
 
     @property
     def has_device_writes(self) -> bool:
-        """Whether the open plan writes device blocks at all, before the forward pass."""
+        """Whether the open plan writes any device block before the forward pass."""
         return bool(self._open.copies or self._open.swaps_in)
 
     @property
@@ -160,19 +160,19 @@ class StepLedger:
         return bool(self._open.copies or self._open.swaps_in or self._open.swaps_out)
 
     def take_moves(self) -> OpenMoves:
-        """Close the open step: its copies and swaps, each pool's in the order in which they were added."""
+        """Close the open step; return its copies and swaps, each pool's in the order in which they were added."""
         moves, self._open = self._open, OpenMoves()
         return moves
 
     def close(self, step: InFlightStep) -> None:
-        """Note that a plan was handed out."""
+        """Record that a plan was handed out."""
         step.duplicates = self.duplicates
         self.duplicates = [[] for _ in self.duplicates]
         self.shares_pending = False
         self.in_flight.append(step)
 
     def take_out(self, is_taken: npt.NDArray[np.bool_]) -> None:
-        """Note that what steps in flight compute for some rows is certain: aborting them does not concern it.
+        """Record that what steps in flight compute for some rows stays valid even if they are aborted.
 
         ``is_taken`` is bool ``[max_sequences]``.
         """
@@ -180,13 +180,13 @@ class StepLedger:
             step.serials[is_taken[step.rows]] = NO_SEQUENCE
 
     def forget_duplicates(self) -> None:
-        """Note that there is nothing to merge any more: the names are gone."""
+        """Drop all duplicates: the names with which they would be merged are gone."""
         for duplicates in (self.duplicates, *(step.duplicates for step in self.in_flight)):
             for parts in duplicates:
                 parts.clear()
 
     def moved_blocks(self, pool: str) -> tuple[set[int], set[int]]:
-        """Device blocks that moves write, in the open plan or in one in flight, and those that the open plan's read."""
+        """Return device blocks that moves of open or planned steps write, and those that the open plan's moves read."""
         opened = self._open
         written = set(opened.copies.get(pool, ())) | set(opened.swaps_in.get(pool, ()))
         for step in self.in_flight:
@@ -196,7 +196,7 @@ class StepLedger:
         return written, {*opened.copies.get(pool, {}).values(), *opened.swaps_out.get(pool, {}).values()}
 
     def last_swaps(self, pool: str) -> dict[int, StepId]:
-        """Tell which step in flight is the last to swap each device block that any of them swaps."""
+        """Return the last step in flight that swaps each device block, for all that any of them swaps."""
         return {
             block: step.plan.step_id
             for step in self.in_flight
@@ -209,7 +209,7 @@ class StepLedger:
         }
 
     def lower_ends(self, num_tokens: Int32Array) -> None:
-        """Note that rows were rolled back: what steps in flight compute beyond the tokens of each row does not count.
+        """Lower the ends of steps after rows were rolled back: what they compute beyond the rows' tokens is void.
 
         ``num_tokens`` is int32 ``[max_sequences]``. Rows that were not rolled back have at least what is planned.
         """
@@ -225,7 +225,7 @@ class StepLedger:
             raise StepError(f"step {step_id} cannot be acknowledged before step {oldest}, the oldest in flight")
 
     def acknowledge(self) -> InFlightStep:
-        """Take the oldest step in flight."""
+        """Remove and return the oldest step in flight."""
         return self.in_flight.popleft()
 
     def require_in_flight(self, step_id: StepId) -> None:
@@ -235,7 +235,7 @@ class StepLedger:
             raise StepError(f"step {step_id} cannot be aborted: in flight are {ids or 'none'}")
 
     def abort(self, step_id: StepId) -> list[InFlightStep]:
-        """Take a step in flight and all after it, oldest first; what they were to merge waits for the open step."""
+        """Remove a step in flight and all after it; return them, oldest first. Their duplicates go to the open step."""
         aborted = [step for step in self.in_flight if step.plan.step_id >= step_id]
         for step in aborted:
             self.in_flight.pop()

@@ -1,7 +1,7 @@
-"""What is stored under names: for followers of events who were told of a gap, and for tiers that fetch content.
+"""The cached content of pools: for consumers of events after a gap, and for tiers that fetch content.
 
-Read from the pools when asked for; nothing is kept for it. A name knows its parent as long as the parent's block holds
-that content: behind a window it may be gone, and then only the event that told of the child knew it.
+Read from the pools on request; nothing is kept for it. The parent of a block is known as long as the parent's block
+holds that content. Behind a window it may be gone; then only the event that reported the child contained it.
 """
 
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ __all__ = ["StoredBlock", "StoredBlocks", "list_stored", "look_up"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBlock:
-    """One block that can be found, with what it holds.
+    """One block of the prefix index, with its content.
 
-    ``hash_block_tokens(parent_digest, token_ids, extra_keys)`` is its digest, unless the caller brought another one.
+    ``hash_block_tokens(parent_digest, token_ids, extra_keys)`` is its digest, unless the caller gave another one.
 
     Args:
-        pool: name of its pool; group: index of its group; block_id: where it is.
-        digest: what it is found by.
+        pool: name of its pool; group: index of its group; block_id: its id.
+        digest: the digest by which it is found.
         parent_digest: digest of the block before it; ``ROOT_DIGEST`` for a first one, None if it is not known any more.
         token_ids: read-only int32 ``[block_size]``; fewer for a state that is kept inside an interval.
         extra_keys: its encoded extra keys (:class:`~pagedkv.RequestKeys`), empty for most blocks.
-        is_computed: no step in flight or open still writes it.
-        epochs: the oldest and the newest epoch of the weights that contributed to it, where epochs are counted: part of
-            what it is, beside the digest. None where they are not, and for what the open step is to compute.
+        is_computed: whether no step in flight or open still writes it.
+        epochs: the oldest and the newest epoch of the weights that contributed to it, if epochs are counted; a part of
+            its identity, beside the digest. None if they are not, and for blocks that the open step computes.
     """
 
     pool: str
@@ -50,15 +50,15 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBlocks:
-    """All blocks of one pool that can be found, in the order of their ids.
+    """All blocks of one pool that are in the prefix index, in the order of their ids.
 
     Args:
         pool: name of the pool.
         groups: int32 ``[n]``, the group of each; block_ids: int32 ``[n]``.
         digests: uint8 ``[n, 32]``.
-        parent_digests: uint8 ``[n, 32]``, as in :class:`~pagedkv.CacheEvents`; zeros for a first block, and where the
+        parent_digests: uint8 ``[n, 32]``, as in :class:`~pagedkv.CacheEvents`; zeros for a first block, and if the
             parent is not known any more.
-        knows_parent: bool ``[n]``, false where it is not.
+        knows_parent: bool ``[n]``, false if the parent is not known any more.
     """
 
     pool: str
@@ -74,10 +74,10 @@ class StoredBlocks:
 
 
 def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | None:
-    """Tell what is stored under a digest in one group, or None.
+    """Return the block with a digest in one group, or None.
 
     Raises:
-        BlockError: it is no digest.
+        BlockError: ``digest`` is no digest.
     """
     wanted = _as_digest(digest)
     pool = group.pool
@@ -100,7 +100,7 @@ def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | No
 
 
 def list_stored(state: SpaceState, pool: BlockPool) -> StoredBlocks:
-    """List every name of a pool. O(blocks)."""
+    """List every named block of a pool. O(blocks)."""
     records, digests = pool.arrays.records, pool.arrays.digests
     blocks = pool.prefix_index.named_blocks().astype(np.int32)
     parents = records[blocks, PARENT]
@@ -114,7 +114,7 @@ def list_stored(state: SpaceState, pool: BlockPool) -> StoredBlocks:
 
 
 def _as_digest(digest: object) -> bytes:
-    """Take bytes, or a row of the digests of events."""
+    """Convert a digest, given as bytes or as a row of the digests of events."""
     if isinstance(digest, np.ndarray) and digest.dtype == np.uint8:
         digest = digest.tobytes()
     if not isinstance(digest, bytes) or len(digest) != DIGEST_NBYTES:
@@ -137,7 +137,7 @@ def _parent_of(state: SpaceState, pool: BlockPool, block: int) -> bytes | None:
 
 
 def _is_first(state: SpaceState, pool: BlockPool, block: int) -> bool:
-    """Tell whether a block begins a sequence: it has no parent, and not for want of one that a hit brought along."""
+    """Return whether a block without a parent begins a sequence; else its parent was not cached at publication."""
     record = pool.arrays.records[block]
     if record[PARENT] != NULL_BLOCK:
         return False
@@ -149,7 +149,7 @@ def _is_first(state: SpaceState, pool: BlockPool, block: int) -> bool:
 
 
 def _tokens_of(state: SpaceState, group: Group, block: int) -> Int32Array:
-    """Tokens that a named block stands for: all of its size, or the tail for which a state is kept."""
+    """Tokens of a named block: all of its size, or the tail for which a state is kept."""
     kept = state.checkpoints and state.checkpoints.note_of(group.pool.name, group.pool.arrays, block)
     num_tokens = kept.length if kept else group.block_size
     token_ids: Int32Array = group.pool.arrays.tokens[block, :num_tokens]

@@ -1,4 +1,4 @@
-"""Rows that leave for the host pools, and come back: the part of :class:`~pagedkv.BlockSpace` that swaps."""
+"""The part of :class:`~pagedkv.BlockSpace` that swaps rows out to the host pools and back in."""
 
 import numpy.typing as npt
 
@@ -19,24 +19,24 @@ class SwapSpace(ContentSpace):
     """Operations that move rows between the device and the host."""
 
     def can_swap_out(self, rows: Rows) -> AllocStatus:
-        """Tell whether the host pools can take these rows. Changes nothing.
+        """Return whether the host pools can take these rows. Changes nothing.
 
-        OK if :meth:`swap_out` would succeed. NEVER without a host pool, or if not even an empty one could hold them,
-        nor one that holds nothing but what they share there; LATER too while the open plan copies or swaps into their
-        blocks, and until the step is over that computes a window of theirs again.
+        OK if :meth:`swap_out` would succeed. NEVER without a host pool, or if the rows fit neither into an empty host
+        pool nor into one that holds nothing but blocks which they share there. LATER also while the open plan copies or
+        swaps into their blocks, and while a step that replays a window of theirs is not acknowledged.
         """
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
         return swapping.swap_out_status(self._state, self._ledger, batch)
 
     def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
-        """Move rows to the host pools: device block -> host block, a block that rows of this call share once.
+        """Move rows to the host pools, device block -> host block; a block that several of these rows share moves once.
 
-        The moves are in the open step's plan as well; device blocks go back when it is acknowledged.
+        The moves are in the open step's plan as well; the device blocks are freed when it is acknowledged.
 
         Raises:
             NoHostPoolError: a group's pool has no host pool.
-            SequenceError: the open plan writes their blocks, or a window is computed again (``can_swap_out`` says
+            SequenceError: the open plan writes their blocks, or a window is being replayed (``can_swap_out`` returns
                 LATER).
         """
         batch = as_batch(rows)
@@ -46,16 +46,16 @@ class SwapSpace(ContentSpace):
         return swapping.swap_out(self._state, self._ledger, batch, mark)
 
     def can_swap_in(self, rows: Rows, counts: npt.ArrayLike | None = None, *, num_lookahead: int = 0) -> AllocStatus:
-        """Tell whether the device pools can take swapped-out rows back and let them go on. Changes nothing.
+        """Return whether the device pools can take swapped-out rows back and let them continue. Changes nothing.
 
         Args:
             rows: the rows.
-            counts: int32 ``[len(rows)]``, tokens that each is to take next; one each when None (none where
-                ``max_tokens`` is reached). With the blocks for these come the copies on write that they cause.
+            counts: int32 ``[len(rows)]``, tokens that each row gets next; None: one each (none at ``max_tokens``).
+                Blocks for these tokens, and for the copies on write that they cause, are counted.
             num_lookahead: slots a row beyond these tokens.
 
-        OK if that fits beside the watermark; NEVER if not even empty pools could hold it, nor pools that hold nothing
-        but what the rows share there.
+        OK if all fits and the watermark stays free; NEVER if it fits neither into empty pools nor into pools that hold
+        nothing but blocks which the rows share there.
         """
         self._require_host_pools()
         batch = as_batch(rows)

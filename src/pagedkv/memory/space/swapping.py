@@ -1,7 +1,7 @@
 """Preempting by swapping: sequences move to the host pools and back, as planned copies.
 
-Content that the other side holds already is shared there, not copied: what a swapped-out prefix left in the device's
-prefix cache, and what another sequence has brought to the host. Host blocks keep their names until they are evicted.
+Content that the destination holds already is shared there, not copied: blocks that a swapped-out prefix left in the
+device's prefix cache, and blocks that another sequence has brought to the host. Host blocks stay cached until evicted.
 """
 
 from collections import Counter
@@ -43,8 +43,8 @@ class _Survey:
     """What moving a batch takes, by pool name.
 
     Args:
-        num_taken: free blocks of the destination; num_distinct: blocks that would be taken if nothing were there.
-        moved_to: where each block of a source pool goes, as :func:`~pagedkv.memory.tables.swapping.survey` notes it.
+        num_taken: free blocks of the destination; num_distinct: blocks that would be taken if it held nothing.
+        moved_to: the destination of each block of a source pool, as in :func:`~pagedkv.memory.tables.swapping.survey`.
     """
 
     num_taken: dict[str, int]
@@ -58,10 +58,10 @@ class _Survey:
         return twins
 
     def num_places(self, pool: str) -> int:
-        """Count the blocks of the destination that the batch holds afterwards: new ones, and what it shares there.
+        """Count the blocks of the destination that the batch holds afterwards: new ones, and those shared there.
 
-        An empty pool would need no fewer: as many where each block has a twin of its own or none, more where several
-        have one. O(blocks of the source).
+        This is also the least that an empty pool needs: it needs exactly as many if each block has a twin of its own or
+        none, and more if several blocks have the same twin. O(blocks of the source).
         """
         return int(np.count_nonzero(self.moved_to[pool] == NEW_PLACE)) + len(self.twins(pool))
 
@@ -98,7 +98,7 @@ def _host_pool(group: Group) -> BlockPool:
 
 
 def _is_written(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> bool:
-    """Tell whether the open plan writes, before the forward pass, a block of these rows."""
+    """Return whether the open plan writes a block of these rows before the forward pass."""
     if not ledger.has_device_writes:
         return False
     for group in state.groups:
@@ -110,12 +110,12 @@ def _is_written(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> boo
 
 
 def _first_replaying(state: SpaceState, batch: Int32Array) -> int | None:
-    """Name the first row of a batch that holds what a replay left inexact: that is to stay nameless."""
+    """Return the first row of a batch that holds inexact blocks of a replay, which must not be named; or None."""
     return next((row for row in batch.tolist() if is_replaying(state, row)), None) if state.replaying_groups else None
 
 
 def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> AllocStatus:
-    """Tell whether the host pools can take these running rows. Changes nothing."""
+    """Return whether the host pools can take these running rows. Changes nothing."""
     if any(group.host_pool is None for group in state.groups):
         return AllocStatus.NEVER
     found = _survey(state, batch, _device_pool, _host_pool)
@@ -128,7 +128,7 @@ def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
 
 
 def _require_movable(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    """Raise SequenceError if anything keeps rows on the device until a step is over."""
+    """Raise SequenceError if anything keeps rows on the device until a step is acknowledged."""
     if _is_written(state, ledger, batch):
         raise SequenceError(
             f"rows {batch.tolist()} hold blocks that the open plan copies or swaps in: plan the step first"
@@ -146,7 +146,7 @@ def _require_movable(state: SpaceState, ledger: StepLedger, batch: Int32Array) -
 
 
 def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int) -> tuple[BlockMoves, ...] | Shortage:
-    """Move running rows to the host pools; their device blocks go back when the plan is acknowledged."""
+    """Move running rows to the host pools; their device blocks are freed when the plan is acknowledged."""
     for group in state.groups:
         _host_pool(group)
     _require_movable(state, ledger, batch)
@@ -175,7 +175,7 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
 
 
 def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[str, Int32Array]:
-    """Move all groups' blocks to the host as surveyed; of windows, what stays cached is what later prompts can hit."""
+    """Move all groups' blocks to the host as surveyed; of windows, only what later prompts can hit stays cached."""
     left = [(group, np.unique(group.arrays.table[batch])) for group in state.shedding_groups]
     for feature in state.features:
         feature.leaving(batch)
@@ -189,7 +189,7 @@ def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[
 def as_next_counts(
     state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | None, num_lookahead: int
 ) -> Int32Array:
-    """Check how many tokens rows are to take next; None means one each, where ``max_tokens`` leaves room for it.
+    """Check how many tokens rows get next; None means one each, as far as ``max_tokens`` leaves room.
 
     Raises:
         TokenError: counts that are not integers, not one for each row, negative, or beyond ``max_tokens``.
@@ -207,9 +207,9 @@ def as_next_counts(
 
 
 def swap_in_status(state: SpaceState, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> AllocStatus:
-    """Tell whether the device pools can take these swapped-out rows back, and what they write next.
+    """Return whether the device pools can take these swapped-out rows back, with the tokens that they get next.
 
-    Not NEVER if they can now, by what they share there, though empty pools could not. Changes nothing.
+    Rows that fit now are never NEVER, even if they fit only because they share blocks there. Changes nothing.
     """
     arrival = _survey_arrival(state, batch)
     for tenant, places in _by_tenant(state, batch):
@@ -231,7 +231,7 @@ class _Arrival:
 
     Args:
         found: the same by pool.
-        num_taken: free blocks; num_distinct: blocks that would be taken if nothing were there.
+        num_taken: free blocks; num_distinct: blocks that would be taken if the pools held nothing.
         twins: cached blocks that are shared instead of copied, by tenant and pool: int32 ``[any]``.
     """
 
@@ -242,14 +242,14 @@ class _Arrival:
 
 
 def _by_tenant(state: SpaceState, batch: Int32Array) -> list[tuple[int, Int32Array]]:
-    """Give each tenant with rows in a batch, and the places of these."""
+    """Return each tenant with rows in a batch, and the places of these rows."""
     if not state.tenant_names:
         return [(NOBODY, np.arange(len(batch), dtype=np.int32))]
     return list(batches_by_tenant(state, batch))
 
 
 def _survey_arrival(state: SpaceState, batch: Int32Array) -> _Arrival:
-    """Find out what swapping rows in takes; what rows share is for the tenant of the first."""
+    """Find out what swapping rows in takes; the tenant of the first row that holds a shared block is charged for it."""
     found = _survey(state, batch, _host_pool, _device_pool)
     if not state.tenant_names:
         return _Arrival(found, {NOBODY: found.num_taken}, {NOBODY: found.num_distinct}, {})
@@ -270,7 +270,7 @@ def _survey_arrival(state: SpaceState, batch: Int32Array) -> _Arrival:
 
 
 def _payers(state: SpaceState, batch: Int32Array, pool: str) -> Int32Array:
-    """Tell for each block of a host pool the tenant of the first row of a batch that holds it: int32 ``[blocks]``."""
+    """Return the tenant of the first row of a batch that holds each block of a host pool: int32 ``[blocks]``."""
     payers = np.zeros(state.host_pools[pool].num_blocks, np.int32)
     for group in state.groups:
         for row in batch[::-1].tolist() if group.pool.name == pool else ():
@@ -280,9 +280,9 @@ def _payers(state: SpaceState, batch: Int32Array, pool: str) -> Int32Array:
 
 
 def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> int:
-    """Count the blocks that rows take beyond those that they bring: new ones, and copies on write among them.
+    """Count the blocks that rows take beyond those swapped in: new ones, and copies on write.
 
-    Of the rows that share a partly filled block, all that write it copy it, but for the last one that holds it.
+    All rows that write into a shared, partly filled block copy it, except the last one that holds it.
     """
     reserve = 0 if keeps_state(group.spec) else num_lookahead
     holders: Counter[int] = Counter()
@@ -300,7 +300,7 @@ def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32
 
 
 def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[BlockMoves, ...] | Shortage:
-    """Move swapped-out rows back; their host blocks go back when the plan is acknowledged."""
+    """Move swapped-out rows back; their host blocks are freed when the plan is acknowledged."""
     arrival = _survey_arrival(state, batch)
     shortage = find_shortage(state, arrival.num_taken)
     if shortage is not None:

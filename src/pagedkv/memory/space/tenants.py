@@ -1,8 +1,9 @@
-"""Tenants of a space: who pays for what an operation takes, and what each tenant has.
+"""Tenants of a space: which tenant is charged for what an operation takes, and what each tenant has.
 
-Rows and loads are a tenant's; forks are their parent's. What that means for blocks is the pools' business
-(:mod:`pagedkv.memory.pool.tenant_charges`, :mod:`pagedkv.memory.pool.tenant_victims`); whether there is enough for a
-tenant, :mod:`pagedkv.memory.space.shortage` says. Where there are no tenants, all of this does nothing.
+Rows and loads belong to a tenant; forks to their parent's. The pools charge blocks
+(:mod:`pagedkv.memory.pool.tenant_charges`, :mod:`pagedkv.memory.pool.tenant_victims`), and
+:mod:`pagedkv.memory.space.shortage` counts whether there are enough for a tenant. Without tenants all of this does
+nothing.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ __all__ = [
 
 
 def as_tenant(state: SpaceState, tenant: object) -> int:
-    """Look up the number of a tenant by its name; None is whoever names none. Raises ConfigurationError."""
+    """Return the number of a tenant by its name; None stands for no tenant. Raises ConfigurationError."""
     if tenant is None:
         return NOBODY
     if not isinstance(tenant, str) or tenant not in state.tenant_names:
@@ -41,50 +42,50 @@ def as_tenant(state: SpaceState, tenant: object) -> int:
 
 
 def tenant_of(state: SpaceState, row: int) -> int:
-    """Tell whose a row is."""
+    """Return the tenant of a row."""
     return int(state.rows[row, TENANT]) if state.tenant_names else NOBODY
 
 
 def batches_by_tenant(state: SpaceState, batch: Int32Array) -> Iterator[tuple[int, Int32Array]]:
-    """Give each tenant that has rows of a batch, in order, and the places of its rows: int32 ``[any]``."""
+    """Yield each tenant that has rows in a batch, in order, and the places of its rows: int32 ``[any]``."""
     tenants = state.rows[batch, TENANT]
     for tenant in np.unique(tenants).tolist():
         yield tenant, np.flatnonzero(tenants == tenant).astype(np.int32)
 
 
 class TenantFeature(SpaceFeature):
-    """What is charged beside the operations, where there are tenants."""
+    """The part of the operations that charges tenants, if there are any."""
 
     def __init__(self, state: SpaceState) -> None:
-        """Follow a space. O(1)."""
+        """Use the state of a space. O(1)."""
         self._state = state
 
     def row_taken(self, batch: Int32Array, tenant: int) -> None:
-        """A row is its tenant's."""
+        """Record the row's tenant."""
         set_tenant(self._state.rows, batch, tenant)
 
     def forked(self, parent: int, children: Int32Array) -> None:
-        """Forks are their parent's tenant's."""
+        """Give forks the tenant of their parent."""
         set_tenant(self._state.rows, children, self._state.rows[parent, TENANT])
 
     def taking(self, tenant: int) -> None:
-        """What is taken of the device pools from now on is charged to a tenant."""
+        """Charge blocks that are taken from the device pools from now on to this tenant."""
         for pool in self._state.pools.values():
             pool.let_pay(tenant)
 
     def reviving(self, pool: BlockPool, blocks: Int32Array) -> None:
-        """What nobody uses of some blocks, which are about to be taken, is charged to the payer."""
+        """Charge the unreferenced ones of blocks that are about to be taken to the paying tenant."""
         tenant_charges.charge_hits(pool.arrays, blocks)
 
     def taken(self, tenant: int) -> None:
-        """A tenant that has taken hits gives up what its caps have no room for any more."""
+        """Evict cached blocks of a tenant that has taken hits, down to its caps."""
         self.taking(tenant)
         for pool in self._state.pools.values():
             tenant_victims.keep_cap(pool.arrays, tenant, 0)
 
 
 def share_of(state: SpaceState, pool: BlockPool, tenant: int) -> TenantShare:
-    """Tell what a tenant has of a pool."""
+    """Return what a tenant has of a pool."""
     account = pool.accounts[tenant].tolist()
     return TenantShare(
         tenant=state.tenant_names[tenant],
@@ -98,7 +99,7 @@ def share_of(state: SpaceState, pool: BlockPool, tenant: int) -> TenantShare:
 
 
 def list_shares(state: SpaceState) -> tuple[TenantShare, ...]:
-    """Tell what each tenant has of each device pool, pool by pool; nothing where there are no tenants."""
+    """List what each tenant has of each device pool, pool by pool; empty without tenants."""
     return tuple(
         share_of(state, pool, tenant) for pool in state.pools.values() for tenant in range(len(state.tenant_names))
     )

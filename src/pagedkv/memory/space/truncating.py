@@ -1,4 +1,4 @@
-"""Rolling batches of rows back: drafts rejected, slots given back, and what remains accepted and published."""
+"""Rolling rows back: drafts are rejected, reserved slots freed, the remaining tokens accepted and published."""
 
 from typing import NoReturn
 
@@ -25,11 +25,11 @@ __all__ = ["rewind_chains_of", "truncate"]
 
 
 def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: Int64Array) -> None:
-    """Roll rows back to given lengths and accept what remains.
+    """Roll rows back to given lengths and accept the remaining tokens.
 
     Raises:
         TruncationError: a length outside ``[1, num_tokens]``, content that is gone, or a hit that a group outside
-            prefix caching is still to compute.
+            prefix caching has not computed yet.
         SharedPrefixError: another sequence or a ticket holds the blocks; nothing was changed.
     """
     _require_truncation(state, batch, lengths)
@@ -77,7 +77,7 @@ def _require_known_lengths(state: SpaceState, batch: Int32Array, lengths: Int64A
 
 
 def _accept_later(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> None:
-    """Accept what remains, where rows may have tokens that are unknown, or states of drafts."""
+    """Accept the remaining tokens, in spaces where rows may have unknown tokens or draft states."""
     accepted = state.rows[batch, NUM_ACCEPTED]
     state.loops.accept(state.rows, batch, lengths)
     if state.is_overlapped:
@@ -88,7 +88,7 @@ def _accept_later(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> 
 
 
 def _stay_overlapped(state: SpaceState, batch: Int32Array, accepted: Int32Array) -> None:
-    """Rows that had unknown tokens accept what is left once the steps that compute it are over."""
+    """Let overlapped rows accept their remaining tokens only when the steps that compute these are acknowledged."""
     is_overlapped = state.num_known[batch] > 0
     rows, accepted = batch[is_overlapped], accepted[is_overlapped]
     state.num_known[rows] = state.rows[rows, NUM_TOKENS]
@@ -114,7 +114,7 @@ def _refuse(group: Group, what: str, length: int, holders: str, code: int) -> No
 
 
 def _shrink(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> bool:
-    """Let every group give back what is beyond the lengths; tell whether a full block waits for its digest."""
+    """Free every group's blocks beyond the lengths; return whether a full block waits for its digest."""
     any_full = False
     for group in state.outsiders:
         state.loops.shrink(*group.view, batch, lengths, state.row_scratch)
@@ -129,7 +129,7 @@ def _shrink(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> bool:
 
 
 def rewind_chains_of(state: SpaceState, lane: tuple[Group, ...], chains: Uint32Array, rewound: Int32Array) -> None:
-    """Continue the digest chains of rewound rows behind the blocks that they still have, in whichever group."""
+    """Continue the digest chains of rewound rows behind the blocks that they still have, in any group of the lane."""
     for group in lane:
         num_missing = rewind_chains(*group.view, rewound, chains)
         rewound = rewound[:num_missing]

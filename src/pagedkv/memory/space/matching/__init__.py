@@ -1,7 +1,7 @@
-"""How far a prompt is cached, in all groups at once. A question: matching changes nothing.
+"""Matching: how far a prompt is cached, in all groups at once. It changes nothing.
 
-A hit ends as late as every group with prefix caching can serve it, and before the prompt's last token. One pass after
-the other takes what is known and says more of it; each is a module, and one whose feature is off is not run::
+A hit is the longest prefix that every group with prefix caching can serve, without the prompt's last token. The passes
+below run in this order, each on the result of the one before. Each is a module, and is skipped if its feature is off::
 
     prompt -> chains -------> Known ----> boundaries ------> inside ----------> replays ----------> PrefixHit
               groups that     limit,      the longest        a longer one,      a longer one,
@@ -9,8 +9,8 @@ the other takes what is known and says more of it; each is a module, and one who
               prefixes, by                blocks of all      interval, inside   are computed again
               their links                 groups end         blocks
 
-Here with blocks of 4 tokens, a window of 8, and states that are kept every 8 tokens. All of the prompt was cached once,
-and ``x`` marks what is gone by now::
+An example with blocks of 4 tokens, a window of 8, and states that are kept every 8 tokens. All of the prompt was cached
+once, and ``x`` marks what is gone since::
 
     position    0   4   8   12  16  20  24  28  32
     full        [##][##][##][##][##][##][##] x             chains       28 tokens: no hit is longer
@@ -18,9 +18,9 @@ and ``x`` marks what is gone by now::
     state       [######][######][######][######]                        would need the window's two blocks before it; so
     hit         |--------------|                                        16, which has them, and a state that ends there
 
-So a hit has the length that it has because of the group that lacks a block for the next boundary:
-:meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` names both. Where one group is all that has prefix caching, and
-keeps whole prefixes, the first pass is all.
+The length of a hit is determined by a group that lacks a block for the next boundary:
+:meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` names both. If only one group has prefix caching, and it keeps
+whole prefixes, only the first pass is needed.
 """
 
 from pagedkv.memory.space.matching.match import match_again, match_prompt

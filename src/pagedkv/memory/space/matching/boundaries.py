@@ -1,16 +1,16 @@
 """The second pass: the longest hit that ends where blocks of all groups end.
 
-A bound is lowered for the first of these reasons that holds, until none does:
+A bound is lowered for the first of these reasons that applies, until none does:
 
 1. A group lacks a block that a hit of this length needs.
-2. The open step computes some of what hits: these blocks are *pending*. A row that hits them takes their computation
-   over if the row that computes them leaves, so it must hold what computing them takes, and a group lacks that.
-3. Some of what it would hold for that is pending, too: computing begins earlier.
-4. A block behind a pending one is *settled*. Whoever took over would write it again, and a step that failed would leave
-   it undefined for all who hold it.
+2. The open step computes some of the blocks that hit: these are *pending*. A row that hits them must compute them if
+   the row that was to compute them leaves, so it must hold what that computation reads, and a group lacks that.
+3. Some of the blocks that this computation reads are pending, too: computing begins earlier.
+4. A block behind a pending one is *settled*. The computation would write it again, and if its step failed, the block
+   would be undefined for all rows that hold it.
 
-For the second reason and the last the hit does without anything pending. Here the last one, with blocks of 4 tokens and
-a window of 4; ``~~`` is pending::
+For reasons 2 and 4 the hit ends before all pending blocks. An example for reason 4, with blocks of 4 tokens and a
+window of 4; ``~~`` is pending::
 
     position   0   4   8   12  16
     full       [##][##][~~][~~][~~]
@@ -30,7 +30,7 @@ __all__ = ["longest_boundary"]
 
 
 class Bound(NamedTuple):
-    """How long a hit can be at most, as far as is known.
+    """An upper bound of the hit.
 
     Args:
         length: its tokens.
@@ -44,7 +44,7 @@ class Bound(NamedTuple):
 def longest_boundary(known: Known) -> Ending:
     """Find the longest hit that ends at a boundary, and its blocks.
 
-    It ends: each round but the last lowers one of two numbers that are never below 0, and raises none.
+    The loop ends: each round but the last lowers one of two numbers that are never below 0, and raises none.
     """
     length = known.aligned(known.limit)
     settled = [chain.num_settled * chain.group.block_size for chain in known.chains.values()]
@@ -57,7 +57,7 @@ def longest_boundary(known: Known) -> Ending:
 
 
 def _lower(known: Known, bound: Bound) -> tuple[Bound, list[Int32Array]]:
-    """Lower a bound for the first reason that there is; if there is none: the same, and the blocks of such a hit."""
+    """Lower a bound for the first reason that applies; if none does, return it with the blocks of such a hit."""
     length, compute_from = bound
     served = _served_by_all(known, length)
     if served < length:
@@ -74,7 +74,7 @@ def _lower(known: Known, bound: Bound) -> tuple[Bound, list[Int32Array]]:
 
 
 def _served_by_all(known: Known, length: int) -> int:
-    """Lower a length by what each group lacks whose prefix may be gone."""
+    """Lower a length to what all groups that drop blocks can serve."""
     longest_servable = known.state.loops.longest_servable
     for lookup in known.lookups.values():
         num_known = lookup.num_known * lookup.group.block_size
@@ -83,13 +83,13 @@ def _served_by_all(known: Known, length: int) -> int:
 
 
 def _lacks_what_computing_takes(known: Known, bound: Bound) -> bool:
-    """Tell whether a group lacks what computing the pending part of a hit takes."""
+    """Return whether a group lacks a block that the computation of the hit's pending part reads."""
     missing_block = known.state.loops.missing_block
     return any(missing_block(*arguments, *bound) >= 0 for _, arguments in known.lookups.values())
 
 
 def _collected(known: Known, bound: Bound) -> tuple[list[Int32Array], int]:
-    """Collect the blocks of a hit that all groups can serve, and tell the first position of them that is pending."""
+    """Collect the blocks of a hit that all groups can serve; return them and their first pending position."""
     block_ids, first_pending = known.chain_blocks(bound.length), bound.compute_from
     for index, (group, arguments) in known.lookups.items():
         block_ids[index] = np.empty(bound.length // group.block_size, np.int32)
@@ -99,7 +99,7 @@ def _collected(known: Known, bound: Bound) -> tuple[list[Int32Array], int]:
 
 
 def _has_settled_behind(known: Known, block_ids: list[Int32Array], compute_from: int) -> bool:
-    """Tell whether a settled block of a hit reaches beyond the first position that is still to be computed."""
+    """Return whether a settled block of a hit lies behind the first position that is still to be computed."""
     open_step = known.state.open_step
     for group, held in zip(known.state.groups, block_ids, strict=True):
         behind = held[compute_from // group.block_size :]

@@ -1,6 +1,6 @@
-"""The first pass: what a prompt hits in each group that keeps whole prefixes, followed block by block from the start.
+"""The first pass: the blocks that a prompt hits in each group that keeps whole prefixes, followed from the start.
 
-No group can make a hit longer than another allows, so each chain is followed as far as the one before it reaches.
+A hit is no longer than the shortest chain, so each chain is followed only as far as the one before it reaches.
 """
 
 from typing import NamedTuple
@@ -19,14 +19,14 @@ __all__ = ["Chain", "Chains", "follow", "follow_all", "junction_of"]
 
 
 class Chain(NamedTuple):
-    """What a prompt hits in a group that keeps whole prefixes.
+    """The blocks that a prompt hits in a group that keeps whole prefixes.
 
     Args:
         group: the group.
-        blocks: int32 ``[n]``, those that hit, from the first one on.
+        blocks: int32 ``[n]``, the blocks that hit, from the first one on.
         num_settled: how many of them come before the first that the open step still computes.
-        is_left: whether the prompt leaves the chain, rather than that it was followed as far as was asked.
-        behind: how the prompt goes on inside the next block, where hits may end there.
+        is_left: whether the prompt leaves the chain there; false if the search ended at its bound.
+        behind: the block that begins with the prompt's next tokens, if hits may end inside blocks.
     """
 
     group: Group
@@ -70,7 +70,7 @@ def follow_all(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array]) -
 
 
 def follow(state: SpaceState, group: Group, prompt: Prompt, extra_ids: Int32Array, most: int) -> Chain:
-    """Follow a prompt through one group for at most so many tokens."""
+    """Follow a prompt through one group for at most ``most`` tokens."""
     found = np.empty(most // group.block_size, np.int32)
     pool, keys = group.pool.arrays, state.extra_keys.arrays
     num_hits, num_settled, _ = state.loops.match_chain(
@@ -80,13 +80,13 @@ def follow(state: SpaceState, group: Group, prompt: Prompt, extra_ids: Int32Arra
 
 
 def junction_of(chains: Chains) -> int:
-    """Tell where hits can end in a chain that a prompt leaves and that goes on otherwise; 0 if none does."""
+    """Return the last end of hits in a chain that a prompt leaves and that has other continuations; 0 if none."""
     left = [chain for chain in chains.values() if chain.is_left]
     return _junction_behind(left[-1].group, left[-1].blocks) if left else 0
 
 
 def _junction_behind(group: Group, blocks: Int32Array) -> int:
-    """Tell where hits can end in a chain that a prompt leaves; 0 if that does not go on."""
+    """Return the last end of hits in a chain that a prompt leaves; 0 if the chain has no continuation."""
     if not len(blocks):
         return 0
     alignment = int(group.arrays.parameters[HIT_ALIGNMENT])

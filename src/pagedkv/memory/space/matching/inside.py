@@ -1,7 +1,7 @@
 """The third and fourth pass: longer hits, which end inside a state's interval, or inside blocks.
 
-What such a hit ends inside of is a *tail*: the row goes on from a copy of it. Nothing of it may be pending, since
-copies run before what the open step computes.
+The block inside which such a hit ends is a *tail*: the row continues from a copy of it. No tail may be pending, since
+copies run before the open step's computation.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from pagedkv.memory.tables.checkpoints import find_tail
 
 __all__ = ["longest_inside_blocks", "longest_inside_intervals"]
 
-MOST_ROUNDS: Final = 8  # in which groups agree on a hit inside blocks: so that a prompt costs at most so much
+MOST_ROUNDS: Final = 8  # rounds until groups agree on a hit inside blocks, which bounds the cost of a prompt
 
 
 def longest_inside_intervals(known: Known, whole: Ending) -> Ending:
-    """Find the longest hit that ends with states which are kept inside intervals; the one given if none is longer."""
+    """Find the longest hit that ends with states kept inside intervals; the given one if none is longer."""
     ends = {
         end
         for group in known.state.state_groups
@@ -38,7 +38,7 @@ def longest_inside_intervals(known: Known, whole: Ending) -> Ending:
 
 
 def longest_inside_blocks(known: Known, whole: Ending) -> Ending:
-    """Find the longest hit that ends inside blocks; the one given if none saves enough."""
+    """Find the longest hit that ends inside blocks; the given one if none saves ``min_partial_hit`` tokens."""
     least = whole.num_tokens + known.state.config.min_partial_hit
     most = min(known.limit, whole.num_tokens + known.alignment - 1)
     if most < least:
@@ -54,14 +54,14 @@ def longest_inside_blocks(known: Known, whole: Ending) -> Ending:
 
 
 def _lower(known: Known, whole: int, most: int) -> int:
-    """Lower a length, longer than ``whole``, by what each group lacks whose prefix may be gone."""
+    """Lower a length, longer than ``whole``, to what each group that drops blocks can serve."""
     for lookup in known.lookups.values():
         most = _reach(known, lookup, whole, most)
     return most
 
 
 def _reach(known: Known, lookup: Lookup, whole: int, most: int) -> int:
-    """Tell the longest hit that a group may serve whose prefix may be gone: a shorter one needs other blocks."""
+    """Return an upper bound of the hit for a group that drops blocks; a shorter hit needs other blocks."""
     group, arguments = lookup
     block_size = group.block_size
     if group in known.state.state_groups:
@@ -80,7 +80,7 @@ def _reach(known: Known, lookup: Lookup, whole: int, most: int) -> int:
 
 
 def _ending_at(known: Known, end: int) -> Ending | None:
-    """Collect the blocks and the tails of a hit of ``end`` tokens; None if a group lacks any, or any is pending."""
+    """Collect the blocks and tails of a hit of ``end`` tokens; None if a group lacks any, or any is pending."""
     tails = [_tail(known, group, end) for group in known.state.cached_groups if end % group.block_size]
     block_ids = _blocks_up_to(known, end)
     found = [tail for tail in tails if tail is not None]
@@ -104,7 +104,7 @@ def _blocks_up_to(known: Known, end: int) -> list[Int32Array] | None:
 
 
 def _is_any_pending(known: Known, block_ids: list[Int32Array], tails: list[Tail]) -> bool:
-    """Tell whether the open step computes any of these blocks."""
+    """Return whether the open step computes any of these blocks."""
     for group, held in zip(known.state.groups, block_ids, strict=True):
         mine = [*held[held != NULL_BLOCK].tolist(), *(tail.block for tail in tails if tail.group == group.index)]
         if (group.pool.arrays.records[mine, PENDING_STEP] == known.state.open_step).any():
@@ -113,7 +113,7 @@ def _is_any_pending(known: Known, block_ids: list[Int32Array], tails: list[Tail]
 
 
 def _tail(known: Known, group: Group, end: int) -> Tail | None:
-    """Find what a hit of ``end`` tokens goes on from in a group, inside an interval or a block."""
+    """Find the tail of a hit of ``end`` tokens in a group, inside an interval or a block."""
     chain = known.chains.get(group.index)
     if chain is not None:
         return tail_in_chain(group, chain.blocks, chain.behind, end)
@@ -127,11 +127,11 @@ def _tail(known: Known, group: Group, end: int) -> Tail | None:
     return Tail(group.index, behind.block, index, lookup.parent_of(index).copy(), num_tokens)
 
 
-# What is kept inside intervals and blocks
+# Content inside intervals and blocks
 
 
 def _ends_of_states(known: Known, lookup: Lookup, length: int, most: int) -> Iterator[int]:
-    """Tell where states of a group end that were kept inside intervals, behind ``length`` and up to ``most``."""
+    """Yield the ends, above ``length`` and up to ``most``, of states of a group that were kept inside intervals."""
     checkpoints, (group, _) = known.state.checkpoints, lookup
     assert checkpoints is not None
     num_known = min(lookup.num_known, most // group.block_size)
@@ -164,7 +164,7 @@ def _extra_of_tail(known: Known, start: int, end: int) -> int | None:
 
 
 def _beginning(known: Known, lookup: Lookup, end: int) -> Beginning:
-    """Find the block that begins as a prompt goes on to ``end``, in a group whose prefix may be gone."""
+    """Find the block that begins with a prompt's next tokens up to ``end``, in a group that drops blocks."""
     group, index = lookup.group, end // lookup.group.block_size
     chains = [chain for chain in known.chains.values() if chain.group.lane == group.lane]
     same = next((digest for chain in chains if (digest := _digest_in(chain, index)) is not None), None)
@@ -172,7 +172,7 @@ def _beginning(known: Known, lookup: Lookup, end: int) -> Beginning:
 
 
 def _digest_in(chain: Chain, index: int) -> Uint32Array | None:
-    """Digest of the block that is, or begins as, logical block ``index`` in a chain; None if none does."""
+    """Digest of the block that is, or begins as, logical block ``index`` of a chain; None without such a block."""
     block = block_of(chain.blocks, chain.behind, index)
     if block == NULL_BLOCK:
         return None

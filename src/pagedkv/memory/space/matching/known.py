@@ -1,8 +1,8 @@
-"""What is known of a prompt before lengths are compared: the value that the passes behind the first one start from.
+"""What is known of a prompt before lengths are compared: the input of all passes but the first.
 
-Groups are of two kinds. One that keeps whole prefixes shows a *chain*. Of one whose prefix may be gone (windows,
-chunks, states) only what a hit of some length needs is looked up, by digest: its *lookup* has the digests of the
-prompt's blocks.
+There are two kinds of groups. A group that keeps whole prefixes gives a *chain*. In a group that drops blocks (windows,
+chunks, states), only the blocks that a hit of some length needs are looked up by digest: its *lookup* has the digests
+of the prompt's blocks.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ LookupArguments: TypeAlias = tuple[PoolArrays, GroupArrays, Int32Array, Int32Arr
 
 
 class Lookup(NamedTuple):
-    """A group whose prefix may be gone, ready to be asked.
+    """A group that drops blocks, with all that looking up its blocks takes.
 
     Args:
         group: the group.
-        arguments: what loops that look its blocks up take first: the group's pool and arrays, the prompt's tokens, the
-            ids of its blocks' extra keys, and their digests, uint32 ``[blocks, 8]``.
+        arguments: the first arguments of loops that look its blocks up: the group's pool and arrays, the prompt's
+            tokens, the ids of its blocks' extra keys, and their digests, uint32 ``[blocks, 8]``.
     """
 
     group: Group
@@ -43,7 +43,7 @@ class Lookup(NamedTuple):
         return len(self.arguments[-1])
 
     def parent_of(self, index: int) -> Uint32Array:
-        """Digest of what comes before a logical block, of which the one before it has a digest."""
+        """Digest of the block before a logical block, or the root."""
         parent: Uint32Array = self.arguments[-1][index - 1] if index else ROOT_WORDS
         return parent
 
@@ -53,9 +53,9 @@ class Known(NamedTuple):
 
     Args:
         state: the space; prompt: the prompt.
-        alignment: hits of whole blocks end at multiples of so many tokens.
+        alignment: hits of whole blocks end at multiples of this number of tokens.
         limit: the most tokens that all chains can serve.
-        chains, lookups: by a group's index; each group with prefix caching has one of them.
+        chains, lookups: by a group's index; each group with prefix caching is in one of them.
     """
 
     state: SpaceState
@@ -66,11 +66,11 @@ class Known(NamedTuple):
     lookups: Mapping[int, Lookup]
 
     def aligned(self, length: int) -> int:
-        """Lower a length to one that is a boundary of blocks in every group."""
+        """Round a length down to a block boundary of every group."""
         return length // self.alignment * self.alignment
 
     def chain_blocks(self, length: int) -> list[Int32Array]:
-        """For each group its chain up to a length: int32 ``[length // block_size]``, empty where there is none."""
+        """Return each group's chain up to a length: int32 ``[length // block_size]``, empty for other groups."""
         block_ids = [NO_IDS[:0]] * len(self.state.groups)  # a view, since answers are made read-only
         for index, chain in self.chains.items():
             block_ids[index] = chain.blocks[: length // chain.group.block_size]
@@ -78,12 +78,12 @@ class Known(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Where a hit can end.
+    """An end of a hit.
 
     Args:
-        num_tokens: after so many tokens.
+        num_tokens: its tokens.
         block_ids: for each group int32 ``[num_tokens // block_size]``, its blocks; empty outside prefix caching.
-        tails: what it ends inside of; none at a boundary.
+        tails: the blocks inside which it ends; none at a boundary.
     """
 
     num_tokens: int
@@ -92,10 +92,10 @@ class Ending(NamedTuple):
 
 
 def know(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array], chains: Chains) -> Known:
-    """Put together what is known once the chains have been followed.
+    """Gather what is known once the chains have been followed.
 
     Args:
-        state: the space; prompt: the prompt; chains: as far as it hits in groups that keep whole prefixes.
+        state: the space; prompt: the prompt; chains: its chains in groups that keep whole prefixes.
         extra_ids: for each lane, the ids of the extra keys of the prompt's blocks.
     """
     alignment = int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT])
@@ -112,10 +112,10 @@ def know(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array], chains:
     return Known(state, prompt, alignment, limit, chains, lookups)
 
 
-def _digests_of_lane(  # noqa: PLR0913, PLR0917 - a lane of a space, a prompt, and what is known of it
+def _digests_of_lane(  # noqa: PLR0913, PLR0917 - a lane of a space, a prompt, its keys and chains
     state: SpaceState, prompt: Prompt, lane: int, extra_ids: Int32Array, chains: Chains, limit: int
 ) -> Uint32Array:
-    """Digests of a prompt's blocks below ``limit``, up to the first unknown extra key: a chain's if it has one."""
+    """Digests of a prompt's blocks below ``limit``, up to the first unknown extra key; read from a chain if any."""
     groups = state.lanes[lane]
     block_size = groups[0].block_size
     num_blocks = min([limit // block_size, *np.flatnonzero(extra_ids == UNKNOWN_KEY)[:1].tolist()])

@@ -1,7 +1,6 @@
-"""Matching a prompt: the passes in their order, and the answer that comes of them.
+"""Matching a prompt: the passes in their order, and the answer made from their results.
 
-Where one group is all that has prefix caching, and keeps whole prefixes, the first pass is all: one walk tells
-everything.
+If only one group has prefix caching, and it keeps whole prefixes, one walk of the first pass gives the whole answer.
 """
 
 import numpy as np
@@ -26,7 +25,7 @@ __all__ = ["match_again", "match_prompt"]
 def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
     """Find the longest prefix that every group can serve, at most ``n - 1`` tokens.
 
-    Cost: one comparison of tokens a block in groups that keep their prefix.
+    Cost: one comparison of tokens a block in groups that keep whole prefixes.
     """
     if state.only_chain is not None:
         return _match_only_chain(state, state.only_chain, prompt)
@@ -37,9 +36,9 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
 
 
 def _match_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> PrefixHit:
-    """Match where one group is all that has prefix caching, and keeps whole prefixes."""
+    """Match a prompt in the only group with prefix caching, which keeps whole prefixes."""
     most = prompt.num_hittable // group.block_size
-    is_plain = prompt.keys is NO_KEYS and not state.weights_epoch  # as most are: asked here, in 0.06 us and not 0.2
+    is_plain = prompt.keys is NO_KEYS and not state.weights_epoch  # the common case: this check takes 0.06 us, not 0.2
     extra_ids = NO_IDS if is_plain else extra_ids_of(state, prompt, group.block_size, most)
     found, pool, keys = np.empty(most, np.int32), group.pool.arrays, state.extra_keys.arrays
     num_hits, num_settled, num_free = state.loops.match_chain(
@@ -62,7 +61,7 @@ def _match_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefix
 def _beside_outsiders(
     state: SpaceState, group: Group, hits: Int32Array, num_free: int
 ) -> tuple[tuple[Int32Array, ...], tuple[int, ...]]:
-    """Give what one group hits, and how much of it is free, and nothing for each of the others."""
+    """Return the hit blocks of one group and how many are free, with empty entries for the other groups."""
     return (
         tuple(hits if other is group else NO_IDS for other in state.groups),
         tuple(num_free if other is group else 0 for other in state.groups),
@@ -70,9 +69,9 @@ def _beside_outsiders(
 
 
 def _match_groups(state: SpaceState, prompt: Prompt) -> PrefixHit:
-    """Match where several groups must agree, or prefixes may be gone."""
+    """Match a prompt where several groups must agree, or a group drops blocks."""
     if not any(group.keeps_whole_prefix for group in state.cached_groups):
-        # Blocks before a window are gone, and later nothing is left to compare the prompt with but itself.
+        # Blocks before a window are gone, so a later check of the prompt has only this copy to compare with.
         prompt = prompt._replace(tokens=prompt.tokens.copy())
     sizes = [lane[0].block_size for lane in state.lanes]
     extra_ids = [extra_ids_of(state, prompt, size, len(prompt.tokens) // size) for size in sizes]
@@ -86,7 +85,7 @@ def _match_groups(state: SpaceState, prompt: Prompt) -> PrefixHit:
 
 
 def _answer(known: Known, whole: Ending, ending: Ending) -> PrefixHit:
-    """Make the answer of a hit that ends inside blocks, or else is ``whole``, unless one with a replay is longer."""
+    """Make the answer: the hit that ends inside blocks, or else ``whole``, unless one with a replay is longer."""
     state, prompt = known.state, known.prompt
     replayed = longest_with_replay(known, ending.num_tokens) if prompt.max_replay_tokens else None
     if replayed is None:
@@ -103,7 +102,7 @@ def _answer(known: Known, whole: Ending, ending: Ending) -> PrefixHit:
 
 
 def _hit(known: Known, num_whole: int, ending: Ending) -> PrefixHit:
-    """Make the answer of a hit, of whose tokens ``num_whole`` hit without the leading tokens of a block."""
+    """Make the answer of a hit; ``num_whole`` of its tokens are not in a block that hits in part."""
     state = known.state
     block_ids = tuple(read_only(blocks) for blocks in ending.block_ids)
     count_free, by_group = state.loops.count_free, zip(state.groups, block_ids, strict=True)
@@ -115,12 +114,12 @@ def _hit(known: Known, num_whole: int, ending: Ending) -> PrefixHit:
 
 
 def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:
-    """Take an earlier answer if there is one and it still holds, else match: what that was about, which may be longer.
+    """Return an earlier answer if it is still valid, else match its prompt again, which may be longer than this one.
 
-    Then the prompt is the first chunk of it, and hits no more than all but its last token.
+    In that case this prompt is its first chunk, and the hit leaves out at least the chunk's last token.
 
     Raises:
-        ConfigurationError, TokenError: the answer is that to another question.
+        ConfigurationError, TokenError: the answer is for another prompt, other keys or another space.
     """
     if answer is None:
         return match_prompt(state, prompt)

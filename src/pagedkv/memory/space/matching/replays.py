@@ -1,7 +1,7 @@
 """The last pass: a hit that ends where windows have lost what it needs, if they may be computed again.
 
-:mod:`pagedkv.memory.space.replaying` draws what becomes of such a hit. Its end is one of full attention alone; windows
-have their sinks, which are never computed again.
+:mod:`pagedkv.memory.space.replaying` draws the use of such a hit. It ends where full attention ends; window groups have
+their sinks, which are never computed again.
 """
 
 import math
@@ -26,9 +26,9 @@ class Replayed(NamedTuple):
     """A hit that ends with a replay.
 
     Args:
-        ending: where it ends, and its blocks before the replay.
+        ending: its end, and its blocks before the replay.
         num_replayed: tokens that windows compute again.
-        is_exact: whether all layers have all that the blocks of the last window need.
+        is_exact: whether every layer has all that the blocks of the last window need.
     """
 
     ending: Ending
@@ -37,11 +37,11 @@ class Replayed(NamedTuple):
 
 
 class _Extent(NamedTuple):
-    """A replay for a hit of some length.
+    """The extent of a replay for a hit of some length.
 
     Args:
-        start: first position that it computes, where blocks of all window groups begin.
-        is_exact: as of the hit.
+        start: first position that it computes, at a block boundary of all window groups.
+        is_exact: as in :class:`Replayed`.
     """
 
     start: int
@@ -51,7 +51,7 @@ class _Extent(NamedTuple):
 def longest_with_replay(known: Known, num_hits: int) -> Replayed | None:
     """Find the longest hit that ends with a replay.
 
-    None where that is not allowed, or saves nothing beside the ``num_hits`` tokens that hit without.
+    None if that is not allowed, or is no longer than the ``num_hits`` tokens that hit without replay.
     """
     state = known.state
     if not state.replaying_groups:
@@ -72,20 +72,20 @@ def longest_with_replay(known: Known, num_hits: int) -> Replayed | None:
 
 
 def _num_settled(chain: Chain) -> int:
-    """Count the tokens of a chain that the open step does not compute: nobody could take a part of it over."""
+    """Count the tokens of a chain before those that the open step computes, which a new row could not take over."""
     arrays = chain.group.pool.arrays
     is_open = arrays.records[chain.blocks, PENDING_STEP] == arrays.counts[OPEN_STEP]
     return (int(is_open.argmax()) if is_open.any() else len(chain.blocks)) * chain.group.block_size
 
 
 def _extent(state: SpaceState, end: int) -> _Extent:
-    """Tell where the replay of a hit begins: as far back as asked for, and where that suffices so that it is exact."""
+    """Return where the replay of a hit begins: as far back as configured, or where it is exact, if that suffices."""
     groups = state.replaying_groups
     replays = [replay for group in groups if (replay := replay_of(group.spec))]
     sure = min(first_sure(group, end) * group.block_size for group in groups)
     reach = max(int(group.arrays.parameters[SPAN]) for group in groups) - 1
     asked, num_layers = max(it.num_tokens for it in replays), max(it.num_layers for it in replays)
-    start = min(sure - 1, end - asked)  # a block more than is kept, by which one tells that its step is not over
+    start = min(sure - 1, end - asked)  # one block more than is kept: while it is there, the replay's step is not over
     if asked >= num_layers * reach:
         start = min(start, sure - (num_layers - 1) * reach)
     alignment = math.lcm(*(group.block_size for group in groups))
@@ -94,7 +94,7 @@ def _extent(state: SpaceState, end: int) -> _Extent:
 
 
 def _blocks_before(lookup: Lookup, start: int) -> Int32Array | None:
-    """Give what a window group has before a replay: its sinks; None if it lacks any, or the replay begins in them."""
+    """Return a window group's sinks before a replay; None if it lacks any, or the replay begins inside them."""
     group, arguments = lookup
     num_blocks, num_sinks = start // group.block_size, int(group.arrays.parameters[NUM_SINK_BLOCKS])
     if num_blocks < num_sinks:

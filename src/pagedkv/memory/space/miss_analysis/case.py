@@ -1,4 +1,4 @@
-"""What is to be explained: a prompt and its hit, and what the passes make of it, one after the other."""
+"""The input of an explanation, a prompt and its hit, and the values that its passes make."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,12 @@ __all__ = ["Case", "Finding", "Lack", "Verdict", "name_of", "open_case"]
 
 
 class Case(NamedTuple):
-    """A prompt that hits no more than it does.
+    """A prompt whose hit is to be explained.
 
     Args:
-        state: the space; prompt: the prompt; hit: what it hits.
-        is_thorough: whether all that continues what hits is looked at, rather than the latest alone.
-        alignment: hits of whole blocks end at multiples of so many tokens.
+        state: the space; prompt: the prompt; hit: its hit.
+        is_thorough: whether all blocks that continue the hit are compared, or only the latest.
+        alignment: hits of whole blocks end at multiples of this number of tokens.
         most: where the longest hit that any cache could serve ends; bounded: the same within the caller's bound.
     """
 
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     bounded: int
 
     def aligned(self, length: int) -> int:
-        """Lower a length to one where hits can end."""
+        """Round a length down to one where hits can end."""
         return length // self.alignment * self.alignment
 
 
@@ -38,9 +38,9 @@ class Lack(NamedTuple):
     """The block that ends a hit.
 
     Args:
-        group: the group that lacks it; place: its logical number there.
-        parent: the block before it, as far as that is cached and leads there; None where it is not.
-        digests: of the prompt's blocks up to this one at least, uint32 ``[more than place, 8]``.
+        group: the group that lacks it; place: its logical index there.
+        parent: the block before it, if that is cached and reachable by links; else None.
+        digests: digests of the prompt's blocks up to this one at least, uint32 ``[more than place, 8]``.
     """
 
     group: Group
@@ -55,7 +55,7 @@ class Lack(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a block.
+    """What happened to a block.
 
     Args:
         cause: why it does not hit.
@@ -73,7 +73,7 @@ class Finding(NamedTuple):
     """Why a hit ends.
 
     Args:
-        verdict: the cause; lack: the block that is lacking, None if it is not a block that ends the hit.
+        verdict: the cause; lack: the missing block, or None if no missing block ends the hit.
     """
 
     verdict: Verdict
@@ -81,12 +81,12 @@ class Finding(NamedTuple):
 
 
 def open_case(state: SpaceState, prompt: Prompt, hit: PrefixHit, *, is_thorough: bool) -> Case:
-    """Tell where hits of a prompt could end."""
+    """Make the case of a prompt: where hits of it could end."""
     alignment = max(1, int(state.cached_groups[0].arrays.parameters[HIT_ALIGNMENT]))
     most, bounded = ((tokens // alignment * alignment) for tokens in (len(prompt.tokens) - 1, prompt.num_hittable))
     return Case(state, prompt, hit, is_thorough, alignment, most, bounded)
 
 
 def name_of(group: Group) -> int:
-    """Tell under which name a group's blocks are found in their pool."""
+    """Return the number under which a group's blocks are named in their pool."""
     return int(group.arrays.parameters[NAME_IN_POOL])

@@ -1,4 +1,4 @@
-"""The passes in their order: of a prompt that asks, of one that a replay admits, and of one that is given a row."""
+"""The passes in their order: for ``BlockSpace.explain``, for observers, and for a prompt that is given a row."""
 
 from pagedkv.memory.contract.miss_causes import Explanation, Miss, MissCause
 from pagedkv.memory.space.hits import PrefixHit, Prompt
@@ -17,9 +17,9 @@ def explain(state: SpaceState, prompt: Prompt, hit: PrefixHit, *, is_thorough: b
     Args:
         state: the space.
         prompt: the prompt.
-        hit: what it hits.
-        is_thorough: look at all that continues what hits, and tell of all tokens that do not hit; else at the latest
-            continuation alone, and at the first block. O(blocks of the pool + of the prompt), or O(1).
+        hit: its hit.
+        is_thorough: whether to compare all blocks that continue the hit, and to explain all tokens that do not hit;
+            else only the latest continuation, and the first block. O(blocks of the pool + of the prompt), or O(1).
     """
     case = open_case(state, prompt, hit, is_thorough=is_thorough)
     finding = _why_it_ends(case)
@@ -29,13 +29,13 @@ def explain(state: SpaceState, prompt: Prompt, hit: PrefixHit, *, is_thorough: b
 
 
 def tell_misses(state: SpaceState, hit: PrefixHit) -> tuple[Miss, ...]:
-    """Tell of all tokens of a prompt that do not hit why, looking at the latest continuation alone. O(tokens)."""
+    """Return why the tokens of a prompt do not hit, comparing only the latest continuation. O(tokens)."""
     case = open_case(state, hit.prompt, hit, is_thorough=False)
     return misses_of(case, _why_it_ends(case))
 
 
 def _why_it_ends(case: Case) -> Finding:
-    """Tell why the hit ended, and for which block's sake, if for one's."""
+    """Return why the hit ended, and which block it lacks, if it lacks one."""
     end = case.hit.num_tokens
     cause = _cause_without_a_block(case)
     if cause is not None:
@@ -47,7 +47,7 @@ def _why_it_ends(case: Case) -> Finding:
 
 
 def _cause_without_a_block(case: Case) -> MissCause | None:
-    """Tell why no longer hit was to be had, whatever is cached; None if one was."""
+    """Return why no longer hit was possible, whatever is cached; None if one was possible."""
     if not case.state.config.prefix_caching:
         return MissCause.NOT_CACHING
     if case.hit.num_tokens >= case.most:
@@ -58,7 +58,7 @@ def _cause_without_a_block(case: Case) -> MissCause | None:
 
 
 def is_bare(state: SpaceState, hit: PrefixHit) -> bool:
-    """Tell whether the block behind a hit has no extra keys of its own, and no earlier epoch concerns it."""
+    """Return whether the block behind a hit has no extra keys of its own, and no earlier epoch matters for it."""
     if hit.num_tokens:
         return not hit.prompt.keys.media
     return not state.former_epochs and not hit.prompt.has_extra_keys(state.identity_epoch)

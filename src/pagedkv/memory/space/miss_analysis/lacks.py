@@ -1,4 +1,4 @@
-"""The first pass: which group could not serve a hit of some length, and which block it lacks for that."""
+"""The first pass: which group could not serve a hit of some length, and which block it lacks for it."""
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.pool.blocks import NULL_BLOCK
@@ -13,17 +13,17 @@ __all__ = ["first_lack", "first_lack_of_chains"]
 
 
 def first_lack(case: Case, length: int) -> Lack | None:
-    """Find the first group that could not serve a hit of so many tokens; None if each of them could, alone."""
+    """Find the first group that could not serve a hit of this length; None if each could, taken alone."""
     lack = first_lack_of_chains(case, length)
     return _first_lack_of_lookups(case, length) if lack is None else lack
 
 
 def first_lack_of_chains(case: Case, length: int, before: Lack | None = None) -> Lack | None:
-    """Find the group that ends a hit first of those that keep whole prefixes; None if all go on for so long.
+    """Find the group that ends a hit first, among those that keep whole prefixes; None if all reach this length.
 
     Args:
         case: the case; length: of the hit.
-        before: what was lacking for a shorter one, if anything, which has digests already.
+        before: the lack of a shorter hit, if any; its digests are reused.
     """
     chains = [(group, _chain(case, group, length)) for group in case.state.cached_groups if group.keeps_whole_prefix]
     if not chains:
@@ -38,7 +38,7 @@ def first_lack_of_chains(case: Case, length: int, before: Lack | None = None) ->
 
 
 def _chain(case: Case, group: Group, length: int) -> Int32Array:
-    """Follow the prompt through a group that keeps whole prefixes, for at most so many tokens."""
+    """Follow the prompt through a group that keeps whole prefixes, for at most ``length`` tokens."""
     state = case.state
     if group is state.only_chain:
         return case.hit.block_ids[group.index]
@@ -47,7 +47,7 @@ def _chain(case: Case, group: Group, length: int) -> Int32Array:
 
 
 def _first_lack_of_lookups(case: Case, length: int) -> Lack | None:
-    """Find the first group whose prefix may be gone and that lacks a block for a hit of so many tokens."""
+    """Find the first group that drops blocks and lacks one for a hit of this length."""
     state, prompt = case.state, case.prompt
     by_lane: dict[int, Uint32Array] = {}
     for group in state.cached_groups:

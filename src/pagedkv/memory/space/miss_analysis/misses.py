@@ -1,4 +1,4 @@
-"""The third pass: why each token that does not hit does not, in runs of one cause."""
+"""The third pass: the cause for each token that does not hit, in runs of equal cause."""
 
 from itertools import groupby, pairwise
 from typing import TypeAlias
@@ -18,11 +18,11 @@ from pagedkv.memory.tables.block_fates import FORGOTTEN, NAMED, NEVER, find_fate
 __all__ = ["misses_of"]
 
 _Run: TypeAlias = tuple[int, int, MissCause]
-"""Where tokens begin and end, and why they do not hit."""
+"""First token, end and cause of tokens that do not hit."""
 
 
 def misses_of(case: Case, finding: Finding) -> tuple[Miss, ...]:
-    """Tell of each token that does not hit why, in runs."""
+    """Return the cause for each token that does not hit, in runs."""
     end, num_tokens = case.hit.num_tokens, len(case.prompt.tokens)
     if finding.verdict.cause is MissCause.NOT_CACHING:
         return (Miss(0, num_tokens, MissCause.NOT_CACHING),)
@@ -36,14 +36,14 @@ def misses_of(case: Case, finding: Finding) -> tuple[Miss, ...]:
 
 
 def _up_to_the_bound(case: Case, finding: Finding) -> list[_Run]:
-    """Tell of the tokens that could have hit why they did not: runs from the hit's end to the bound."""
+    """Return why tokens that could have hit did not: runs from the hit's end to the bound."""
     start, stop, cause = case.hit.num_tokens, case.bounded, finding.verdict.cause
     if start >= stop:
         return []
     if cause in {MissCause.BEING_COMPUTED, MissCause.LOADING}:
         return [(start, stop, cause)]
     lack = first_lack_of_chains(case, stop, finding.lack)
-    if lack is None:  # all that is cached, or there are windows and states alone
+    if lack is None:  # all that is cached, or only windows and states
         group = case.state.cached_groups[0]
         whole = start, stop, cause
         return [whole] if group.keeps_whole_prefix else _by_block(case, group, whole, finding.lack)
@@ -55,13 +55,13 @@ def _up_to_the_bound(case: Case, finding: Finding) -> list[_Run]:
 
 
 def _by_block(case: Case, group: Group, whole: _Run, lack: Lack | None) -> list[_Run]:
-    """Tell of each block what became of it, in runs.
+    """Return what happened to each block, in runs.
 
     Args:
-        case: the case; group: the group whose blocks are looked at.
-        whole: of which tokens, and why the first block does not hit, if no ghost says it; that holds of all that
-            follows, up to a ghost.
-        lack: what has digests of the prompt already, maybe of another group.
+        case: the case; group: the group whose blocks are examined.
+        whole: the tokens, and why the first block does not hit if it has no ghost; this cause also holds for the
+            blocks behind it, up to one with a ghost.
+        lack: a lack, maybe of another group; its digests are reused.
     """
     start, stop, cause = whole
     size, first = group.block_size, start // group.block_size
@@ -81,6 +81,6 @@ def _by_block(case: Case, group: Group, whole: _Run, lack: Lack | None) -> list[
 
 
 def _begins_of_runs(fates: Int32Array) -> list[int]:
-    """Tell where runs of equal fates begin."""
+    """Return where runs of equal fates begin."""
     begins: list[int] = np.flatnonzero(np.append(True, fates[1:] != fates[:-1])[: len(fates)]).tolist()
     return begins

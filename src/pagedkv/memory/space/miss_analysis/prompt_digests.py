@@ -1,4 +1,4 @@
-"""Digests of a prompt's blocks, whatever its extra keys: some may have no id, since no block carries them."""
+"""Digests of a prompt's blocks, for any extra keys: keys that no block carries have no id."""
 
 import numpy as np
 
@@ -15,11 +15,11 @@ __all__ = ["digest_of_first", "digests_up_to", "encoding_of"]
 
 
 def digests_up_to(case: Case, group: Group, num_blocks: int, known: Uint32Array = NO_DIGESTS) -> Uint32Array:
-    """Digests of a prompt's first blocks, uint32 ``[num_blocks, 8]``.
+    """Return digests of a prompt's first blocks, uint32 ``[num_blocks, 8]``.
 
     Args:
-        case: the case; group: of whose blocks; num_blocks: how many.
-        known: those of its first blocks, as far as they were found before.
+        case: the case; group: the group of the blocks; num_blocks: how many.
+        known: the first of these digests, as far as they are known.
     """
     if not len(known):
         known = _digests_of_hit(case, group)
@@ -34,7 +34,7 @@ def digests_up_to(case: Case, group: Group, num_blocks: int, known: Uint32Array 
 
 
 def _digests_of_hit(case: Case, group: Group) -> Uint32Array:
-    """Digests of the blocks that hit, where all of them are there."""
+    """Return the digests of the blocks that hit, if a group of the lane has all of them; else none."""
     lane = case.state.lanes[group.lane]
     whole = next((other for other in lane if other.keeps_whole_prefix), None)
     if whole is None:
@@ -44,7 +44,7 @@ def _digests_of_hit(case: Case, group: Group) -> Uint32Array:
 
 
 def _continued(case: Case, group: Group, known: Uint32Array, extra_ids: Int32Array) -> Uint32Array:
-    """Continue a chain of digests, up to the first block whose extra keys no block carries."""
+    """Continue a chain of digests, up to the first block with extra keys that no block carries."""
     first = len(known)
     stop = first + int(np.argmin(np.append(extra_ids[first:] >= 0, False)))
     digests = np.empty((stop, 8), np.uint32)
@@ -54,7 +54,7 @@ def _continued(case: Case, group: Group, known: Uint32Array, extra_ids: Int32Arr
 
 
 def _with_unknown_key(case: Case, group: Group, known: Uint32Array) -> Uint32Array:
-    """Continue a chain of digests by a block whose extra keys have no id."""
+    """Continue a chain of digests by a block with extra keys that have no id."""
     index, size = len(known), group.block_size
     parent = known[-1].astype(">u4").tobytes() if index else ROOT_DIGEST
     tokens = case.prompt.tokens[index * size : (index + 1) * size]
@@ -63,7 +63,7 @@ def _with_unknown_key(case: Case, group: Group, known: Uint32Array) -> Uint32Arr
 
 
 def digest_of_first(prompt: Prompt, weights_epoch: str, block_size: int) -> Uint32Array:
-    """Digest of a prompt's first block under some weights epoch, in words."""
+    """Digest of a prompt's first block under a given weights epoch, in words."""
     encoding = keys_of_blocks(prompt.keys, weights_epoch, block_size, 0, 1).get(0, b"")
     return _in_words(hash_block_tokens(ROOT_DIGEST, prompt.tokens[:block_size], encoding))
 
@@ -73,7 +73,7 @@ def _in_words(digest: bytes) -> Uint32Array:
 
 
 def encoding_of(case: Case, group: Group, index: int) -> bytes:
-    """Extra keys of a logical block of the prompt."""
+    """Return the encoded extra keys of a logical block of the prompt."""
     keys, epoch = case.prompt.keys, case.state.identity_epoch
     if not case.prompt.has_extra_keys(epoch):
         return b""

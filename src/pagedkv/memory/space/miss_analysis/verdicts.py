@@ -1,4 +1,4 @@
-"""The second pass: what became of the block that ends a hit, by the first cause of the list that holds."""
+"""The second pass: what happened to the block that ends a hit, by the first cause of the list that applies."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ from pagedkv.memory.tables.matching import holds_tokens
 
 __all__ = ["cause_of_ghost", "verdict_of"]
 
-OTHER_KEYS: Final = {  # in the order in which they are told, where several differ
+OTHER_KEYS: Final = {  # if several differ, the first of them is the cause
     EPOCH: MissCause.OTHER_EPOCH,
     LORA: MissCause.OTHER_ADAPTER,
     SALT: MissCause.OTHER_SALT,
@@ -28,20 +28,20 @@ OTHER_KEYS: Final = {  # in the order in which they are told, where several diff
 
 
 def verdict_of(case: Case, lack: Lack) -> Verdict:
-    """Tell what became of the block that ends the hit."""
+    """Return what happened to the block that ends the hit."""
     return (
         _from_its_name(case, lack)
         or _from_ghosts(case, lack)
         or _from_siblings(case, lack)
-        or Verdict(_cause_of_silence(case, lack), lack.start)
+        or Verdict(_cause_without_trace(case, lack), lack.start)
     )
 
 
-# It has a name
+# It is in the prefix index
 
 
 def _from_its_name(case: Case, lack: Lack) -> Verdict | None:
-    """Tell why a block that has its name is not found, or is not to be had; None if it has none."""
+    """Return why a block in the prefix index was not found, or cannot be hit; None if it is not there."""
     group, digest = lack.group, lack.digests[lack.place]
     block = find(group.pool.arrays, name_of(group), digest)
     if block == NULL_BLOCK or not _holds(case, lack, block):
@@ -56,7 +56,7 @@ def _from_its_name(case: Case, lack: Lack) -> Verdict | None:
 
 
 def _holds(case: Case, lack: Lack, block: int) -> bool:
-    """Tell whether a block holds the tokens and the extra keys of the one that is lacking: a digest may be forged."""
+    """Return whether a block holds the tokens and extra keys of the missing one, since a digest may be forged."""
     arrays = lack.group.pool.arrays
     encoding = case.state.extra_keys.encoding_of(int(arrays.records[block, EXTRA]))
     is_same = holds_tokens(arrays, block, case.prompt.tokens, lack.start, lack.group.block_size)
@@ -67,7 +67,7 @@ def _holds(case: Case, lack: Lack, block: int) -> bool:
 
 
 def _from_ghosts(case: Case, lack: Lack) -> Verdict | None:
-    """Tell what a ghost says, under this weights epoch or an earlier one."""
+    """Return the cause in a ghost of the block, under this weights epoch or an earlier one."""
     told = _ghost(lack.group, lack.digests[lack.place])
     if told is None and lack.place == 0:
         told = _ghost_of_earlier_epoch(case, lack.group)
@@ -75,7 +75,7 @@ def _from_ghosts(case: Case, lack: Lack) -> Verdict | None:
 
 
 def _ghost_of_earlier_epoch(case: Case, group: Group) -> tuple[MissCause, int] | None:
-    """Tell how long ago the first block of the prompt went, if an earlier weights epoch had it and a ghost is left."""
+    """Return how long ago the prompt's first block left the cache, if a ghost of it under an earlier epoch is left."""
     for epoch in case.state.former_epochs:
         ghost = _ghost(group, digest_of_first(case.prompt, epoch, group.block_size))
         if ghost is not None:
@@ -84,7 +84,7 @@ def _ghost_of_earlier_epoch(case: Case, group: Group) -> tuple[MissCause, int] |
 
 
 def _ghost(group: Group, digest: Uint32Array) -> tuple[MissCause, int] | None:
-    """Tell why content went, and how long ago; None if no ghost of it is there."""
+    """Return why content left the cache, and how long ago; None without a ghost of it."""
     pool = group.pool.arrays
     place = ghosts.find_ghost(pool, name_of(group), digest)
     if place < 0:
@@ -93,22 +93,22 @@ def _ghost(group: Group, digest: Uint32Array) -> tuple[MissCause, int] | None:
 
 
 def cause_of_ghost(group: Group, ghost: int) -> MissCause:
-    """Tell in a caller's words what a ghost says."""
+    """Convert a ghost's cause to a public one."""
     cause = CAUSE_OF_GHOST[ghost]
     is_gap = cause in {MissCause.SUPERSEDED, MissCause.OVERWRITTEN} and not group.keeps_whole_prefix
     return _cause_of_gap(group) if is_gap else cause
 
 
 def _cause_of_gap(group: Group) -> MissCause:
-    """Tell what it is called where a group has dropped what others have."""
+    """Return the cause for a group that has dropped what other groups have."""
     return MissCause.STATE_GONE if keeps_state(group.spec) else MissCause.WINDOW_GONE
 
 
-# Something else is there
+# Other content is cached in its place
 
 
 def _from_siblings(case: Case, lack: Lack) -> Verdict | None:
-    """Tell how what is cached goes on otherwise."""
+    """Return how the cached blocks behind the same parent differ."""
     arrays, size = lack.group.pool.arrays, lack.group.block_size
     siblings = _siblings(case, lack)
     if not len(siblings):
@@ -129,7 +129,7 @@ def _from_siblings(case: Case, lack: Lack) -> Verdict | None:
 
 
 def _siblings(case: Case, lack: Lack) -> Int32Array:
-    """List the blocks that continue what comes before a block: all of them, or the latest."""
+    """List the cached blocks with the same parent as the missing block: all of them, or the latest."""
     if lack.parent is None:
         return np.zeros(0, np.int32)
     arrays = lack.group.pool.arrays
@@ -140,7 +140,7 @@ def _siblings(case: Case, lack: Lack) -> Int32Array:
 
 
 def _children(pool: PoolArrays, name: int, among: Int32Array, parent: int) -> Int32Array:
-    """Find those of some blocks that continue a block, in the life that it has now."""
+    """Return those of some blocks that are children of a block in its present life."""
     records = pool.records[among]
     is_child = (records[:, NAME] == name) & (records[:, PARENT] == parent)
     children: Int32Array = among[is_child & (records[:, PARENT_LIFE] == pool.records[parent, LIFE])]
@@ -148,18 +148,18 @@ def _children(pool: PoolArrays, name: int, among: Int32Array, parent: int) -> In
 
 
 def _cause_of_keys(case: Case, lack: Lack, same: Int32Array) -> MissCause:
-    """Tell which extra key differs from that of the content that differs in fewest."""
+    """Return which extra key differs from that of the same tokens that differ in the fewest keys."""
     own, table = encoding_of(case, lack.group, lack.place), case.state.extra_keys
     others = {int(extra) for extra in lack.group.pool.arrays.records[same, EXTRA]}
     fewest = min((differing_tags(own, table.encoding_of(extra)) for extra in sorted(others)), key=len)
     return next((cause for tag, cause in OTHER_KEYS.items() if tag in fewest), MissCause.OTHER_DIGEST)
 
 
-# Nothing tells of it
+# There is no trace of it
 
 
-def _cause_of_silence(case: Case, lack: Lack) -> MissCause:
-    """Tell what it means that neither a name nor a ghost nor what is cached instead tells of a block."""
+def _cause_without_trace(case: Case, lack: Lack) -> MissCause:
+    """Return the cause for a block that left no name and no ghost, and has no other content in its place."""
     group = lack.group
     if not group.keeps_whole_prefix and any(other.keeps_whole_prefix for other in case.state.cached_groups):
         return _cause_of_gap(group)

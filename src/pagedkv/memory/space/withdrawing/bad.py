@@ -1,4 +1,4 @@
-"""What is bad: as the caller names it, as it spreads, and all of it in the end. And how rows hold content."""
+"""The values of a withdrawal: the bad blocks, what they have spoilt so far, and all of it; and look-ups of rows."""
 
 from typing import NamedTuple
 
@@ -29,12 +29,12 @@ __all__ = [
 
 
 class Bad(NamedTuple):
-    """What the caller names, and where what it has spoilt is looked for.
+    """The blocks that the caller declares bad, and where to search for what they have spoilt.
 
     Args:
-        state: the space; pool: where the bad blocks are; blocks: int32 ``[n]``.
-        chains: the groups that keep whole prefixes, if anything has names.
-        rows: those that serve a sequence.
+        state: the space; pool: the pool of the bad blocks; blocks: int32 ``[n]``.
+        chains: the groups that keep whole prefixes, if the space has prefix caching.
+        rows: the rows that serve a sequence.
     """
 
     state: SpaceState
@@ -48,7 +48,7 @@ class Taint(NamedTuple):
     """What is known to be bad so far.
 
     Args:
-        digests: by lane those of bad content, in words as bytes.
+        digests: digests of bad content by lane, their words as bytes.
         firsts: the first bad position of each row that relies on it.
     """
 
@@ -56,7 +56,7 @@ class Taint(NamedTuple):
     firsts: dict[int, int]
 
     def joined(self, other: "Taint") -> "Taint":
-        """What is bad by either."""
+        """Return the union of both."""
         firsts = self.firsts | other.firsts
         for row in self.firsts.keys() & other.firsts.keys():
             firsts[row] = min(self.firsts[row], other.firsts[row])
@@ -67,10 +67,10 @@ class Extent(NamedTuple):
     """All that is bad.
 
     Args:
-        bad: what was named.
-        taint: what it has spoilt.
+        bad: the blocks that were declared bad.
+        taint: what they have spoilt.
         marks: for each group that keeps whole prefixes, by its index, uint8 ``[num_blocks]``: ``TAINTED`` where bad.
-        is_everything: nobody can tell what is sound; then neither digests nor marks tell anything.
+        is_everything: whether nothing can be proved sound; then digests and marks are empty.
     """
 
     bad: Bad
@@ -84,14 +84,14 @@ class Extent(NamedTuple):
         return self.is_everything or any(self.taint.digests)
 
     def holds_bad(self, pool_name: str, blocks: Int32Array) -> bool:
-        """Tell whether some blocks of a pool are bad."""
+        """Return whether any of these blocks of a pool is bad."""
         if self.is_everything or (pool_name == self.bad.pool.name and np.isin(blocks, self.bad.blocks).any()):
             return True
         chains = (group for group in self.bad.chains if group.pool.name == pool_name)
         return any((self.marks[group.index][blocks] == TAINTED).any() for group in chains)
 
     def is_sound(self, group: Group, block: int) -> bool:
-        """Tell whether a full group shows that a named block of another group continues sound content."""
+        """Return whether a full group shows that a named block of another group continues sound content."""
         if self.is_everything or not self.taint.digests[group.lane]:
             return False
         if group.pool is self.bad.pool and (self.bad.blocks == block).any():
@@ -101,14 +101,14 @@ class Extent(NamedTuple):
 
 
 def name_bad(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> Bad:
-    """Tell where what some blocks have spoilt is to be looked for."""
+    """Set up the search for what some bad blocks have spoilt."""
     has_names = state.config.prefix_caching
     chains = tuple(group for group in state.cached_groups if group.keeps_whole_prefix and has_names)
     return Bad(state, pool, blocks, chains, np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist())
 
 
 def block_in_chain(bad: Bad, group: Group, block: int) -> tuple[Group, int] | None:
-    """Find the content of a named block in a full group of equal block size, and which block has it there."""
+    """Find a full group of equal block size that has the content of a named block, and its block with that content."""
     for chain in bad.chains:
         if chain.lane == group.lane:
             same = find(chain.pool.arrays, chain.index + 1, group.pool.arrays.digests[block])
@@ -121,12 +121,12 @@ def block_in_chain(bad: Bad, group: Group, block: int) -> tuple[Group, int] | No
 
 
 def is_on_host(state: SpaceState, row: int) -> bool:
-    """Tell whether a row's blocks are in host memory."""
+    """Return whether a row's blocks are in host memory."""
     return state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
 
 
 def pool_of(state: SpaceState, group: Group, row: int) -> BlockPool:
-    """Tell in which pool a row's blocks are."""
+    """Return the pool of a row's blocks."""
     pool = group.host_pool if is_on_host(state, row) else group.pool
     assert pool is not None
     return pool
@@ -138,12 +138,12 @@ def count_in(state: SpaceState, group: Group, row: int, column: int) -> int:
 
 
 def digests_of_row(state: SpaceState, group: Group, row: int) -> list[bytes]:
-    """Digests of a row's digested blocks, wherever they are."""
+    """Digests of a row's digested blocks, on the device or on the host."""
     table = group.arrays.table[row, : count_in(state, group, row, NUM_DIGESTED)]
     return as_bytes(pool_of(state, group, row).arrays.digests[table])
 
 
 def as_bytes(digests: npt.NDArray[np.uint32]) -> list[bytes]:
-    """Turn digests in words, ``[n, 8]``, into bytes."""
+    """Convert digests in words, ``[n, 8]``, to bytes."""
     raw = np.ascontiguousarray(digests).tobytes()
     return [raw[start : start + DIGEST_NBYTES] for start in range(0, len(raw), DIGEST_NBYTES)]

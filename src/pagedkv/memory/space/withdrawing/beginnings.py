@@ -1,4 +1,4 @@
-"""The first pass: what begins as the bad blocks do, by their names, and in rows that hold them or a copy."""
+"""The first pass: named blocks and rows with the bad blocks, or with blocks that begin with the same tokens."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -25,9 +25,9 @@ TOKEN_NBYTES: Final = 4
 
 
 class _Beginning(NamedTuple):
-    """How a bad block begins, as a full group sees it: whoever began it the same way may have a copy of it.
+    """The beginning of a bad block in a full group: a row whose block begins in the same way may hold a copy of it.
 
-    Two that are equal are the beginning of the same content.
+    Equal beginnings belong to the same content.
 
     Args:
         place: logical block; parent: digest of the block before it, empty for the first one.
@@ -41,21 +41,21 @@ class _Beginning(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it has, the first bad one included."""
+        """Number of these tokens, including the first bad one."""
         return len(self.tokens) // TOKEN_NBYTES
 
 
 class _Holder(NamedTuple):
-    """A row that holds a bad block: from which position on it is bad."""
+    """A row that holds a bad block, and its first bad position."""
 
     row: int
     first: int
 
 
 def taint_of_beginnings(bad: Bad) -> Taint | None:
-    """Tell what begins as the bad blocks do, themselves included; None if nobody can tell what is sound."""
+    """Return the bad blocks and all that begins like them; None if nothing can be proved sound."""
     names, holders = list(_groups_of_names(bad)), list(_holders(bad))
-    if any(_is_untold(bad, group, block) for group, block in names) or (holders and not bad.chains):
+    if any(_has_unknown_beginning(bad, group, block) for group, block in names) or (holders and not bad.chains):
         return None
     digests = [set[bytes]() for _ in bad.state.lanes]
     for group, block in names:
@@ -70,7 +70,7 @@ def taint_of_beginnings(bad: Bad) -> Taint | None:
 
 
 def _groups_of_names(bad: Bad) -> Iterator[tuple[Group, int]]:
-    """Give the bad blocks that have names, whoever holds them, and the group of each."""
+    """Yield the bad blocks that have names, each with its group."""
     for block in bad.blocks.tolist():
         name = int(bad.pool.arrays.records[block, NAME])
         if name:
@@ -78,7 +78,7 @@ def _groups_of_names(bad: Bad) -> Iterator[tuple[Group, int]]:
 
 
 def _holders(bad: Bad) -> Iterator[_Holder]:
-    """Give the rows that hold bad blocks, once for each group in which they do."""
+    """Yield the rows that hold bad blocks, once for each group in which they do."""
     state = bad.state
     for group in state.groups:
         for row in bad.rows if group.pool is bad.pool else ():
@@ -88,8 +88,8 @@ def _holders(bad: Bad) -> Iterator[_Holder]:
                 yield _Holder(row, int(places[0]) * group.block_size)
 
 
-def _is_untold(bad: Bad, group: Group, block: int) -> bool:
-    """Tell whether nothing says how a named block begins: no full group has it, and no row holds it."""
+def _has_unknown_beginning(bad: Bad, group: Group, block: int) -> bool:
+    """Return whether the beginning of a named block is unknown: no full group has it, and no row holds it."""
     if block_in_chain(bad, group, block) is not None:
         return False
     table, state = group.arrays.table, bad.state
@@ -97,7 +97,7 @@ def _is_untold(bad: Bad, group: Group, block: int) -> bool:
 
 
 def _beginnings(bad: Bad, names: list[tuple[Group, int]], holders: list[_Holder]) -> Iterator[tuple[int, _Beginning]]:
-    """Tell how bad blocks begin in groups that keep whole prefixes: index of the group, and the beginning."""
+    """Yield the beginnings of bad blocks in groups that keep whole prefixes: index of the group, and the beginning."""
     for group, block in names:
         same = block_in_chain(bad, group, block)
         if same is not None:
@@ -109,7 +109,7 @@ def _beginnings(bad: Bad, names: list[tuple[Group, int]], holders: list[_Holder]
 
 
 def _beginning_of_name(chain: Group, block: int) -> _Beginning:
-    """Tell how a named block begins: by its first token, since it may be bad from there on."""
+    """Return the beginning of a named block: only its first token, since it may be bad from there on."""
     arrays = chain.pool.arrays
     parent = int(arrays.records[block, PARENT])
     index, ancestor = 0, parent
@@ -120,7 +120,7 @@ def _beginning_of_name(chain: Group, block: int) -> _Beginning:
 
 
 def _beginning_in_row(bad: Bad, chain: Group, row: int, first: int) -> _Beginning:
-    """Tell how the block of a row begins that position ``first`` lies in, up to there."""
+    """Return the beginning of a row's block, up to position ``first``."""
     arrays, table = pool_of(bad.state, chain, row).arrays, chain.arrays.table[row]
     index = first // chain.block_size
     block = int(table[index])
@@ -130,7 +130,7 @@ def _beginning_in_row(bad: Bad, chain: Group, row: int, first: int) -> _Beginnin
 
 
 def _taint_of(bad: Bad, chain: Group, beginning: _Beginning) -> Taint:
-    """Give every row and named block of a full group that began a block in the same way."""
+    """Return every row and named block of a full group with that beginning."""
     position = beginning.place * chain.block_size + beginning.num_tokens - 1
     longer = [row for row in bad.rows if position < bad.state.rows[row, NUM_TOKENS]]
     firsts = {row: position for row in longer if _beginning_in_row(bad, chain, row, position) == beginning}
@@ -140,7 +140,7 @@ def _taint_of(bad: Bad, chain: Group, beginning: _Beginning) -> Taint:
 
 
 def _names_that_begin_so(chain: Group, beginning: _Beginning) -> frozenset[bytes]:
-    """Digests of the named blocks of a full group that begin in the same way."""
+    """Digests of the named blocks of a full group with that beginning."""
     arrays, parent = chain.pool.arrays, NULL_BLOCK
     if beginning.place:
         parent = find(arrays, chain.index + 1, np.frombuffer(beginning.parent, np.uint32))

@@ -1,4 +1,4 @@
-"""The second pass: from rows to digests, from digests to what continues them, and from there to rows again."""
+"""The second pass: from rows to digests, from digests to the blocks that continue them, and from there to more rows."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
@@ -19,10 +19,10 @@ _RowDigests: TypeAlias = Mapping[int, list[bytes]]
 
 
 def spread(bad: Bad, taint: Taint) -> Extent:
-    """Find all that is bad, from what was found of it.
+    """Find all that is bad, given what is known to be bad so far.
 
-    It ends: each round but the last adds a digest of a block or a row, or lowers a row's first bad position, and no
-    round takes anything back.
+    The loop ends: each round but the last adds a digest of a block or a row, or lowers a row's first bad position, and
+    no round takes anything back.
     """
     rows = {group.index: {row: digests_of_row(bad.state, group, row) for row in bad.rows} for group in bad.chains}
     while True:
@@ -35,7 +35,7 @@ def spread(bad: Bad, taint: Taint) -> Extent:
 
 
 def _wider(group: Group, rows: _RowDigests, taint: Taint) -> tuple[Taint, Uint8Array]:
-    """Add what a group that keeps whole prefixes tells to what is bad; give its marks, too."""
+    """Add what is bad by the digests of one group that keeps whole prefixes; return also the marks of its blocks."""
     bad = set(taint.digests[group.lane])
     for row, first in taint.firsts.items():
         bad.update(rows[row][first // group.block_size :])

@@ -1,4 +1,4 @@
-"""The action: names are taken, and rows lost, once it is known what is bad."""
+"""The action: once it is known what is bad, blocks are unnamed and rows are lost."""
 
 from pagedkv.memory.contract.answers import Withdrawal
 from pagedkv.memory.contract.arrays import Int32Array
@@ -31,7 +31,7 @@ __all__ = ["withdraw"]
 
 
 def withdraw(state: SpaceState, pool: BlockPool, bad: Int32Array) -> Withdrawal:
-    """Take the names of bad blocks and of all that continues them, and lose the rows that rely on them."""
+    """Unname bad blocks and all blocks that continue them, and lose the rows that rely on them."""
     state.is_changing = True
     extent = _all_that_is_bad(state, pool, bad)
     names = _names_to_take(state, extent) if extent.is_anything else []
@@ -61,7 +61,7 @@ def _all_that_is_bad(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> 
 
 
 def _names_to_take(state: SpaceState, extent: Extent) -> list[tuple[BlockPool, int]]:
-    """Name what is bad, and what cannot be shown to be sound."""
+    """List the named blocks that are bad, or cannot be proved sound."""
     return [
         (pool, block)
         for pool in state.pools.values()
@@ -71,7 +71,7 @@ def _names_to_take(state: SpaceState, extent: Extent) -> list[tuple[BlockPool, i
 
 
 def _keeps_its_name(state: SpaceState, extent: Extent, pool: BlockPool, block: int) -> bool:
-    """Tell whether a named block is shown to be sound."""
+    """Return whether a named block is proved sound."""
     group = state.groups[int(pool.arrays.records[block, NAME]) - 1]
     if group.keeps_whole_prefix and extent.taint.digests[group.lane] and not extent.is_everything:
         return bool(extent.marks[group.index][block] != TAINTED) and not _is_orphan(pool, block)
@@ -79,7 +79,7 @@ def _keeps_its_name(state: SpaceState, extent: Extent, pool: BlockPool, block: i
 
 
 def _take_names(state: SpaceState, names: list[tuple[BlockPool, int]]) -> None:
-    """Take these names, and all on the host, where nothing shows what is sound."""
+    """Unname these blocks, and all on the host, where nothing can be proved sound."""
     for pool, block in names:
         drop_name(pool.arrays, block, WITHDRAWN)
     for pool in state.host_pools.values():
@@ -87,14 +87,14 @@ def _take_names(state: SpaceState, names: list[tuple[BlockPool, int]]) -> None:
 
 
 def _is_orphan(pool: BlockPool, block: int) -> bool:
-    """Tell whether what a named block continues is gone: nobody can say what that was."""
+    """Return whether the content that a named block continues is gone, and so is unknown."""
     records = pool.arrays.records
     parent = int(records[block, PARENT])
     return parent != NULL_BLOCK and bool(records[parent, LIFE] != records[block, PARENT_LIFE])
 
 
 def _lose(state: SpaceState, lost: list[int]) -> None:
-    """Lose rows; what they were to compute for others falls to these."""
+    """Lose rows; tokens that they were to compute for other rows are handed over to those."""
     rows = state.rows
     running = [row for row in lost if rows[row, STATUS] == RUNNING]
     mark = state.next_mark()
@@ -110,7 +110,7 @@ def _lose(state: SpaceState, lost: list[int]) -> None:
 
 
 def _call_off(state: SpaceState, row: int) -> None:
-    """Drop the names of what a lost row alone was to compute in the open step: it computes nothing any more."""
+    """Unname the blocks that a lost row alone was to compute in the open step, since it computes nothing any more."""
     for group in state.cached_groups:
         arrays, records = group.pool.arrays, group.pool.arrays.records
         table = group.arrays.table[row, : int(state.rows[row, int(group.arrays.parameters[AT]) + NUM_BLOCKS])]
