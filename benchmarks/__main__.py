@@ -1,4 +1,4 @@
-"""Run the benchmarks, print a table, write JSON: of this tree alone, or in turn with another commit."""
+"""Run the benchmarks, print a table, write JSON and the page: of this tree alone, or in turn with another commit."""
 
 import argparse
 import itertools
@@ -12,11 +12,12 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks import page
 from benchmarks.catalogue import Operation, function_of, operations
 from benchmarks.comparison import Comparison, compare
 from benchmarks.machine import describe
 from benchmarks.measure import BAR_COMMIT, Row
-from benchmarks.repository import UnknownCommitError, commit_id
+from benchmarks.repository import ROOT, UnknownCommitError, commit_id
 from benchmarks.tables import comparison_table, plain_table
 from pagedkv import BlockPool
 
@@ -25,6 +26,7 @@ EXAMPLES: Final = f"""examples:
   python -m benchmarks --against                     in turn with {BAR_COMMIT}, with bars as ratios to it
   python -m benchmarks --against HEAD~1 --only match one commit back, operations named or described by "match"
   python -m benchmarks --only evict --json out.json  the figures of one operation as JSON as well
+  python -m benchmarks --against --write             the table of docs/benchmarks.md
 """
 INTERRUPTED: Final = 130
 MISUSED: Final = 2
@@ -34,6 +36,9 @@ LEAST_ROUNDS: Final = 3
 def main() -> int:
     """Measure, print and write."""
     arguments = _arguments()
+    if arguments.write and arguments.only:
+        print("--write takes all operations: leave --only out", file=sys.stderr)
+        return MISUSED
     chosen = operations(arguments.only)
     if not chosen:
         print(f"no operation is named or described by {arguments.only!r}; there are:", file=sys.stderr)
@@ -49,7 +54,10 @@ def main() -> int:
     except UnknownCommitError as error:
         print(error, file=sys.stderr)
         return MISUSED
-    _write({"machine": describe(), **_size(), **figures}, arguments.json)
+    figures = {"machine": describe(), **_size(), **figures}
+    _write(figures, arguments.json)
+    if arguments.write:
+        page.write(figures)
     return int(failed)
 
 
@@ -72,6 +80,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="operations named or described by these words")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write all operations into {page.PAGE.relative_to(ROOT)} (without --only)"
+    )
     return parser.parse_args()
 
 

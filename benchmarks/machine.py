@@ -1,7 +1,8 @@
-"""What a figure was measured on: processor, versions, commit."""
+"""What a figure was measured on: processor, versions, commit, date."""
 
 import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numba
@@ -14,7 +15,7 @@ __all__ = ["describe"]
 
 
 def describe() -> dict[str, str]:
-    """Name the machine and the commit."""
+    """Name the machine, the commit and the date."""
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
@@ -24,6 +25,7 @@ def describe() -> dict[str, str]:
         "numba": numba.__version__,
         "pagedkv": pagedkv.__version__,
         "commit": repository.state(),
+        "date": datetime.now(UTC).date().isoformat(),
     }
 
 

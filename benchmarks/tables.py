@@ -7,7 +7,7 @@ from rich.table import Table
 from benchmarks.comparison import Comparison
 from benchmarks.measure import BAR_COMMIT, Row
 
-__all__ = ["comparison_table", "plain_table"]
+__all__ = ["comparison_table", "figure_of", "plain_table"]
 
 DASH = "-"
 
@@ -20,7 +20,7 @@ def plain_table(rows: Iterable[Row]) -> Table:
     for row in rows:
         ratio = "" if row.naive_us is None else f"{row.naive_us / row.timing.median_us:.0f}x"
         figures = (row.timing.median_us, row.timing.best_us, row.bar_us, row.naive_us)
-        table.add_row(row.operation, row.unit, *(_number(figure) for figure in figures), ratio)
+        table.add_row(row.operation, row.unit, *(figure_of(figure) for figure in figures), ratio)
     return table
 
 
@@ -38,8 +38,8 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_row(
             row.operation,
             row.unit,
-            _number(now_us),
-            _number(then_us) or DASH,
+            figure_of(now_us),
+            figure_of(then_us) or DASH,
             _ratio(each.best_ratio) or DASH,
             _ratio(each.ratio) or DASH,
             _ratio(row.bar_ratio),
@@ -52,7 +52,8 @@ def _ratio(figure: float | None) -> str:
     return "" if figure is None else f"{figure:.2f}"
 
 
-def _number(figure: float | None) -> str:
+def figure_of(figure: float | None) -> str:
+    """Show three digits, or whole numbers from 100 on; nothing where there is no figure."""
     if figure is None:
         return ""
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"

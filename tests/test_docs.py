@@ -6,6 +6,7 @@ for letter; prose for readers may follow it after a colon and a blank.
 
 import inspect
 import re
+from contextlib import chdir
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -16,10 +17,17 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 BLOCK: Final = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINT_COMMENT: Final = re.compile(r"^\s*print\(.*\)\s+# (.*)$")
+CODE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
 LINK: Final = re.compile(r"\]\((?!https?:)([^)#]+)")
 PAGES: Final = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md"))
 )
+ROLES: Final = tuple(
+    f"docs/{page}.md"
+    for page in ("for-engine-builders", "coming-from-vllm", "for-memory-planners", "for-cache-researchers")
+)
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def python_blocks(text: str) -> list[tuple[int, str]]:
@@ -30,6 +38,11 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
 def read_blocks(name: str) -> list[tuple[int, str]]:
     """The Python blocks of a page."""
     return python_blocks((ROOT / name).read_text(encoding="utf-8"))
+
+
+def num_words(text: str) -> int:
+    """Words of a Markdown text outside code blocks and tables; the sign of a heading is none."""
+    return sum(any(map(str.isalnum, word)) for word in TABLE_ROW.sub("", CODE.sub("", text)).split())
 
 
 def says(comment: str, line: str) -> bool:
@@ -80,21 +93,39 @@ class Document:
 @pytest.mark.parametrize("name", [name for name in PAGES if read_blocks(name)])
 def test_what_documents_show_is_what_is_printed(name: str) -> None:
     document = Document((ROOT / name).read_text(encoding="utf-8"), name)
-    document.run()
+    with chdir(ROOT):  # pages name files of the checkout
+        document.run()
     assert document.mistakes() == []
 
 
 def test_documents_show_something() -> None:
     """Or the test above would pass on nothing."""
     shown = {name for name in PAGES if "print(" in "".join(block for _, block in read_blocks(name))}
-    assert shown >= {"README.md", "docs/coming-from-vllm.md", "docs/device.md", "docs/engine.md", "docs/guide.md"}
+    assert shown >= {"README.md", "docs/device.md", "docs/engine.md", "docs/guide.md", *ROLES}
 
 
-def test_the_fifteen_lines_are_fifteen() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (_, block), *_ = python_blocks(text)
-    assert "## In fifteen lines" in text
-    assert len([line for line in block.splitlines() if line.strip()]) == 15
+@pytest.mark.parametrize("name", ROLES)
+def test_a_page_for_a_role_begins_with_a_block_that_runs(name: str) -> None:
+    """Before its second heading."""
+    beginning, _, _ = (ROOT / name).read_text(encoding="utf-8").partition("\n## ")
+    assert python_blocks(beginning)
+    assert f"({name})" in README
+
+
+@pytest.mark.parametrize(("heading", "length"), [("## In fifteen lines", 15), ("## An engine in ten lines", 10)])
+def test_the_blocks_of_the_readme_are_as_long_as_it_says(heading: str, length: int) -> None:
+    section = README.partition(f"{heading}\n")[2].partition("\n## ")[0]
+    ((_, block),) = python_blocks(section)
+    assert len([line for line in block.splitlines() if line.strip()]) == length
+
+
+def test_the_readme_has_at_most_800_words() -> None:
+    """Those of code blocks and tables do not count."""
+    assert 300 <= num_words(README) <= 800
+
+
+def test_words_are_counted_outside_code_and_tables() -> None:
+    assert num_words("# One two\n\n```\nx = 1\n```\nthree\n\n| a | b |\n|---|---|\n\n```python\ny\n```\n") == 3
 
 
 def dead_links(page: Path, text: str) -> list[str]:

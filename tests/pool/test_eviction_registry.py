@@ -1,17 +1,20 @@
 """The list of eviction policies: whoever offers or checks policies has these names, and no other."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 
 from pagedkv import BlockPool, BlockSpace, FullAttention, RecurrentState, SpaceConfig, TenantLimits
+from pagedkv.memory.contract import space_config as space_config_module
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.pool import eviction
 from pagedkv.memory.pool.blocks import PLAIN, PoolArrays, PoolFeatures
+from pagedkv.memory.pool.eviction import registry
 from pagedkv.memory.pool.eviction.fifo import FIFO
 from pagedkv.memory.pool.eviction.policy import EvictionPolicy
 from pagedkv.memory.pool.eviction.registry import DEFAULT, POLICIES, policy_named
@@ -24,7 +27,8 @@ from tests.space.spaces import prefill
 NOT_POLICIES = {"__init__", "moments", "policy", "registry"}
 FOLDER = Path(eviction.__path__[0])
 ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "guide.md"
+RECIPE = ROOT / "docs" / "for-cache-researchers.md"
+NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 FEATURES = PoolFeatures(9, True, True, True, ((1, 2),), ((9, 0), (9, 0)), 5, 2, True)  # noqa: FBT003 - one of each
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
@@ -118,13 +122,29 @@ def test_pages_name_no_policy_that_is_not_there(page: Path) -> None:
     assert named or page.name != "guide.md"
 
 
-def test_the_recipe_of_the_guide_is_what_the_sources_say() -> None:
-    """Of the file, and of the lines in the list, each shown as a block of its own."""
-    section = GUIDE.read_text(encoding="utf-8").partition("### A further policy")[2].partition("\n## ")[0]
-    excerpts = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    files = ("fifo.py", "registry.py")
-    assert len(excerpts) == len(files)
-    for excerpt, file in zip(excerpts, files, strict=True):
-        source = (FOLDER / file).read_text(encoding="utf-8")
-        for part in excerpt.split("...\n"):
-            assert part in source
+def recipe() -> tuple[str, str]:
+    """What the page shows of a policy of one's own: its file, and the list with its name."""
+    section = RECIPE.read_text(encoding="utf-8").partition("## A policy of your own")[2].partition("\n## ")[0]
+    file, listed = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    return file, listed
+
+
+def test_the_list_that_the_recipe_shows_is_that_of_the_sources_and_one_name() -> None:
+    _, listed = recipe()
+    assert listed.replace("    MRU,\n", "") in (FOLDER / "registry.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.interpreted
+@pytest.mark.skipif(not NUMBA_IS_OFF, reason="loops would be compiled for a policy that is not in the list")
+def test_the_policy_of_the_recipe_evicts_what_was_released_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {"__name__": "mru"}
+    exec(recipe()[0], names)  # noqa: S102 - our own page
+    policies = {**POLICIES, "mru": names["MRU"]}
+    monkeypatch.setattr(registry, "POLICIES", policies)
+    monkeypatch.setattr(space_config_module, "EVICTION_POLICIES", tuple(policies))
+    space = BlockSpace(space_config("mru"))
+    for start in (0, 100, 200):
+        space.free(prefill(space, list(range(start, start + 13))))
+        space.check()
+    num_hits = [space.match(list(range(start, start + 13))).num_tokens for start in (0, 100, 200)]
+    assert num_hits == [12, 0, 12]  # LRU: 4, 12, 12. Of one sequence the head is released last
