@@ -142,10 +142,11 @@ def main() -> None:
     print(f"{sum(each.numel() for each in model.parameters()):,} parameters")
     num_steps = train(model, asked.seed, 60 * asked.minutes)
     torch.set_float32_matmul_precision("highest")
-    model = model.half().float()  # judged as it is stored and served
+    torch.nn.Module.float(torch.nn.Module.half(model))  # judged as it is stored and served
     for num_facts in (8, 32, 64, LONGEST, MOST_FACTS):
         print(f"{num_steps} steps; {num_facts} facts: recall {recall(model, 10_000, num_facts, 512):.4f}", flush=True)
-    model.half().save_pretrained(asked.out)
+    torch.nn.Module.half(model)
+    model.save_pretrained(asked.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Decode steps of the engine on a GPU, with graphs and without, at the shape of an 8B Llama with random weights.
+"""Decode steps of the engine on a GPU, by graphs or not, compiled or not: the shape of an 8B Llama, random weights.
 
-    python -m benchmarks.engine.on_gpu [--rows 64 256] [--layers 32] [--json out/engine_gpu.json]
+    python -m benchmarks.engine.on_gpu [--rows 64 256] [--ways compiled captured plain] [--json out/engine_gpu.json]
 
 Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these steps are timed.
 The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last step.
@@ -25,6 +25,8 @@ from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, StepRecord
 PROMPT: Final = 1024
 NUM_NEW: Final = 128
 VOCABULARY: Final = 128_256
+WAYS: Final = ("compiled", "captured", "plain")
+"""Compiled and captured; captured; call by call."""
 PARTS: Final = ("schedule", "forward", "sample", "finish")
 
 
@@ -33,7 +35,7 @@ class Served:
     """What one engine did.
 
     Args:
-        num_rows: sequences; is_captured: by graphs.
+        num_rows: sequences; way: one of :data:`WAYS`.
         tokens_per_s: of decode steps, the median step; step_ms: its time.
         parts_ms: of it, each part.
         graph_ms: the graph alone; None: there is none.
@@ -41,7 +43,7 @@ class Served:
     """
 
     num_rows: int
-    is_captured: bool
+    way: str
     tokens_per_s: float
     step_ms: float
     parts_ms: dict[str, float]
@@ -75,7 +77,7 @@ def make_model(num_layers: int) -> compat.Model:
         torch.set_default_dtype(before)
 
 
-def serve(model: compat.Model, num_rows: int, *, is_captured: bool) -> Served:
+def serve(model: compat.Model, num_rows: int, way: str) -> Served:
     """Let as many sequences decode together."""
     begun = perf_counter()
     config = EngineConfig(
@@ -84,7 +86,8 @@ def serve(model: compat.Model, num_rows: int, *, is_captured: bool) -> Served:
         max_batched_tokens=8192,
         max_tokens=2048,
         self_test=False,
-        capture_steps=is_captured,
+        capture_steps=way != "plain",
+        compile_model=way == "compiled",
     )
     llm = LLM(model, config)
     torch.cuda.synchronize()
@@ -104,7 +107,7 @@ def serve(model: compat.Model, num_rows: int, *, is_captured: bool) -> Served:
     step_s = median(seconds for seconds, _ in timed)
     parts = {part: median(getattr(record, f"{part}_seconds") for _, record in timed) * 1e3 for part in PARTS}
     state = llm.core.capture_state
-    return Served(num_rows, is_captured, num_rows / step_s, step_s * 1e3, parts, graph_ms, built_s, state.refusal)
+    return Served(num_rows, way, num_rows / step_s, step_s * 1e3, parts, graph_ms, built_s, state.refusal)
 
 
 def _graph_ms(llm: LLM, num_tokens: int) -> float:
@@ -123,11 +126,11 @@ def _graph_ms(llm: LLM, num_tokens: int) -> float:
     return median(times)
 
 
-def figures(model: compat.Model, rows: Sequence[int]) -> Iterator[Served]:
-    """Serve by both ways, at each number of rows."""
+def figures(model: compat.Model, rows: Sequence[int], ways: Sequence[str]) -> Iterator[Served]:
+    """Serve in each way, at each number of rows."""
     for num_rows in rows:
-        for is_captured in (True, False):
-            yield serve(model, num_rows, is_captured=is_captured)
+        for way in ways:
+            yield serve(model, num_rows, way)
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -136,18 +139,18 @@ def main() -> None:
     """Measure, and print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     model = make_model(given.layers)
     told = []
-    for served in figures(model, given.rows):
+    for served in figures(model, given.rows, given.ways):
         told.append(asdict(served))
         parts = ", ".join(f"{name} {value:.2f}" for name, value in served.parts_ms.items())
         graph = "" if served.graph_ms is None else f", its graph alone {served.graph_ms:.2f}"
-        how = "by graphs" if served.is_captured else "call by call"
         print(
-            f"{served.num_rows} rows {how}: {served.tokens_per_s:,.0f} tokens/s, a step {served.step_ms:.2f} ms "
+            f"{served.num_rows} rows {served.way}: {served.tokens_per_s:,.0f} tokens/s, a step {served.step_ms:.2f} ms "
             f"({parts}){graph}; built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
             flush=True,
         )

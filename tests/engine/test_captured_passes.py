@@ -60,7 +60,8 @@ def captured_llm(name: str = "llama", config: EngineConfig = ROOMY, record: Reco
     return llm
 
 
-def replay_on_cpu(llm: LLM, record: Recorder | None) -> CapturedPasses:
+def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> CapturedPasses:
+    """Let an engine on a CPU replay its steps."""
     core = llm.core
     captured = CapturedPasses(
         core._runner._model,
@@ -68,10 +69,11 @@ def replay_on_cpu(llm: LLM, record: Recorder | None) -> CapturedPasses:
         max_places=core.config.max_sequences,
         max_tokens=core.config.max_batched_tokens,
         num_vocabulary=core._num_vocabulary,
+        min_tokens=min_tokens,
         record=record,
     )
     core._captured = core._runner._captured = captured
-    core._runner.capture()
+    core._runner.prepare()
     return captured
 
 

@@ -84,6 +84,7 @@ class CapturedPasses:
         max_places: rows of a step at most.
         max_tokens: tokens of the largest graph; above :data:`MOST_TOKENS` there is none.
         num_vocabulary: logits of a token.
+        min_tokens: tokens of the smallest graph.
         record: records calls; None: as CUDA graphs.
     """
 
@@ -95,12 +96,13 @@ class CapturedPasses:
         max_places: int,
         max_tokens: int,
         num_vocabulary: int,
+        min_tokens: int = 1,
         record: Recorder | None = None,
     ) -> None:
         self._model = model
         self._tables = tables
         self._max_places = max_places
-        self._sizes = _sizes_up_to(max_tokens)
+        self._sizes = _sizes(min_tokens, max_tokens)
         self._given_recorder = record
         most, device = self._sizes[-1], tables.device
         self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -243,10 +245,10 @@ def what_prevents_graphs(groups: EngineGroups, device: torch.device) -> str | No
     return None
 
 
-def _sizes_up_to(max_tokens: int) -> tuple[int, ...]:
+def _sizes(min_tokens: int, max_tokens: int) -> tuple[int, ...]:
     """List the padded numbers of tokens: the last is ``max_tokens`` itself, or the largest that there is."""
     last = min(max_tokens, MOST_TOKENS)
-    return (*(size for size in SIZES if size < last), last)
+    return (*(size for size in SIZES if min_tokens <= size < last), last)
 
 
 @final

@@ -53,6 +53,9 @@ class EngineConfig:
             all cores; False: each when it is first called, so that a first look begins sooner, and requests wait.
         capture_steps: on a GPU, launch steps of up to 512 tokens as CUDA graphs, where the model allows it; False: call
             by call, for a model that is to be changed or watched from step to step.
+        compile_model: run the model as torch.compile makes it, for models of attention alone: minutes when an engine is
+            built, and fewer and larger kernels from then on. Where its graphs are other than its calls by rounding,
+            steps are not captured (:attr:`EngineCore.capture_state`).
         speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
             answers stay the same. None: no guesses.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
@@ -79,6 +82,7 @@ class EngineConfig:
     self_test: bool = True
     warm_up: bool = True
     capture_steps: bool = True
+    compile_model: bool = False
     speculation: PromptLookup | None = None
     seed: int = 0
 
@@ -93,7 +97,7 @@ class EngineConfig:
             as_count(self.max_tokens, "max_tokens", least=1)
         for name in ("num_blocks", "num_host_blocks"):
             _check_blocks(getattr(self, name), name)
-        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps"):
+        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model"):
             as_flag(getattr(self, name), name)
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")

@@ -24,13 +24,20 @@ import torch
 from pagedkv.memory.attention import backend_for
 from pagedkv.memory.contract.arguments import as_token_array, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError, EngineError, RequestError, TokenError
+from pagedkv.memory.contract.errors import (
+    ConfigurationError,
+    EngineError,
+    RequestError,
+    TokenError,
+    UnsupportedModelError,
+)
 from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.answering import Answering, Sampler, Taken
 from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState, what_prevents_graphs
+from pagedkv.serving.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.driving import Driver
 from pagedkv.serving.engine.engine_request import EngineRequest, Wish
@@ -116,8 +123,9 @@ class EngineCore:
             replays_steps=replays_steps,
             continues=continues,
             captured=self._captured,
+            compiled=_compiled(model, groups) if config.compile_model else None,
         )
-        self._runner.capture()
+        self._runner.prepare()
         self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
         self._decode = decode
         self._clock = clock
@@ -134,6 +142,7 @@ class EngineCore:
             max_places=self.config.max_sequences,
             max_tokens=self.config.max_batched_tokens,
             num_vocabulary=self._num_vocabulary,
+            min_tokens=LEAST_TOKENS if self.config.compile_model else 1,
         )
 
     @property
@@ -468,3 +477,11 @@ class EngineCore:
                 f"token ids must be from 0 to {self._num_vocabulary - 1}, got {low if low < 0 else high}: is this the "
                 "model's own tokenizer?"
             )
+
+
+def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:
+    """Compile a model when it is first run. Raises UnsupportedModelError."""
+    why = what_prevents_compiling(groups)
+    if why is not None:
+        raise UnsupportedModelError(f"{type(model).__name__} cannot be compiled: {why}. Leave compile_model off")
+    return CompiledModel(model)

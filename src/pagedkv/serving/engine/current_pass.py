@@ -14,7 +14,7 @@ import torch
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import compat
 
-__all__ = ["IMPLEMENTATION", "PROBE", "AttentionListener", "listening"]
+__all__ = ["IMPLEMENTATION", "PROBE", "AttentionListener", "current_pass", "listening"]
 
 IMPLEMENTATION: Final = "pagedkv"
 PROBE: Final = "pagedkv_probe"
@@ -59,14 +59,15 @@ def _attention(
     attention_mask: object = None,
     **options: Any,  # noqa: ANN401 - each model's own
 ) -> tuple[torch.Tensor, None]:
-    return _current().attend(module, query, key, value, attention_mask, options), None
+    return current_pass().attend(module, query, key, value, attention_mask, options), None
 
 
 def _mask(**options: Any) -> object:  # noqa: ANN401 - as transformers calls it
-    return _current().make_mask(options)
+    return current_pass().make_mask(options)
 
 
-def _current() -> AttentionListener:
+def current_pass() -> AttentionListener:
+    """Return the pass that is under way in this context. Raises EngineError: there is none."""
     listener = _CURRENT.get()
     if listener is None:
         raise EngineError(

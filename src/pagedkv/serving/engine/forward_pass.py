@@ -83,6 +83,16 @@ class ForwardPass:
             out = self._backend.attend(number, _flat(query), self._step, sinks=options.get("s_aux"))
         return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
 
+    def attend_layer(
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Keep the keys of a layer that reads no others, and answer its call: shapes as of :meth:`attend`."""
+        number = self._groups.writers[layer_idx]
+        self._num_calls += 1
+        self._backend.write(number, _flat(key), _flat(value), self._step)
+        out = self._backend.attend(number, _flat(query), self._step, sinks=sinks)
+        return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
+
     def make_mask(self, options: dict[str, Any]) -> None:
         """Make none: who sees what is the back end's to know."""
 

@@ -26,6 +26,7 @@ from pagedkv.memory.device import PlanExecutor, StepInputs
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.captured_passes import CapturedPasses
+from pagedkv.serving.engine.compiled_model import COMPILED, CompiledModel
 from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.serving.engine.flat_batch import FlatBatch
 from pagedkv.serving.engine.forward_pass import ForwardPass
@@ -81,6 +82,7 @@ class ModelRunner:
         continues: recurrent layers continue a state over more than one token; else what follows a state goes token by
             token (Mamba).
         captured: graphs of passes, for models of attention alone; None: every pass is run call by call.
+        compiled: the model compiled, likewise; None: it is run as it is.
 
     Attributes:
         borrowed: the model, as it is shared with other engines.
@@ -96,9 +98,11 @@ class ModelRunner:
         replays_steps: bool = False,
         continues: bool = True,
         captured: CapturedPasses | None = None,
+        compiled: CompiledModel | None = None,
     ) -> None:
         self._continues = continues
         self._captured = captured
+        self._compiled = compiled
         self._replays_steps = replays_steps
         self._model = model
         self._groups = groups
@@ -111,11 +115,25 @@ class ModelRunner:
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
         self._interval = min(sizes, default=0)
 
-    def capture(self) -> None:
-        """Capture graphs of passes of every size, where there are to be any; before the first step."""
-        if self._captured is not None:
-            with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
+    def prepare(self) -> None:
+        """Compile the model and capture graphs of every size, where there are to be any; before the first step."""
+        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+            if self._compiled is not None:
+                self._compile()
+            if self._captured is not None:
                 self._captured.capture_all(self._flat_pass)
+
+    def _compile(self) -> None:
+        """Run the model over tokens that are nobody's, of which some are wanted: two sizes that differ."""
+        tables = self._executor.tables
+        num_tokens = min(8, tables.max_batched_tokens)
+        step = StepMetadata.of(tables.inputs_of_all(1, num_tokens), is_padded=True)
+        row = torch.zeros(1, num_tokens, dtype=torch.int64, device=self._device)
+        self._flat_pass(step, row, row, row[0, : num_tokens // 2])
+
+    @property
+    def _flat_implementation(self) -> str:
+        return IMPLEMENTATION if self._compiled is None else COMPILED
 
     def compute(
         self, plan: StepPlan, inputs: StepInputs, batch: FlatBatch, scorings: Sequence[PromptScoring] = ()
@@ -136,11 +154,10 @@ class ModelRunner:
         positions = plan.compute.positions().astype(np.int64)
         step = StepMetadata.of(inputs)
         token_ids, wanted = batch.token_ids, batch.wanted
+        if not self._groups.states and not scorings:
+            with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+                return self._compute_flat(step, token_ids, positions, wanted)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
-            if self._captured is not None and not scorings:
-                logits = self._captured.compute(self._flat_pass, token_ids, positions, wanted)
-                if logits is not None:
-                    return logits
             if not self._groups.states:
                 piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
                 return self._run(piece, step, {}, token_ids, positions, wanted, scorings)
@@ -153,6 +170,18 @@ class ModelRunner:
             where = np.concatenate([tokens for tokens, _ in answers])
             order = torch.from_numpy(np.argsort(where)).to(self._device)
             return torch.cat([logits for _, logits in answers])[order]
+
+    def _compute_flat(
+        self, step: StepMetadata, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
+    ) -> torch.Tensor:
+        """Run a model of attention alone, by a graph where one serves."""
+        if self._captured is not None:
+            logits = self._captured.compute(self._flat_pass, token_ids, positions, wanted)
+            if logits is not None:
+                return logits
+        given = (token_ids.astype(np.int64), positions, wanted)
+        ids, where, behind = (torch.from_numpy(each).to(self._device) for each in given)
+        return self._flat_pass(step, ids[None], where[None], behind)
 
     def _run(
         self,
@@ -185,8 +214,13 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Run a model of attention alone over tokens in one row, all of them on the device."""
         forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, positions)
-        self._cache.begin(forward_pass, {}, [], is_prompt=False)
-        return self._answer(forward_pass, token_ids, positions, wanted)
+        if self._compiled is None:
+            self._cache.begin(forward_pass, {}, [], is_prompt=False)
+            return self._answer(forward_pass, token_ids, positions, wanted)
+        with listening(forward_pass):
+            logits = self._compiled.logits(token_ids, positions, wanted)
+        forward_pass.require_complete()
+        return logits
 
     def _answer(
         self, forward_pass: ForwardPass, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
