@@ -3,8 +3,9 @@
 A treap (Seidel and Aragon, "Randomized Search Trees", 1996) is a binary search tree by the order of the blocks, and a
 heap by a pseudo-random number of each block. Here that number is a hash of the block's id, so that a tree has the same
 shape in every process; callers do not choose the ids of blocks. Each block has two links, to the subtree before it and
-to the subtree after it, in adjacent columns of its row; 0, the null block, means none. A row that is no block's holds
-the root in the first of its two links. There are no links upward, since every search begins at the root.
+to the subtree after it, in adjacent columns of its row; 0, the null block, means none. The root
+is linked from the first link of a row that belongs to no member. There are no links upward, since every search begins
+at the root.
 
 There are two orders, both of free leased blocks (:mod:`pagedkv.memory.pool.leasing`)::
 

@@ -1,4 +1,4 @@
-"""Merging: duplicates are replaced by the blocks with their name, in all tables that refer to them."""
+"""Merging: duplicates are replaced by their carriers, the blocks with their names, in all tables."""
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array

@@ -10,8 +10,8 @@ a row that refers to a block need not refer to the one before::
     row b, a fork:   [A0 pending][A1 pending][A2 pending]    takes over A0 and A1
     row c, a hit:    [S0 cached ][S1 cached ][A2 pending]    takes over A2: it starts where it shares
 
-The heir can compute from there, since a hit on pending blocks refers to all blocks that computing them reads. Blocks to
-which only lost rows refer otherwise are computed by no row; their names are dropped.
+The heir can compute from there, since a hit on pending blocks refers to all blocks that computing them reads. A block
+without an heir, since only lost rows still refer to it, is not computed; its name is dropped.
 """
 
 from pagedkv.memory.compilation.compiled import compiled

@@ -141,7 +141,7 @@ def _enqueue(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def _enqueue_protected(pool: PoolArrays, block: int) -> None:
-    """Put a block at the back of the protected list, and move its least recently used beyond the target to the cold."""
+    """Put a block at the back of the protected list; move those beyond the target from its front to the cold list."""
     records, state = pool.records, pool.eviction
     append(records, pool.counts, block)
     unlink(records, block)

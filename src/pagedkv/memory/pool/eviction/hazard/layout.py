@@ -6,8 +6,9 @@ Bytes a block of a pool of C blocks, beside those of the pool::
     once: 746 classes of 276 float32 and two rows of ages = 0.8 MB; small pools have ghosts for 65,536 blocks
 
 A *run* is a stretch of one sequence's blocks that were released together, are in one class, and were not requested
-since. Runs have serial numbers, stored in 31 bits, by which a record of a run can be recognised as removed. A block
-that was *requested* since stores the number negated, as the run still determines its class.
+since. Runs have serial numbers, stored in 31 bits; the number in a block's or a ghost's record shows whether its run
+is still in the ring. A block that was *requested* since stores the number negated, as the run still determines its
+class.
 """
 
 from typing import Final
