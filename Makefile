@@ -7,11 +7,11 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-plain test-long test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants clean
+.PHONY: help run replay test test-plain test-long test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
-		printf '  make %-10s %s\n' "$$name" "$$what"; done
+		printf '  make %-17s %s\n' "$$name" "$$what"; done
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -210,6 +210,20 @@ gpu-figures:
 # Some of them: .venv/bin/python -m mutants --only WORDS
 mutants: $(STAMP) ## put small faults into copies of the code and see that the tests notice: out/mutants.json
 	$(BIN)/python -m mutants --json out/mutants.json
+
+# An environment of its own finds in .venv what the reference imports. Every warning is an error: links that lead nowhere too.
+DOCS := .venv/docs
+
+$(DOCS)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
+		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
+	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS)/.installed ## the pages of docs/ and a reference made of docstrings, as a site: out/site
+	$(DOCS)/bin/python -m sphinx -q -W --keep-going -b html docs out/site
+	@echo "out/site/index.html"
 
 clean: ## remove everything that the other targets make
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist out

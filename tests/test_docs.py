@@ -19,7 +19,8 @@ BLOCK: Final = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINT_COMMENT: Final = re.compile(r"^\s*print\(.*\)\s+# (.*)$")
 CODE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
-LINK: Final = re.compile(r"\]\((?!https?:)([^)#]+)")
+LINK: Final = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+HEADING: Final = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PAGES: Final = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md"))
 )
@@ -128,9 +129,22 @@ def test_words_are_counted_outside_code_and_tables() -> None:
     assert num_words("# One two\n\n```\nx = 1\n```\nthree\n\n| a | b |\n|---|---|\n\n```python\ny\n```\n") == 3
 
 
+def anchors(text: str) -> set[str]:
+    """What links may name behind a #: the headings of a page, without signs, in small letters."""
+    headings = HEADING.findall(CODE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def dead_links(page: Path, text: str) -> list[str]:
-    """Relative links of a page that lead nowhere."""
-    return [target for target in LINK.findall(text) if not (page.parent / target).exists()]
+    """Relative links of a page that lead nowhere: no such file, or no such heading in it."""
+    dead = []
+    for target, anchor in LINK.findall(text):
+        path = page.parent / target if target else page
+        if not path.exists():
+            dead.append(target)
+        elif anchor and anchor not in anchors(text if path == page else path.read_text(encoding="utf-8")):
+            dead.append(f"{target}#{anchor}")
+    return dead
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -149,8 +163,9 @@ def test_the_index_of_decisions_has_them_all_in_order() -> None:
 
 
 def test_a_dead_link_is_found() -> None:
-    text = "[a](docs/guide.md#1-a) [b](docs/gone.md) [c](https://example.org/gone)"
-    assert dead_links(ROOT / "README.md", text) == ["docs/gone.md"]
+    wrong = "[a](docs/guide.md#1-a) [b](docs/gone.md)"
+    text = f"{wrong} [c](https://example.org/gone) [d](docs/limits.md#limits) [e](#e)\n\n# E"
+    assert dead_links(ROOT / "README.md", text) == ["docs/guide.md#1-a", "docs/gone.md"]
 
 
 @pytest.mark.parametrize("comment", ["2", "2: right", "2: as they say: right"])
