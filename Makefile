@@ -202,10 +202,12 @@ gpu-matrix:
 gpu-engine:
 	$(GPU_COMPILED) $(GPU_LOOPS)
 	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_on_gpu.py -k "not ($(GPU_FAMILIES))"
-	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_unfoldings.py
+	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_unfoldings.py tests/engine/test_captured_passes.py \
+		tests/engine/test_compiled_model.py
 
 gpu-figures:
 	$(GPU_PYTHON) -m benchmarks.device --json out/gpu.json
+	$(GPU_COMPILED) $(GPU_PYTHON) -m benchmarks.engine.on_gpu --ways captured plain --json out/engine_gpu.json
 
 # Some of them: .venv/bin/python -m mutants --only WORDS
 mutants: $(STAMP) ## put small faults into copies of the code and see that the tests notice: out/mutants.json

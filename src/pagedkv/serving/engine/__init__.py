@@ -18,6 +18,8 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     flat_batch    a batch of the scheduler as one row of tokens
     driving       which thread drives an engine
     runner        ModelRunner: passes of a step through the model
+    captured_passes            its passes as CUDA graphs; model_watch: whether the model is still what was captured
+    compiled_model             the model by torch.compile, attention an operator
     borrowing     a model among engines: one pass at a time
     forward_pass  what the model's calls are answered with
     paged_cache   what the model takes for its cache
