@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +40,8 @@ def main() -> None:
     for what in ("long_functions", "long_files"):
         print(f"\n{what.replace('_', ' ')}:", *(f"  {each}" for each in now[what]), sep="\n")
     if arguments.write:
-        PAGE.write_text(with_table(PAGE.read_text(), "reading", shown))
+        counted_at = f"Counted at commit {state()}, {datetime.now(UTC).date().isoformat()}.\n\n"
+        PAGE.write_text(with_table(PAGE.read_text(), "reading", counted_at + shown))
     if arguments.json:
         arguments.json.write_text(json.dumps({"commit": state(), "now": now, "then": then, "bars": BARS}, indent=1))
 

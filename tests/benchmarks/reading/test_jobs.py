@@ -1,5 +1,7 @@
 """What counts as executed, and what the jobs execute."""
 
+import re
+
 import pytest
 
 from benchmarks.markdown import table_of as table_on
@@ -45,6 +47,7 @@ def test_the_page_has_the_table_that_the_command_writes() -> None:
     written = table_of(figures, figures, "2592e74").splitlines()
     assert "| free: lines / functions / files | 1,234 / 2 / 1 | 1,234 / 2 / 1 | 70 / 16 / 9 |" in written
     assert "| functions of more than 60 lines | 1 | 1 | 0 |" in written
-    on_page = table_on(PAGE.read_text(), "reading").splitlines()
+    counted_at, _, *on_page = table_on(PAGE.read_text(), "reading").splitlines()
+    assert re.fullmatch(r"Counted at commit \w+( modified)?, 20\d\d-\d\d-\d\d\.", counted_at)
     assert [line.split("|")[1] for line in on_page] == [line.split("|")[1] for line in written]
     assert JOBS.keys() == BARS.keys()
