@@ -14,7 +14,6 @@ from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.memory.pool.contents import set_digests
 from pagedkv.memory.pool.digests import ROOT_WORDS
-from pagedkv.memory.space.checkpoints import Tail
 from pagedkv.memory.space.forking import require_vacant_rows, take_rows
 from pagedkv.memory.space.hits import PrefixHit, Prompt
 from pagedkv.memory.space.matching import match_again, match_prompt
@@ -26,6 +25,7 @@ from pagedkv.memory.space.shortage import find_shortage, fits_beside, fits_empty
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.space.tails import Tail
 from pagedkv.memory.tables.row_record import freeze, set_column
 from pagedkv.memory.tables.rows import AT, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS
 

@@ -18,8 +18,8 @@ from pagedkv.memory.contract.errors import (
     UnknownSequenceError,
 )
 from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.contract.spec import StepId
-from pagedkv.memory.space.receipts import Receipt
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.tables.releasing import NO_OUTPUTS
 from pagedkv.memory.tables.rows import LOST, LOST_ON_HOST, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT

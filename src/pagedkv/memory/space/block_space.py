@@ -27,6 +27,7 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError, SequenceError, StepError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.contract.spec import AllocStatus, StepId, TokenIds
 from pagedkv.memory.space import (
     aborting,
@@ -54,7 +55,6 @@ from pagedkv.memory.space.batches import (
 from pagedkv.memory.space.hits import PrefixHit
 from pagedkv.memory.space.leasing import as_intent
 from pagedkv.memory.space.prompts import prepare_prompt
-from pagedkv.memory.space.receipts import Receipt
 from pagedkv.memory.space.swap_space import SwapSpace
 from pagedkv.memory.space.tenants import as_tenant
 from pagedkv.memory.tables.rows import OCCUPIED, RUNNING

@@ -17,23 +17,7 @@ from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import keeps_state
 from pagedkv.memory.pool.blocks import LIFE, NAME, PoolArrays
 
-__all__ = ["Checkpoints", "Tail", "TailNote", "keys_of_tail"]
-
-
-class Tail(NamedTuple):
-    """A block inside which a hit ends: a checkpoint inside an interval, or a block that hits in part.
-
-    Args:
-        group: index of the group; block: the block; logical_index: its index in the row's table.
-        parent: uint32 ``[8]``, digest of the whole blocks before it.
-        num_tokens: its leading tokens that hit.
-    """
-
-    group: int
-    block: int
-    logical_index: int
-    parent: Uint32Array
-    num_tokens: int
+__all__ = ["Checkpoints", "TailNote", "keys_of_tail"]
 
 
 class TailNote(NamedTuple):

@@ -15,9 +15,9 @@ from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.pool.blocks import NULL_BLOCK
-from pagedkv.memory.space.checkpoints import Tail
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.states import checkpoint_of, free_tails
+from pagedkv.memory.space.tails import Tail
 
 __all__ = ["PrefixHit", "Prompt"]
 

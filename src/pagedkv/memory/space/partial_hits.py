@@ -13,9 +13,10 @@ from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.pool.blocks import NULL_BLOCK
 from pagedkv.memory.pool.digests import ROOT_WORDS
 from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.space.checkpoints import Tail, keys_of_tail
+from pagedkv.memory.space.checkpoints import keys_of_tail
 from pagedkv.memory.space.hits import Prompt
 from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.tails import Tail
 from pagedkv.memory.tables.partial_hits import begins_as_child, begins_behind
 
 __all__ = ["NOTHING", "Beginning", "beginning_behind", "beginning_in_chain", "block_of", "tail_behind", "tail_in_chain"]

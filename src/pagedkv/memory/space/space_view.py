@@ -16,6 +16,7 @@ from pagedkv.memory.contract.errors import ConfigurationError, InterruptedSpaceE
 from pagedkv.memory.contract.events import CacheEvents
 from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.contract.plan import PageLists, StepPlan
+from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import PENDING_STEP, REF_COUNT
@@ -28,7 +29,7 @@ from pagedkv.memory.space.batches import require_status
 from pagedkv.memory.space.epochs import epochs_of_row
 from pagedkv.memory.space.features import features_of
 from pagedkv.memory.space.miss_records import ExplanationBook
-from pagedkv.memory.space.receipts import Receipt, ReceiptBook
+from pagedkv.memory.space.receipts import ReceiptBook
 from pagedkv.memory.space.replaying import without_inexact
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.statistics import SpaceStatistics, take_statistics

@@ -11,10 +11,11 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import EXTRA, FREE, LIFE, NULL_BLOCK, NUM_EVENTS, QUEUE
 from pagedkv.memory.pool.event_log import tell_parent
 from pagedkv.memory.pool.keep_reasons import add_reasons_of
-from pagedkv.memory.space.checkpoints import Tail, TailNote, keys_of_tail
+from pagedkv.memory.space.checkpoints import TailNote, keys_of_tail
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
+from pagedkv.memory.space.tails import Tail
 from pagedkv.memory.tables.checkpoints import give_names_up, name_tail, resume, surrender
 from pagedkv.memory.tables.retaining import AT_END, AT_JUNCTION, PROMPT_END
 from pagedkv.memory.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, SHEDS

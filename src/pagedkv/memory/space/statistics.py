@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pagedkv.memory.contract.answers import TenantShare
+from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import (
     NUM_ACQUIRED,
@@ -14,7 +15,6 @@ from pagedkv.memory.pool.blocks import (
     NUM_NAMED,
 )
 from pagedkv.memory.space.holding import num_held
-from pagedkv.memory.space.receipts import Receipt
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.tenants import list_shares
 from pagedkv.memory.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED

@@ -11,11 +11,12 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.pool.blocks import NULL_BLOCK, PENDING_STEP
-from pagedkv.memory.space.checkpoints import Tail, keys_of_tail
+from pagedkv.memory.space.checkpoints import keys_of_tail
 from pagedkv.memory.space.matching.chains import Chain
 from pagedkv.memory.space.matching.known import Ending, Known, Lookup
 from pagedkv.memory.space.partial_hits import Beginning, beginning_behind, block_of, tail_in_chain
 from pagedkv.memory.space.state import Group
+from pagedkv.memory.space.tails import Tail
 from pagedkv.memory.tables.checkpoints import find_tail
 
 __all__ = ["longest_inside_blocks", "longest_inside_intervals"]

@@ -13,11 +13,11 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.pool.blocks import PoolArrays
 from pagedkv.memory.pool.digests import ROOT_WORDS, digest_prompt
-from pagedkv.memory.space.checkpoints import Tail
 from pagedkv.memory.space.hits import Prompt
 from pagedkv.memory.space.matching.chains import Chains
 from pagedkv.memory.space.prompts import NO_IDS, UNKNOWN_KEY
 from pagedkv.memory.space.state import Group, SpaceState
+from pagedkv.memory.space.tails import Tail
 from pagedkv.memory.tables.rows import HIT_ALIGNMENT, GroupArrays
 
 __all__ = ["Ending", "Known", "Lookup", "know"]
