@@ -51,7 +51,7 @@ class CacheFolder:
         """Create the folder unless it exists.
 
         Raises:
-            OSError: it cannot be created, or is to be private and belongs to, or is open to, other users.
+            OSError: it cannot be created, or it must be private and others own it or have access to it.
         """
         self.path.mkdir(mode=0o700 if self.is_private else 0o777, parents=True, exist_ok=True)
         if self.is_private and sys.platform != "win32":

@@ -57,7 +57,7 @@ class PieceLibrary(JITCodeLibrary):
         behind[self] = None
 
     def own_module(self) -> Opaque:
-        """Return the code of this function alone."""
+        """Return the code of its function alone."""
         return super()._get_module_for_linking()
 
     def _get_module_for_linking(self) -> Opaque:

@@ -193,8 +193,8 @@ class Withdrawal:
     """The losses caused by withdrawing bad content.
 
     Args:
-        lost_rows: rows that rely on it: free each once no step in flight computes it, and allocate its tokens again;
-            the content before the bad position may hit.
+        lost_rows: rows that rely on bad content: free each when no step in flight computes it, and allocate its tokens
+            again; those before the bad one may hit.
         first_positions: for each of these rows, the first bad position.
         undefined_tickets: tickets that refer to bad blocks.
         failed_loads: loads that refer to bad blocks; their content will not be published. Finish them all the same.

@@ -24,7 +24,7 @@ class MissCause(Enum):
 
     # Not there yet
     BEING_COMPUTED = "being computed"
-    """The open step computes it, and no other row can take over that computation."""
+    """Not hit while the open step computes it: no other row could take that over."""
     LOADING = "being loaded"
 
     # It was cached, and is gone

@@ -390,7 +390,7 @@ class PageLists:
         indptr: int32 ``[rows + 1]``.
         indices: int32 ``[pages]``, block ids; never the null block.
         last_page_len: int32 ``[rows]``, tokens in the last page of each row; 0 for a row without pages.
-        starts: int32 ``[rows]``, position of the first token of the first page: 0, or the start of a window.
+        starts: int32 ``[rows]``, position of the first page's first token: 0 until a window drops blocks.
     """
 
     indptr: Int32Array

@@ -1,4 +1,4 @@
-"""Plans with more table entries than fit into a packet: the entries are sent ahead, in packets of their own."""
+"""Plans whose table entries overflow a staging buffer: these are applied first, from buffers of their own."""
 
 from typing import Final
 

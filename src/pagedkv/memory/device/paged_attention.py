@@ -189,8 +189,8 @@ class WorkList:
         tiles, items: int32 ``[capacity, ENTRY_WORDS]``; merges: int32 ``[capacity, 2]``, a token and its spans.
         by_items: whether rows of few queries are split into items too, one for each span, for their many heads.
         counts: int32 ``[NUM_COUNTS]``, how many of each there are.
-        shared: int32 ``[max_places, 2]``: tokens that a row shares with its leader, and at the leader the number of
-            rows that share.
+        shared: int32 ``[max_places, 2]``: tokens in the prefix that consecutive rows share, and, at the first row, how
+            many rows do.
         partials: float32 ``[slots, partial rows, num_heads, value_dim]``; sums: float32 ``[slots, partial rows,
             num_heads]``, the logarithm (base 2) of the divisor of each partial answer.
 

@@ -131,7 +131,7 @@ class StepInputs:
         on the device.
 
         Returns:
-            int32 ``[num_rows]`` each; the null block is read where a sequence begins.
+            int32 ``[num_rows]`` each; a place starting at 0 reads the null block.
 
         Raises:
             ConfigurationError: the group keeps no states.

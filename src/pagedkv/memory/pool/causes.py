@@ -26,6 +26,6 @@ CALLED_OFF: Final = 4  # never computed: its step failed, or the row that was to
 WITHDRAWN: Final = 5  # declared bad, or not distinguishable from bad content
 RESET: Final = 6
 EPOCH: Final = 7  # other weights
-INVALIDATED: Final = 8  # the memory was released
+INVALIDATED: Final = 8  # device memory released
 DISMISSED: Final = 9  # forgotten on request
 NUM_CAUSES: Final = 10

@@ -124,7 +124,7 @@ def begin_with(records: Int32Array, counts: Int64Array, block: int, num_before: 
 
 @inlined
 def wait_for(records: Int32Array, counts: Int64Array, block: int, step: int) -> None:
-    """Put an unreferenced block into the list of blocks that wait for a step."""
+    """Add an unreferenced block to those that are deferred until a step ends."""
     link_before(records, deferred_sentinel(records, step), block)
     enter_deferred(records, counts, block)
 

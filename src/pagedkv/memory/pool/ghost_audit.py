@@ -1,4 +1,4 @@
-"""The audit of ghosts: every ghost names content that is not cached, is unique, and has a cause."""
+"""The audit of ghosts: at most one for content, none if it is cached; each has a cause of loss."""
 
 from typing import Final
 
@@ -22,7 +22,7 @@ def check_ghosts(pool: BlockPool) -> None:
 
 @compiled
 def _ghosts_fault(pool: PoolArrays) -> int:
-    """Check that every ghost names content that is not cached, is unique, and has a cause."""
+    """Check that at most one for content, none if it is cached; each has a cause of loss."""
     for block in range(len(pool.records) - NUM_SENTINELS):
         if pool.records[block, NAME] and find_ghost(pool, pool.records[block, NAME], pool.digests[block]) >= 0:
             return GHOST_OF_NAMED

@@ -43,7 +43,7 @@ def give_largest_up(pool: PoolArrays, scope: int) -> None:
 
 @compiled
 def _largest(pool: PoolArrays, scope: int) -> float:
-    """Return the end of the largest lease of evictable blocks; high priority precedes all leases. O(tenants)."""
+    """Return the latest lease end of evictable blocks; HIGH if any has that, as it ends first. O(tenants)."""
     largest = 0.0
     for tenant in range(num_tenants(pool)):
         if not tenant_may_give(pool, tenant, scope):

@@ -82,7 +82,7 @@ def acquire(pool: PoolArrays) -> int:
 
 @inlined
 def acquire_often(pool: PoolArrays) -> int:
-    """Allocate as :func:`acquire` does, inlined for loops that allocate block after block: no call passes the pool."""
+    """Allocate as :func:`acquire` does, but always inlined, so that loops over blocks pass no arrays to a call."""
     block = _make_vacant(pool)
     _start_life(pool, block)
     pool.counts[NUM_ACQUIRED] += 1

@@ -135,7 +135,7 @@ def _take_first(state: SchedulerState, request: Request, token_ids: Int32Array, 
 
 
 def _end_sequences(state: SchedulerState, request: Request, goes_on: BoolArray) -> None:
-    """Keep only some sequences of a request; if all end, their rows stay until the request is freed."""
+    """End the sequences that do not go on; rows of a request that is done stay until it is freed."""
     if request.decoding is not None:
         state.close_decoding()
     request.num_sequences = int(goes_on.sum())

@@ -109,7 +109,7 @@ def free_blocks_needed(state: SpaceState, admission: Admission, hit: PrefixHit |
 
 
 def _num_fork_blocks(group: Group, admission: Admission) -> int:
-    """Count the blocks of one group that the forks of a prompt take to reserve slots of their own."""
+    """Count one group's blocks that a prompt's forks take for lookahead slots, copies included."""
     num_forks = admission.num_sequences - 1
     return num_forks * group.num_own_blocks(len(admission.prompt.tokens), admission.num_lookahead)
 

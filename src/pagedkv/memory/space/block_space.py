@@ -154,8 +154,8 @@ class BlockSpace(SwapSpace):
                 prefill pass one of the two. The place where the prompt leaves cached content, and its end, then stay
                 cached when windows pass them, and so does its last state. Without them these places are unknown, and
                 later prompts do not hit there in window groups. Costs a :meth:`match` of the whole prompt.
-            continues: the receipt of the request's former life, if it was preempted or lost. Its tokens come again,
-                here and in appends, and those that are computed count as computed again. The row gets a new receipt.
+            continues: the receipt of the request's former life, if it was preempted or lost. Its tokens are passed
+                again, here and in appends; those computed again count as recomputed. The row gets a new receipt.
             publish: False: other sequences never hit what this sequence and its forks compute (private content, or
                 content that will not be used again). The sequence itself hits what is cached all the same. "prompt":
                 only whole blocks of the prompt are published (the prompt of ``match`` or ``prompt``, else these

@@ -312,7 +312,7 @@ class ContentSpace(SpaceView):
         """Start a new epoch of the model's weights: plans made from now on compute with them. Rows run on.
 
         With text epochs the cache is reset, and new blocks carry the epoch in their identity. With numbers, each block
-        records the oldest and the newest epoch that contributed to it, including the tokens before it. Blocks older
+        records the oldest and the newest epoch that computed any of it or of the tokens before it. Blocks older
         than ``max_epoch_lag`` allows leave the cache, and rows that hold any of them publish nothing from now on. All
         else can be hit as before, and :meth:`epochs` returns the epochs of what a row holds.
 

@@ -88,7 +88,7 @@ def count_draft_blocks(
 
 
 def take_states(state: SpaceState, batch: Int32Array, counts: Int32Array, num_draft: int, *, is_unknown: bool) -> None:
-    """Before rows grow: make the states of tokens that they accept current, and give each open token a block."""
+    """Before rows grow: make the draft states that this accepts current; give each unaccepted token a block."""
     grown = batch[counts > 0]
     if not is_unknown:
         accept_states(state, grown, state.rows[grown, NUM_ACCEPTED], state.rows[grown, NUM_TOKENS])

@@ -204,7 +204,7 @@ class SpaceView:
         return epochs_of_row(self._state, known)
 
     def ref_counts(self, pool: str | None = None) -> Int32Array:
-        """View the references (table entries and tickets) to every block: read-only int32 ``[num_blocks]``. O(1)."""
+        """View each block's reference count (table entries and tickets): read-only int32 ``[num_blocks]``. O(1)."""
         owner = self._pool(pool)
         return read_only(owner.arrays.records[: owner.num_blocks, REF_COUNT])
 

@@ -78,7 +78,7 @@ def _keep(group: Group, block: int, why: int) -> None:
 
 
 def _extra_of_tail(state: SpaceState, group: Group, row: int, index: int, length: int) -> int:
-    """Return the id of the extra keys of a row's tail: those of its block, without media that begin behind the tail."""
+    """Return the extra keys' id for a block's first ``length`` tokens: the block's, without media that begin later."""
     start = index * group.block_size
     if row not in state.media_keys:
         return int(group.pool.arrays.records[group.arrays.table[row, index], EXTRA])

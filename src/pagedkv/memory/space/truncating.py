@@ -28,8 +28,8 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     """Roll rows back to given lengths and accept the remaining tokens.
 
     Raises:
-        TruncationError: a length outside ``[1, num_tokens]``, content that is gone, or a hit that a group outside
-            prefix caching has not computed yet.
+        TruncationError: the length is outside ``[1, num_tokens]``, needs content that is gone, or ends in a hit that a
+            group has yet to compute.
         SharedPrefixError: another sequence or a ticket holds the blocks; nothing was changed.
     """
     _require_truncation(state, batch, lengths)

@@ -64,7 +64,7 @@ def name_tail(
 ) -> int:
     """Name the block that a row has partly filled, with the extra keys of its tail; return it.
 
-    The null block if it has a name already, or if another block has that name.
+    The null block if the row's is named already, or another one has its name.
     """
     block_size = group.parameters[BLOCK_SIZE]
     num_tokens = rows[row, NUM_TOKENS]

@@ -94,7 +94,7 @@ def unpublish_everywhere(
 
 @compiled
 def unpublish_from(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, index: int) -> None:
-    """Make a row publish again from the first of the unnamed blocks that end with logical block ``index``."""
+    """Make a row publish again from the first block of the unnamed stretch up to logical block ``index``."""
     at = group.parameters[AT]
     first = index
     while (

@@ -85,10 +85,10 @@ def begins_behind(
     extra_keys: ExtraKeyArrays,
     extra: int,
 ) -> tuple[int, int]:
-    """Find the best source that follows the digest ``parent``, in a group that may have lost the prefix.
+    """Find the best block to copy after the digest ``parent``, in a group that may have lost the prefix.
 
     The candidates are ``block``, which another group has, and the children of ``above`` in this group; both may be
-    null. Their digests are computed again: their own prefix may be gone, so that they may follow any other content.
+    null. Their digests are computed anew from ``parent``: with its prefix gone, a candidate may follow anything.
     """
     best, num_tokens = NULL_BLOCK, 0
     child = int(pool.records[above, SUCCESSOR]) if above != NULL_BLOCK or start == 0 else NULL_BLOCK

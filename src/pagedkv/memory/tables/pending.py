@@ -1,4 +1,4 @@
-"""Pending blocks: which row computes the tokens of the open step in blocks that several rows share.
+"""Pending blocks: of the rows that share a block, which one computes its tokens in the open step.
 
 Tokens without a planned step may be in shared blocks, after a fork before the prompt ran, or after a prefix hit on a
 prompt of the same step. Every such block is *pending* for the open step, and one running row that refers to it must

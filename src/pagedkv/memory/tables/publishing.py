@@ -150,7 +150,7 @@ def publish_new_blocks(
 ) -> int:
     """Publish all digested blocks of a batch of rows that were not published yet; return the number of duplicates.
 
-    A duplicate is a block in use with content for which another block is named.
+    A duplicate is a block in use whose content is named by another block.
 
     Args:
         duplicates: int32 ``[count_unpublished(...), NUM_DUPLICATE_FIELDS]``.

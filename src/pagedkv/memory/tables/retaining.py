@@ -159,7 +159,7 @@ def move_boundary(
     chain_pool: PoolArrays,
     chains: GroupArrays,
 ) -> None:
-    """Move a row's last boundary up to its computed tokens, and remove the reason of the blocks kept for the former.
+    """Advance a row's last hit boundary to its computed tokens; blocks kept for the old one lose that reason.
 
     Args:
         chain_pool, chains: a group of equal block size that keeps whole prefixes, or this group again if there is none;

@@ -14,7 +14,7 @@ __all__ = ["recorded"]
 
 
 def recorded(rehearsals: Sequence[Rehearsal]) -> list[Request]:
-    """Run the rehearsals in another process, and return the requests that they recorded, in order.
+    """Run the rehearsals in another process; return the loop calls that they recorded, in order.
 
     Raises:
         RuntimeError: the process failed; the message has its output.

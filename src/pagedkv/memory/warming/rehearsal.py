@@ -1,7 +1,7 @@
 """Operations of every kind on small spaces, so that every loop that a space can reach is called once.
 
-The loops depend only on the eviction policy and on whether a space has features: one set of machine code serves all
-other configurations. Results are not checked here; tests/warming checks that no loop is missing.
+The loops depend only on the eviction policy and on whether a space has features: configurations that differ otherwise
+share machine code. Results are not checked here; tests/warming checks that no loop is missing.
 """
 
 from collections.abc import Callable

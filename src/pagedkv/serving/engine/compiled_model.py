@@ -80,7 +80,7 @@ class _PassingCache(compat.Cache):
 
 @final
 class CompiledModel:
-    """A model of attention alone, compiled.
+    """An attention-only model, compiled.
 
     Args:
         model: the model, which others may go on calling as it is.
@@ -111,7 +111,7 @@ class CompiledModel:
 
 
 def what_prevents_compiling(groups: EngineGroups) -> str | None:
-    """Say why a model's forward pass is not compiled; None: nothing is known against it."""
+    """Return why a model's forward pass cannot be compiled; None: no obstacle is known."""
     if groups.states:
         return "recurrent layers keep states in the cache, which compiled code cannot hand to blocks"
     if groups.latents:

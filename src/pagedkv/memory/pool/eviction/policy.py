@@ -76,8 +76,8 @@ class EvictionPolicy:
 
     Args:
         name: as in ``SpaceConfig.eviction``.
-        arrays: the class of the arrays of its pools: a subclass of ``FeaturedArrays`` with its functions in
-            ``policy``. ``FeaturedArrays`` itself is LRU.
+        arrays: the array class of its pools: a ``FeaturedArrays`` whose attribute ``policy`` has the policy's hooks.
+            ``FeaturedArrays`` itself is LRU.
         new_state: makes the state of an empty pool, given the number of its blocks; their ids begin with 1.
         check: checks its invariants.
     """

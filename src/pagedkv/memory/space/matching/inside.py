@@ -21,7 +21,7 @@ from pagedkv.memory.tables.checkpoints import find_tail
 
 __all__ = ["longest_inside_blocks", "longest_inside_intervals"]
 
-MOST_ROUNDS: Final = 8  # rounds until groups agree on a hit inside blocks, which bounds the cost of a prompt
+MOST_ROUNDS: Final = 8  # most rounds for groups to agree on a hit inside blocks; bounds the cost of a match
 
 
 def longest_inside_intervals(known: Known, whole: Ending) -> Ending:

@@ -116,7 +116,7 @@ def _hit(known: Known, num_whole: int, ending: Ending) -> PrefixHit:
 def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:
     """Return an earlier answer if it is still valid, else match its prompt again, which may be longer than this one.
 
-    In that case this prompt is its first chunk, and the hit leaves out at least the chunk's last token.
+    If it is longer, this prompt is its first chunk, and the hit ends before the chunk's last token.
 
     Raises:
         ConfigurationError, TokenError: the answer is for another prompt, other keys or another space.

@@ -34,7 +34,7 @@ def digests_up_to(case: Case, group: Group, num_blocks: int, known: Uint32Array 
 
 
 def _digests_of_hit(case: Case, group: Group) -> Uint32Array:
-    """Return the digests of the blocks that hit, if a group of the lane has all of them; else none."""
+    """Return the hit blocks' digests if a group of this block size keeps whole prefixes; else none."""
     lane = case.state.lanes[group.lane]
     whole = next((other for other in lane if other.keeps_whole_prefix), None)
     if whole is None:

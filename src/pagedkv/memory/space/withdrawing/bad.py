@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Bad(NamedTuple):
-    """The blocks that the caller declares bad, and where to search for what they have spoilt.
+    """The blocks that the caller declares bad, and where to search for what depends on them.
 
     Args:
         state: the space; pool: the pool of the bad blocks; blocks: int32 ``[n]``.
@@ -68,7 +68,7 @@ class Extent(NamedTuple):
 
     Args:
         bad: the blocks that were declared bad.
-        taint: what they have spoilt.
+        taint: what depends on them.
         marks: for each group that keeps whole prefixes, by its index, uint8 ``[num_blocks]``: ``TAINTED`` where bad.
         is_everything: whether nothing can be proved sound; then digests and marks are empty.
     """

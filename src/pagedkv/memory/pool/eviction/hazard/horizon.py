@@ -13,8 +13,8 @@ Evicting a block within the horizon is a *departure*. Departures are paid for, b
 A departure is made only if the account covers its expected loss and that of earlier departures that may still return.
 This is estimated from earlier departures that are over; at first, all are expected to be lost. Otherwise the block that
 LRU would evict is evicted. So the policy follows LRU until it has learnt, and departs further when it gains. If its
-estimates are wrong, it has lost a quarter of a percent of the blocks served and a 32nd of the pool when the account is
-empty: together half a point of the hit rate once a pool has served its blocks 13 times over.
+estimates are wrong, the account is empty after losing hits on 1/400 of the blocks served plus 1/32 of the pool's size:
+half a point of the hit rate once 13 times the pool's size was served.
 
 Where a hit needs blocks of several groups (``IN_SETS``), a single missing block can lose a whole sequence, and this is
 the expected loss at first. Blocks that were cached, but computed again because other blocks of the hit were missing,

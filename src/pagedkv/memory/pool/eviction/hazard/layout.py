@@ -7,7 +7,7 @@ Bytes a block of a pool of C blocks, beside those of the pool::
 
 A *run* is a stretch of one sequence's blocks that were released together, are in one class, and were not requested
 since. Runs have serial numbers, stored in 31 bits; the number in a block's or a ghost's record shows whether its run
-is still in the ring. A block that was *requested* since stores the number negated, as the run still determines its
+is still in the ring. A block *requested* since its release stores the number negated: the run still determines its
 class.
 """
 
@@ -77,7 +77,7 @@ FETCHED: Final = 21  # the block for which ghosts were prefetched last, an ances
 NUM_REUSED: Final = 22  # those of NUM_ASKED that were hit
 HORIZON: Final = 23  # serial of the oldest run of which LRU would have a block,
 SUM_WITHIN: Final = 24  # alive blocks of it and of later runs,
-HORIZON_CUT: Final = 25  # and the blocks of that run that LRU has evicted
+HORIZON_CUT: Final = 25  # and blocks of that run LRU would have evicted
 NUM_GAINED: Final = 26  # hits that LRU would not have had
 NUM_LOST: Final = 27  # hits that LRU would have had, and this policy had not
 NUM_DEPARTED: Final = 28  # evictions of blocks that LRU would have kept
