@@ -71,6 +71,8 @@ ENGINE: Final[dict[str, object]] = {
     "beyond_context": "refuse",
     "self_test": True,
     "warm_up": True,
+    "capture_steps": True,
+    "compile_model": False,
     "speculation": None,
     "seed": 0,
 }
@@ -93,11 +95,11 @@ SERVING: Final[dict[str, object]] = {
     "max_sequences": 4,
     "max_batched_tokens": 8,
     "watermark": 0.01,
-    "policy": "lru",
+    "eviction": "lru",
     "preemption": "recompute",
     "num_samples": None,
     "beam_width": None,
-    "speed": 1.0,
+    "load": 1.0,
     "seed": 0,
     "max_length": None,
 }

@@ -147,6 +147,7 @@ OF_CALLED_TABLES: Final[dict[str, Callable[[Setting], Arguments]]] = {
     "page_lists": lambda _: {"group": 0, "num_rows": 1, "max_pages": 4, "numbers": PAGES},
     "page_tables": lambda _: {"group": 0, "numbers": PAGES, "num_rows": 1},
     "record_refused": lambda _: {"step_id": 1, "rows": ROWS, "counts": torch.zeros(2, dtype=torch.int32)},
+    "inputs_of_all": lambda _: {"num_rows": 2, "num_tokens": 3},
     "state_blocks": lambda _: {"group": 2, "num_rows": 1},
     "state_writes": lambda _: {"group": 2, "num_rows": 1},
     "swap_rows": lambda _: {"first": 0, "second": 1},

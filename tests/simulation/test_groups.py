@@ -47,7 +47,7 @@ def served(mix: str, requests: list[TokenizedRequest], options: dict[str, Any]) 
             "num_host_blocks": st.just(0) | st.integers(2, 30),
             "max_sequences": st.integers(3, 8),
             "max_batched_tokens": st.integers(8, 40),
-            "policy": st.sampled_from(list(POLICIES)),
+            "eviction": st.sampled_from(list(POLICIES)),
             "beam_width": st.none() | st.none() | st.integers(1, 3),
         }
     ),
