@@ -169,6 +169,10 @@ def test_a_hook_is_called_in_every_step() -> None:
     assert "hook" in str(llm.core.capture_state.refusal)
     assert len(calls) >= sum(record.num_tokens > 0 for record in records) - 1  # the first is noticed when it is over
     hook.remove()
+    for _ in range(2):
+        serve(llm)
+    assert llm.core.capture_state.refusal is None
+    assert llm.core.capture_state.num_graphs
 
 
 def other_head(llm: LLM) -> None:

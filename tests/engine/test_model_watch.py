@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pagedkv.serving.engine.model_watch import ModelWatch, has_hooks
+from pagedkv.serving.engine.model_watch import ModelWatch
 from tests.engine.families import make_model
 
 
@@ -76,8 +76,18 @@ def test_it_lets_pass_what_a_graph_does_as_well() -> None:
         model.lm_head.weight.mul_(2)
     other.lm_head.register_forward_hook(lambda *_: None)
     assert not watch.has_changed()
-    assert has_hooks(other)
-    assert not has_hooks(model)
+    assert ModelWatch(other).has_hooks
+    assert not watch.has_hooks
+
+
+def test_it_notices_that_hooks_are_gone() -> None:
+    model = make_model("llama")
+    hooks = [model.model.layers[each].register_forward_hook(lambda *_: None) for each in range(2)]
+    watch = ModelWatch(model)
+    hooks[0].remove()
+    assert not watch.has_changed()
+    hooks[1].remove()
+    assert watch.has_changed()
 
 
 def test_it_notices_which_adapter_is_active() -> None:

@@ -31,7 +31,7 @@ from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.device import BlockTables
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.grouping import EngineGroups
-from pagedkv.serving.engine.model_watch import ModelWatch, has_hooks
+from pagedkv.serving.engine.model_watch import ModelWatch
 
 __all__ = ["CaptureState", "CapturedPasses", "Pass", "what_prevents_graphs"]
 
@@ -166,7 +166,7 @@ class CapturedPasses:
         """Begin to watch the model, if it is not watched as it is; tell whether graphs may serve."""
         if self._watch is None or self._has_changed():
             self._watch = ModelWatch(self._model)
-            if has_hooks(self._model):
+            if self._watch.has_hooks:
                 self._refusal = "a module of the model has a hook, which a graph would leave out"
         return self._refusal is None
 
@@ -238,11 +238,7 @@ def what_prevents_graphs(groups: EngineGroups, device: torch.device) -> str | No
     """Say why the passes of a model are not captured; None: nothing is known against it."""
     if device.type != "cuda":
         return f"there are no CUDA graphs on {device.type}"
-    if groups.states:
-        return "recurrent layers take sequences in rows of equal length, whose shapes differ from step to step"
-    if groups.latents:
-        return "the model unfolds latents of all positions that a step sees, whose number differs from step to step"
-    return None
+    return groups.varying_shapes
 
 
 def _sizes(min_tokens: int, max_tokens: int) -> tuple[int, ...]:
@@ -266,7 +262,7 @@ class _GraphRecorder:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 calls()
-            except Exception:
+            except BaseException:
                 with suppress(Exception):  # it failed already, and says so once more
                     graph.capture_end()
                 raise

@@ -112,10 +112,6 @@ class CompiledModel:
 
 def what_prevents_compiling(groups: EngineGroups) -> str | None:
     """Return why a model's forward pass cannot be compiled; None: no obstacle is known."""
-    if groups.states:
-        return "recurrent layers keep states in the cache, which compiled code cannot hand to blocks"
-    if groups.latents:
-        return "the model unfolds latents of all positions that a step sees, whose number differs from step to step"
     if len(groups.attention) != len(groups.writers):
         return "some layers read the keys of other layers, and an operator knows a layer by the keys that it writes"
-    return None
+    return groups.varying_shapes

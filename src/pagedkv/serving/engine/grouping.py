@@ -43,6 +43,15 @@ class EngineGroups:
     states: dict[int, Place]
     latents: dict[int, tuple[int, int]]
 
+    @property
+    def varying_shapes(self) -> str | None:
+        """Why passes over equally many tokens have tensors of other shapes; None where they have not."""
+        if self.states:
+            return "recurrent layers take sequences in rows of equal length, whose shapes differ from step to step"
+        if self.latents:
+            return "the model unfolds latents of all positions that a step sees, whose number differs from step to step"
+        return None
+
 
 def group_layers(
     layers: ModelLayers, block_size: int, checkpoint_interval: int, num_draft_states: int = 0

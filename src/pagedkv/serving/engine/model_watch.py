@@ -28,6 +28,9 @@ class ModelWatch:
     Args:
         model: the model.
 
+    Attributes:
+        has_hooks: whether any module has a hook of its forward pass.
+
     Its weights are kept allocated for as long as this lives, also if the model lets them go: a graph that is replayed
     before anything has been noticed reads memory that is there. Cost: O(modules + weights).
     """
@@ -51,6 +54,7 @@ class ModelWatch:
         self._adapted = [module for module in model.modules() if hasattr(module, ADAPTER_STATE[0])]
         self._adapters = self._active_adapters()
         self._num_hooks = RemovableHandle.next_id
+        self.has_hooks = self._find_hooks()
 
     def has_changed(self) -> bool:
         """Tell whether anything of it is another one now. Cost: 70 us for the 8B shape of Llama 3."""
@@ -63,21 +67,19 @@ class ModelWatch:
             list(map(torch.Tensor.data_ptr, self._weights)) != self._addresses
             or self._model.training != self._is_training
             or self._active_adapters() != self._adapters
-            or self._has_new_hooks()
+            or self._has_other_hooks()
         )
 
     def _active_adapters(self) -> list[str]:
         """Tell, of every module that adapters were added to, which of them it adds now."""
         return [repr([getattr(module, name, None) for name in ADAPTER_STATE]) for module in self._adapted]
 
-    def _has_new_hooks(self) -> bool:
-        """Look through the modules only if any hook was registered anywhere since."""
-        if RemovableHandle.next_id == self._num_hooks:
+    def _has_other_hooks(self) -> bool:
+        """Look through the modules while some have hooks, or if any hook was registered anywhere since."""
+        if not self.has_hooks and RemovableHandle.next_id == self._num_hooks:
             return False
         self._num_hooks = RemovableHandle.next_id
-        return has_hooks(self._model)
+        return self._find_hooks() != self.has_hooks
 
-
-def has_hooks(model: compat.Model) -> bool:
-    """Tell whether any module has a hook of its forward pass. O(modules)."""
-    return any(getattr(module, table) for module in model.modules() for table in HOOKS)
+    def _find_hooks(self) -> bool:
+        return any(getattr(module, table) for module in self._model.modules() for table in HOOKS)

@@ -11,7 +11,7 @@ state that is read before and written after: such a step is several passes, one 
 A state is kept behind every draft: all that decode take as many passes as one of them has tokens, a token in each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, final
@@ -124,7 +124,7 @@ class ModelRunner:
                 self._captured.capture_all(self._flat_pass)
 
     def _compile(self) -> None:
-        """Run the model over tokens that are nobody's, of which some are wanted: two sizes that differ."""
+        """Run the model over padding alone, of which some tokens are wanted: two sizes that differ."""
         tables = self._executor.tables
         num_tokens = min(8, tables.max_batched_tokens)
         step = StepMetadata.of(tables.inputs_of_all(1, num_tokens), is_padded=True)
@@ -202,7 +202,8 @@ class ModelRunner:
         self._cache.begin(forward_pass, states, list(self._groups.states), is_prompt=piece.is_prompt)
         watched = watched_head(self._model) if scorings else nullcontext()
         with watched as head:
-            logits = self._answer(forward_pass, ids, where, torch.from_numpy(wanted).to(self._device))
+            behind = torch.from_numpy(wanted).to(self._device)
+            logits = _answer(forward_pass, self._call_model, ids, where, behind)
         self._write_states(blocks)
         if head is not None:
             for scoring in scorings:
@@ -214,23 +215,15 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Run a model of attention alone over tokens in one row, all of them on the device."""
         forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, positions)
-        if self._compiled is None:
-            self._cache.begin(forward_pass, {}, [], is_prompt=False)
-            return self._answer(forward_pass, token_ids, positions, wanted)
-        with listening(forward_pass):
-            logits = self._compiled.logits(token_ids, positions, wanted)
-        forward_pass.require_complete()
-        return logits
+        if self._compiled is not None:
+            return _answer(forward_pass, self._compiled.logits, token_ids, positions, wanted)
+        self._cache.begin(forward_pass, {}, [], is_prompt=False)
+        return _answer(forward_pass, self._call_model, token_ids, positions, wanted)
 
-    def _answer(
-        self, forward_pass: ForwardPass, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
-    ) -> torch.Tensor:
-        with listening(forward_pass):
-            logits = compat.forward(
-                self._model, wanted, input_ids=token_ids, position_ids=positions, past_key_values=self._cache
-            )
-        forward_pass.require_complete()
-        return logits
+    def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return compat.forward(
+            self._model, wanted, input_ids=token_ids, position_ids=positions, past_key_values=self._cache
+        )
 
     # Recurrent layers
 
@@ -296,3 +289,15 @@ class ModelRunner:
         for layer_idx, place in self._groups.states.items():
             state = self._cache.states(layer_idx)
             self._executor.transfers.scatter_states(place.group, place.index, blocks[place.group].written, state)
+
+
+def _answer(
+    forward_pass: ForwardPass,
+    call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    *given: torch.Tensor,
+) -> torch.Tensor:
+    """Call a model with token ids, positions and wanted tokens, in a pass that answers all of its calls."""
+    with listening(forward_pass):
+        logits = call(*given)
+    forward_pass.require_complete()
+    return logits
