@@ -49,13 +49,14 @@ from pagedkv.serving.engine.chat import Chat
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.core import EngineCore
 from pagedkv.serving.engine.engine_request import EngineRequest
-from pagedkv.serving.engine.llm import LLM, TokenUpdate
+from pagedkv.serving.engine.llm import LLM
 from pagedkv.serving.engine.outputs import Completion, RequestOutput
 from pagedkv.serving.engine.prompt_lookup import PromptLookup
 from pagedkv.serving.engine.prompts import TokensPrompt
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sample import Sample
 from pagedkv.serving.engine.sampling import SamplingParams, TokenLogprobs
+from pagedkv.serving.engine.updates import TokenUpdate
 
 __all__ = [
     "LLM",

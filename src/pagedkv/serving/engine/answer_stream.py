@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self, final
 
-from pagedkv.serving.engine.llm import TokenUpdate
 from pagedkv.serving.engine.outputs import RequestOutput
+from pagedkv.serving.engine.updates import TokenUpdate
 
 __all__ = ["AnswerStream", "Letter", "Mailbox", "deliver"]
 

@@ -13,7 +13,7 @@ import asyncio
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never, final
@@ -21,9 +21,10 @@ from typing import Final, TypeAlias, assert_never, final
 from pagedkv.memory.contract.errors import EngineError, QueueFullError
 from pagedkv.serving.engine.answer_stream import Letter, Mailbox, deliver
 from pagedkv.serving.engine.engine_request import EngineRequest
-from pagedkv.serving.engine.llm import LLM, Prompt, TokenUpdate
+from pagedkv.serving.engine.llm import LLM, Prompt
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.sampling import SamplingParams
+from pagedkv.serving.engine.updates import NewTokens
 
 __all__ = ["Call", "Close", "End", "EngineThread", "Submit"]
 
@@ -97,29 +98,17 @@ class _UnderWay:
 
     Args:
         wish: how it came; request: what the engine made of it.
-        num_told: tokens that were told, by answer; ended: answers whose end was told.
+        news: gives what is new of it.
     """
 
     wish: Submit
     request: EngineRequest
-    num_told: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    ended: set[int] = field(default_factory=set)
+    news: NewTokens
 
     @property
     def is_waiting(self) -> bool:
         """Whether it has never been admitted."""
         return self.request.num_cached_tokens is None and not self.request.is_finished
-
-    def updates(self) -> Iterator[TokenUpdate]:
-        """Give what is new, and note that it was told."""
-        for sample in self.request.samples:
-            new = tuple(sample.token_ids[self.num_told[sample.index] :])
-            ends = sample.finish_reason is not None and sample.index not in self.ended
-            if new or ends:
-                self.num_told[sample.index] += len(new)
-                if ends:
-                    self.ended.add(sample.index)
-                yield TokenUpdate(0, sample.index, new, sample.finish_reason)
 
 
 @final
@@ -265,7 +254,7 @@ class EngineThread:
         except Exception as problem:  # noqa: BLE001 - a tokenizer's, a template's: it is this request's alone
             self._letters.append(Letter(mailbox, problem=problem))
             return
-        under_way = self._under_way[mailbox] = _UnderWay(wish, request)
+        under_way = self._under_way[mailbox] = _UnderWay(wish, request, NewTokens(request))
         self._waiting.append(under_way)
         self._letters.append(Letter(mailbox))
 
@@ -303,7 +292,7 @@ class EngineThread:
 
     def _note(self, mailbox: Mailbox, under_way: _UnderWay) -> None:
         """Write a letter where there is something new; who has ended is no longer under way."""
-        updates = tuple(under_way.updates())
+        updates = tuple(under_way.news.take())
         if not under_way.request.is_finished:
             if updates:
                 self._letters.append(Letter(mailbox, updates))

@@ -6,7 +6,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, cast, final
 
@@ -30,8 +30,9 @@ from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.refusals import require_supported
 from pagedkv.serving.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.serving.engine.self_test import self_test
+from pagedkv.serving.engine.updates import NewTokens, TokenUpdate
 
-__all__ = ["LLM", "Prompt", "TokenUpdate", "Tokenizer"]
+__all__ = ["LLM", "Prompt", "Tokenizer"]
 
 DEFAULT_TOKENS: Final = 16
 """Tokens of an answer where nobody says what is asked for."""
@@ -45,22 +46,6 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Turn token ids into text."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenUpdate:
-    """New tokens of one answer, while it is under way.
-
-    Args:
-        prompt: place of the prompt among those given; index: of the answer among the prompt's.
-        token_ids: the new tokens.
-        finish_reason: why it ended, with its last tokens; else None.
-    """
-
-    prompt: int
-    index: int
-    token_ids: tuple[int, ...]
-    finish_reason: str | None
 
 
 @final
@@ -145,12 +130,12 @@ class LLM:
         Raises as :meth:`generate`.
         """
         requests = self.submit(prompts, params)
-        told = [[_Told() for _ in request.samples] for request in requests]
+        news = [NewTokens(request, prompt) for prompt, request in enumerate(requests)]
         try:
             while not all(request.is_finished for request in requests):
                 self.core.step()
-                for place, request in enumerate(requests):
-                    yield from _updates(place, request, told[place])
+                for each in news:
+                    yield from each.take()
         finally:
             for request in requests:
                 self.core.abort(request)
@@ -274,22 +259,3 @@ def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
     if "add_special_tokens" in inspect.signature(tokenizer.encode).parameters:
         return partial(cast("Callable[..., Sequence[int]]", tokenizer.encode), add_special_tokens=False)
     return tokenizer.encode
-
-
-@dataclass(slots=True)
-class _Told:
-    """What was streamed of an answer: so many tokens, and perhaps its end."""
-
-    num_tokens: int = 0
-    is_over: bool = False
-
-
-def _updates(place: int, request: EngineRequest, told: Sequence[_Told]) -> Iterator[TokenUpdate]:
-    """Tell what is new of a request. Answers that begin again are told of when they are longer than before."""
-    for sample, so_far in zip(request.samples, told, strict=True):
-        new = tuple(sample.token_ids[so_far.num_tokens :])
-        is_over = sample.finish_reason is not None
-        if new or is_over > so_far.is_over:
-            so_far.num_tokens += len(new)
-            so_far.is_over = is_over
-            yield TokenUpdate(place, sample.index, new, sample.finish_reason)

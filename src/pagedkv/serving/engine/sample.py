@@ -57,6 +57,10 @@ class Sample:
         """What was generated; not to be changed."""
         return self.sequence.generated_ids
 
+    def logprobs_from(self, first: int) -> tuple[TokenLogprobs, ...] | None:
+        """Return the log-probabilities of its tokens from one on; None where none were asked for."""
+        return tuple(self._logprobs[first:]) if self.sequence.params.logprobs is not None else None
+
     def take(self, token_id: int, logprobs: TokenLogprobs | None = None) -> bool:
         """Note a token that was sampled for it; return whether it ends by that token, and not by its length."""
         self.sequence.append_sampled(token_id)
@@ -86,7 +90,7 @@ class Sample:
             self.finish_reason,
             self._stops.text if self._decode is not None else None,
             self.stop,
-            tuple(self._logprobs) if self.sequence.params.logprobs is not None else None,
+            self.logprobs_from(0),
             self.score,
         )
 

@@ -1,0 +1,70 @@
+"""What is new of a request since the last look: :class:`TokenUpdate`, and :class:`NewTokens`, which finds it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.outputs import FinishReason
+from pagedkv.serving.engine.sample import Sample
+from pagedkv.serving.engine.sampling import TokenLogprobs
+
+__all__ = ["NewTokens", "TokenUpdate"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUpdate:
+    """New tokens of one answer, while it is under way.
+
+    Args:
+        prompt: index of the prompt among those given; index: of the answer among the prompt's.
+        token_ids: the new tokens.
+        finish_reason: why it ended, with its last tokens; else None.
+        logprobs: of each new token, where they were asked for.
+        stop: the token id or the text that ended it; None where it goes on, or ended otherwise.
+    """
+
+    prompt: int
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop: int | str | None = None
+
+
+@final
+class NewTokens:
+    """Follows one request, and gives each new token once.
+
+    Answers that begin again after a preemption have no new tokens before they are longer than before.
+
+    Args:
+        request: the request.
+        prompt: its index among the prompts given.
+    """
+
+    def __init__(self, request: EngineRequest, prompt: int = 0) -> None:
+        self._request = request
+        self._prompt = prompt
+        self._num_given = [0] * len(request.samples)
+        self._is_over = [False] * len(request.samples)
+
+    def take(self) -> Iterator[TokenUpdate]:
+        """Give what is new, an update for each answer that has something new. O(new tokens + answers)."""
+        for place, sample in enumerate(self._request.samples):
+            is_over = sample.finish_reason is not None
+            if len(sample.token_ids) > self._num_given[place] or is_over > self._is_over[place]:
+                update = self._update(sample, self._num_given[place])
+                self._num_given[place] += len(update.token_ids)
+                self._is_over[place] = is_over
+                yield update
+
+    def _update(self, sample: Sample, first: int) -> TokenUpdate:
+        return TokenUpdate(
+            self._prompt,
+            sample.index,
+            tuple(sample.token_ids[first:]),
+            sample.finish_reason,
+            sample.logprobs_from(first),
+            sample.stop,
+        )
