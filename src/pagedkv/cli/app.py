@@ -22,6 +22,8 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "generate": "Answer prompts with a model of Hugging Face on paged memory: any decoder, token for token as it "
         "answers itself.",
+        "serve": "Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached "
+        "prefixes.",
         "replay": "Serve a request trace on a virtual clock, with continuous batching, through the block space that "
         "serves.",
         "curve": "Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache "

@@ -86,6 +86,11 @@ class AsyncLLM:
         thread = self._thread
         return AnswerStream(mailbox, lambda mailbox: thread.tell(End(mailbox)))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine serves nothing any more: it was closed, or a step failed."""
+        return self._thread.has_ended
+
     async def reset_prefix_cache(self) -> None:
         """Let later requests hit nothing of what was computed before: :meth:`EngineCore.reset_prefix_cache`.
 

@@ -146,6 +146,11 @@ class EngineCore:
         )
 
     @property
+    def vocabulary_size(self) -> int:
+        """Columns of the logits: token ids are below it."""
+        return self._num_vocabulary
+
+    @property
     def capture_state(self) -> CaptureState:
         """Which steps are replayed as graphs, and why others are not."""
         return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state

@@ -162,6 +162,11 @@ class EngineThread:
             if self._ended is None:
                 self._commands.put(command)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended, or was told to."""
+        return self._ended is not None or self._is_closed
+
     def join(self) -> None:
         """Wait until the thread has ended."""
         self._thread.join()

@@ -1,0 +1,36 @@
+"""Builds what ``pagedkv serve`` runs: a model, its engine, the service over it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.serving.engine import LLM, EngineConfig
+from pagedkv.serving.engine.demo.trained import load_demo
+from pagedkv.serving.engine.loading import load
+from pagedkv.serving.server import Access, ApiKeys, OpenAccess, ServerConfig, Service
+
+__all__ = ["access", "build"]
+
+
+def access(api_keys: Path | None) -> Access:
+    """Return what tells callers apart. Raises ConfigurationError for a file that holds no keys."""
+    return OpenAccess() if api_keys is None else ApiKeys.read(api_keys)
+
+
+def build(model: str | None, dtype: str, engine: EngineConfig, config: ServerConfig, callers: Access) -> Service:
+    """Build a service.
+
+    Args:
+        model: a folder or a name; None: the model of the demonstration.
+        dtype: of its weights.
+        engine: memory and limits; answers end at the longest sequence, as clients expect.
+        config: of the server; callers: tells callers apart.
+
+    Raises:
+        ConfigurationError, UnsupportedModelError: it cannot be loaded or served.
+    """
+    loaded, tokenizer = load_demo() if model is None else load(model, dtype)
+    if tokenizer is None:
+        raise ConfigurationError(f"{model} has no tokenizer that can be loaded, and a server needs one")
+    llm = LLM(loaded, replace(engine, beyond_context="clip"), tokenizer=tokenizer)
+    return Service(llm, config, callers, tokenizer=tokenizer)
