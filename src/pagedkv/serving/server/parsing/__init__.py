@@ -1,1 +1,0 @@
-from .stub import *
