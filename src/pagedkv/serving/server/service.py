@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, final
 
 from pagedkv.serving.engine import LLM, AsyncLLM, RequestOutput
 from pagedkv.serving.engine.llm import plain_encoding
@@ -15,14 +15,16 @@ from pagedkv.serving.server.access import Access
 from pagedkv.serving.server.chat_prompts import ChatPrompts
 from pagedkv.serving.server.config import ServerConfig
 from pagedkv.serving.server.errors import ApiError, as_api_error
-from pagedkv.serving.server.generation import Ask, Generation
+from pagedkv.serving.server.generation import Ask, Generation, Prepared
 from pagedkv.serving.server.kept_answers import KeptAnswers
 from pagedkv.serving.server.parsing import AnswerParser, PlainParser, parser_for
 from pagedkv.serving.server.usage import Usage, usage_of
 
 __all__ = ["Served", "Service", "new_id"]
 
-LONGEST_RETRY_S = 60
+LONGEST_RETRY_S: Final = 60
+TOKENS_OF_BEGINNING: Final = 32
+"""Tokens at a prompt's end that say how an answer begins."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,15 +136,21 @@ class Service:
         """Return what gives the text of token ids, with or without special tokens, which markers of calls may be."""
         return partial(self.decode, keeps_special=keeps_special)
 
-    def parsers(self, tools: Sequence[Mapping[str, Any]]) -> Callable[[], AnswerParser]:
-        """Return what makes a parser of one answer: of its reasoning, and of its calls where tools are offered."""
-        config = self.config
-        return lambda: parser_for(
-            config.tool_parser if tools else "none",
+    def parsers(self, tools: Sequence[Mapping[str, Any]], prompt: Prepared) -> Callable[[], AnswerParser]:
+        """Return what makes a parser of one answer: of its reasoning, and of its calls where tools are offered.
+
+        Args:
+            tools: that are offered.
+            prompt: what the answer continues; its end says whether reasoning has begun.
+        """
+        return partial(
+            parser_for,
+            self.config.tool_parser if tools else "none",
             self.tokenizer,
             tools=tools,
-            reasoning=config.reasoning_parser,
+            reasoning=self.config.reasoning_parser,
             id_source=new_id,
+            prompt=self.decode(prompt.token_ids[-TOKENS_OF_BEGINNING:], keeps_special=True),
         )
 
     def plain_parsers(self) -> Callable[[], AnswerParser]:

@@ -65,7 +65,7 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
             processors=processors,
         ),
         service.decoding(keeps_special=may_call),
-        service.parsers(tools if may_call else []),
+        service.parsers(tools if may_call else [], prompt),
         body.deadline_s,
     )
 
