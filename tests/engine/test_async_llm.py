@@ -113,7 +113,7 @@ def require_nothing_left(llm: LLM) -> None:
     assert llm.core.space.num_live_blocks() == 0
 
 
-async def listen(stream: AnswerStream) -> tuple[list[int], list[str | None]]:
+async def listen(stream: AnswerStream) -> tuple[list[int], list[FinishReason | None]]:
     """Gather what a stream of one answer tells."""
     tokens: list[int] = []
     ends = []

@@ -1,4 +1,4 @@
-"""Kept answers: a conversation's next turn continues with the tokens that were computed, and no other conversation does."""
+"""Kept answers: a next turn continues with the tokens that were computed, and no other conversation does."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

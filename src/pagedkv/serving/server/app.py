@@ -6,14 +6,15 @@ What the paths do is in the protocols' rooms.
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-import pagedkv
 from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.bodies import documented, read_body, schemas_of
@@ -31,7 +32,7 @@ __all__ = ["create_app"]
 
 LOG: Final = logging.getLogger("pagedkv.server")
 
-BODIES: Final = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
+BODIES: Final[list[type[BaseModel]]] = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
 
 CLIENT_GONE: Final = 499
 """What logs have for a client that did not wait for its answer; nobody receives it."""
@@ -51,7 +52,7 @@ def create_app(service: Service) -> FastAPI:
         service.is_draining = True
         await service.stop()
 
-    app = FastAPI(title="pagedkv", version=pagedkv.__version__, lifespan=life, docs_url=None, redoc_url=None)
+    app = FastAPI(title="pagedkv", version=version("pagedkv"), lifespan=life, docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
     _add_errors(app)
     _add_health(app, service)
@@ -110,8 +111,8 @@ def _add_health(app: FastAPI, service: Service) -> None:
         return Response(status_code=200 if service.is_alive and not service.is_draining else 503)
 
     @app.get("/version")
-    async def version() -> Response:
-        return json_response({"version": pagedkv.__version__})
+    async def own_version() -> Response:
+        return json_response({"version": app.version})
 
 
 def _add_errors(app: FastAPI) -> None:

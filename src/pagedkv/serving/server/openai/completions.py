@@ -155,14 +155,14 @@ def _prompts(service: Service, body: CompletionRequest) -> list[Prepared]:
     if not given:
         raise ApiError(400, "prompt is empty: give a text, token ids, or lists of them", param="prompt")
     if isinstance(given[0], int):
-        return [Prepared(given)]  # type: ignore[arg-type]
+        return [Prepared(given)]
     if len(given) > service.config.max_prompts:
         raise ApiError(
             400,
             f"prompt has {len(given)} prompts, and at most {service.config.max_prompts} are taken at once",
             param="prompt",
         )
-    prompts = [Prepared(service.encode(each) if isinstance(each, str) else each) for each in given]  # type: ignore[arg-type]
+    prompts = [Prepared(service.encode(each) if isinstance(each, str) else each) for each in given]
     if not all(len(each.token_ids) for each in prompts):
         raise ApiError(400, "prompt has an empty list of token ids", param="prompt")
     return prompts
