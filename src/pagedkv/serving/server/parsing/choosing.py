@@ -53,7 +53,7 @@ def parser_name(name: str | None, tokenizer: object) -> str:
     return "none"
 
 
-def parser_for(
+def parser_for(  # noqa: PLR0913 - a model's habits, a request's tools, its prompt
     name: str | None,
     tokenizer: object,
     *,
@@ -79,9 +79,7 @@ def parser_for(
         ConfigurationError: an unknown name of a parser.
     """
     if reasoning is not None and reasoning not in REASONING_NAMES:
-        raise ConfigurationError(
-            f"there is no reasoning parser {reasoning!r}; there are {', '.join(REASONING_NAMES)}"
-        )
+        raise ConfigurationError(f"there is no reasoning parser {reasoning!r}; there are {', '.join(REASONING_NAMES)}")
     known = parser_name(name, tokenizer)
     names = [tool["function"]["name"] for tool in tools]
     finds_reasoning = reasoning in {None, "auto"}

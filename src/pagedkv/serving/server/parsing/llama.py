@@ -30,9 +30,7 @@ def read_llama(reader: CallReader) -> Steps[None]:
             else:
                 reader.hold()
                 reader.release()
-        elif reader.char == "{":
-            yield from reader.read_call()
-        elif (
+        elif reader.char == "{" or (
             (yield from reader.read_marker(MARKER)) is not None
             and (yield from reader.read_blanks())
             and reader.char == "{"
