@@ -44,9 +44,9 @@ class CallJson(Protocol):
 
 @final
 class CallObject:
-    """``{"name": ..., "arguments": {...}}``, its keys in any order, ``parameters`` for ``arguments``, other keys ignored.
+    """``{"name": ..., "arguments": {...}}``, its keys in any order; ``parameters`` means ``arguments``.
 
-    An object without arguments is a call without arguments: ``{}``.
+    Other keys are ignored. An object without arguments is a call without arguments: ``{}``.
 
     Args:
         names: of the offered tools.

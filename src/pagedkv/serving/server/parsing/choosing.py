@@ -53,7 +53,7 @@ def parser_name(name: str | None, tokenizer: object) -> str:
     return "none"
 
 
-def parser_for(
+def parser_for(  # noqa: PLR0913 - a model's habits, a request's tools, its prompt
     name: str | None,
     tokenizer: object,
     *,

@@ -81,7 +81,8 @@ class JsonScanner:
     @property
     def in_string(self) -> bool:
         """Whether the next character is within a string, or ends it."""
-        return self._state in {State.STRING, State.ESCAPE, State.UNICODE}
+        state = self._state  # compared one by one: a set hashes, which costs a call for members of Enum
+        return state is State.STRING or state is State.ESCAPE or state is State.UNICODE
 
     @property
     def in_key(self) -> bool:
@@ -90,48 +91,40 @@ class JsonScanner:
 
     @property
     def expects_value(self) -> bool:
-        """Whether the next character, blanks apart, begins a value."""
+        """Whether the next character, blanks apart, begins a value of an object, or a further one of an array."""
         return self._state is State.VALUE
 
     def push(self, char: str) -> bool:
         """Take one character; return whether it continues the text. A refused one changes nothing. O(1)."""
-        state = self._state
-        if state is State.STRING:
-            return self._in_string(char)
-        if state is State.ESCAPE or state is State.UNICODE:
-            return self._in_escape(char)
-        if state is State.LITERAL:
-            return self._in_literal(char)
-        if state is State.NUMBER:
-            step = NUMBER_STEPS[self._rest].get(_kind(char))
-            if step is not None:
-                self._rest = step
-                return True
-            if self._rest not in NUMBER_ENDS or not self._open:
-                return False
-            return self._after(char)  # a refused character leaves the number open
-        if char in BLANKS:
-            return state is not State.DONE
-        return self._between(char)
+        match self._state:
+            case State.STRING:
+                return self._in_string(char)
+            case State.ESCAPE | State.UNICODE:
+                return self._in_escape(char)
+            case State.LITERAL:
+                return self._in_literal(char)
+            case State.NUMBER:
+                return self._in_number(char)
+            case _:
+                return self._between(char)
 
     def _between(self, char: str) -> bool:
-        match self._state:
-            case State.VALUE:
-                return self._begin_value(char)
-            case State.FIRST_VALUE:
-                return self._close("[") if char == "]" else self._begin_value(char)
-            case State.FIRST_KEY if char == "}":
-                return self._close("{")
-            case State.FIRST_KEY | State.KEY if char == '"':
-                self._state, self._is_key = State.STRING, True
-                return True
-            case State.COLON if char == ":":
-                self._state = State.VALUE
-                return True
-            case State.AFTER:
-                return self._after(char)
-            case _:
-                return False
+        state = self._state
+        if char in BLANKS:
+            return state is not State.DONE
+        if state is State.AFTER:
+            return self._after(char)
+        if state is State.VALUE or (state is State.FIRST_VALUE and char != "]"):
+            return self._begin_value(char)
+        if state is State.COLON and char == ":":
+            self._state = State.VALUE
+        elif char == '"' and (state is State.KEY or state is State.FIRST_KEY):
+            self._state, self._is_key = State.STRING, True
+        elif (state is State.FIRST_KEY and char == "}") or state is State.FIRST_VALUE:
+            self._close()
+        else:
+            return False
+        return True
 
     def _begin_value(self, char: str) -> bool:
         if char == '"':
@@ -183,6 +176,13 @@ class JsonScanner:
             self._end_value()
         return True
 
+    def _in_number(self, char: str) -> bool:
+        step = NUMBER_STEPS[self._rest].get(_kind(char))
+        if step is not None:
+            self._rest = step
+            return True
+        return self._rest in NUMBER_ENDS and bool(self._open) and self._after(char)
+
     def _after(self, char: str) -> bool:
         opened = self._open[-1]
         if char in BLANKS:
@@ -190,16 +190,14 @@ class JsonScanner:
         elif char == ",":
             self._state = State.KEY if opened == "{" else State.VALUE
         elif char == ("}" if opened == "{" else "]"):
-            return self._close(opened)
+            self._close()
         else:
             return False
         return True
 
-    def _close(self, opened: str) -> bool:
-        assert self._open[-1] == opened, "a bracket of another kind is open"
+    def _close(self) -> None:
         self._open.pop()
         self._end_value()
-        return True
 
     def _end_value(self) -> None:
         self._state = State.AFTER if self._open else State.DONE

@@ -81,6 +81,8 @@ def merged(parts: Sequence[Part]) -> list[Part]:
     >>> merged([TextPart("a"), TextPart("b"), CallArguments(0, ""), CallEnd(0)])
     [TextPart(text='ab'), CallEnd(index=0)]
     """
+    if len(parts) <= 1:
+        return [part for part in parts if isinstance(part, CallBegin | CallEnd) or part.text]
     runs: list[list[Part]] = []
     for part in parts:
         if isinstance(part, TextPart | ReasoningPart | CallArguments) and not part.text:
