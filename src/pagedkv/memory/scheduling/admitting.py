@@ -1,8 +1,8 @@
 """The phase of a step that lets requests run: waiting ones are admitted and swapped-out ones return, in one order.
 
-A request for which the pools have too few blocks makes all behind it wait. Else smaller requests would pass it for ever.
-A request for which its tenant's cap leaves too few makes only the requests of that tenant wait, since it waits for
-blocks that no other tenant can take.
+A request for which the pools have too few blocks makes all behind it wait. Else smaller ones would pass it for ever. A
+request for which its tenant's cap leaves too few makes only the requests of that tenant wait, since no other tenant can
+take what it waits for.
 """
 
 from typing import Final, Literal
@@ -24,10 +24,12 @@ BEYOND_CAP: Final = -1
 """Stands for the tokens that an admission took, where the request waits for its tenant's cap."""
 
 
-def fits_alone(state: SchedulerState, request: Request) -> bool:
+def fits_alone(state: SchedulerState, request: Request, *, within_limits: bool = True) -> bool:
     """Return whether a request could be served alone, by its number of sequences and its full-attention blocks.
 
-    Its tenant's cap and the floors of other tenants limit it too. Raises ConfigurationError if there is no such tenant.
+    Its tenant's cap and the floors of other tenants limit it too, unless ``within_limits`` is False.
+
+    Raises ConfigurationError if there is no such tenant.
     """
     config = state.space.config
     needed = dict.fromkeys(config.pool_names, 0)
@@ -37,6 +39,8 @@ def fits_alone(state: SchedulerState, request: Request) -> bool:
             num_blocks = -(-request.most_tokens // group.block_size)
             needed[group.pool] += num_shared + request.num_sequences * (num_blocks - num_shared)
     most_blocks = state.space.most_blocks(request.intent.tenant)
+    if not within_limits:  # all but the null blocks
+        most_blocks = {pool: num_blocks - 1 for pool, num_blocks in config.blocks_by_pool().items()}
     return (
         request.num_sequences <= state.config.max_sequences
         and request.most_tokens <= config.max_tokens

@@ -190,6 +190,13 @@ class Scheduler:
 
     # Queries
 
+    def fits_alone(self, request: Request, *, within_limits: bool = True) -> bool:
+        """Return whether a request could be served alone: within its tenant's limits, or apart from them.
+
+        O(groups + tenants). Raises ConfigurationError if the space has no such tenant.
+        """
+        return fits_alone(self._state, request, within_limits=within_limits)
+
     @property
     def is_idle(self) -> bool:
         """Whether there is no request to serve."""

@@ -16,7 +16,7 @@ NONE_PASSED: Final[frozenset[str | None]] = frozenset()
 
 
 class WaitingQueue:
-    """Requests in order of their keys. O(log n) to push or pop, and O(tenants with waiting requests) to find the first."""
+    """Requests in order of their keys. O(log n) to push or pop; O(tenants that wait) to find the first."""
 
     def __init__(self) -> None:
         self._heaps: dict[str | None, list[tuple[RequestKey, Request]]] = {}

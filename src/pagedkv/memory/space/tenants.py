@@ -110,7 +110,8 @@ def most_blocks(state: SpaceState, tenant: int) -> dict[str, int]:
     """Count, by pool, the blocks that a tenant can have at most: its cap, or what other tenants' floors leave."""
     if not state.tenant_names:
         return {name: pool.num_usable for name, pool in state.pools.items()}
-    return {
-        name: min(limits[tenant][0], state.pools[name].num_usable + limits[tenant][1] - sum(floor for _, floor in limits))
-        for name, limits in state.limits.items()
-    }
+    most = {}
+    for name, limits in state.limits.items():
+        floors_of_others = sum(floor for _, floor in limits) - limits[tenant][1]
+        most[name] = min(limits[tenant][0], state.pools[name].num_usable - floors_of_others)
+    return most
