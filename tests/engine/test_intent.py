@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from pagedkv import TenantLimits
 from pagedkv.engine import LLM, Breakpoint, EngineConfig, EngineRequest, Intent, RequestOutput, SamplingParams
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
+from pagedkv.memory.scheduling import PublishLimit
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, SHARED
 
@@ -104,13 +105,12 @@ def test_what_a_cap_can_never_hold_ends_rejected_with_the_numbers(model: PreTrai
     other, rejected = llm.generate([SHARED, SHARED], SamplingParams(max_tokens=40), [Intent(), Intent(tenant="a")])
     assert (other.completions[0].finish_reason, rejected.completions[0].finish_reason) == ("length", "rejected")
     assert rejected.error is not None
-    assert "tenant 'a' can have, {'device': 10} blocks" in rejected.error
+    assert "tenant 'a' can have, {'full': 10} blocks" in rejected.error
     updates = list(llm.stream([SHARED], SamplingParams(max_tokens=40), Intent(tenant="a")))
     assert [update.finish_reason for update in updates] == ["rejected"]
+    tiny = LLM(model, replace(SMALL, num_blocks=6, tenants={"a": TenantLimits()}))
     with pytest.raises(RequestError, match="does not fit"):  # even without the cap
-        LLM(model, replace(SMALL, num_blocks=6, tenants={"a": TenantLimits()})).submit(
-            [SHARED], FEW, Intent(tenant="a")
-        )
+        tiny.submit([SHARED], FEW, Intent(tenant="a"))
 
 
 def test_a_cap_lowered_meanwhile_rejects_who_waits(model: PreTrainedModel) -> None:
@@ -119,7 +119,7 @@ def test_a_cap_lowered_meanwhile_rejects_who_waits(model: PreTrainedModel) -> No
     llm.set_tenant("a", TenantLimits(cap=3))
     llm.step()
     assert request.output().completions[0].finish_reason == "rejected"
-    assert "{'device': 3}" in str(request.error)
+    assert "{'full': 3}" in str(request.error)
 
 
 def test_tenants_come_and_go_while_the_engine_runs(model: PreTrainedModel) -> None:
@@ -127,7 +127,7 @@ def test_tenants_come_and_go_while_the_engine_runs(model: PreTrainedModel) -> No
     with pytest.raises(RequestError, match="does not have"):
         llm.generate([SHARED], FEW, Intent(tenant="a"))
     llm.set_tenant("a", LIMITS)
-    (request,) = llm.submit([SHARED], FEW, Intent(tenant="a"))
+    llm.submit([SHARED], FEW, Intent(tenant="a"))
     for _ in range(2):  # it waits, then runs
         with pytest.raises(ConfigurationError, match="has requests"):
             llm.remove_tenant("a")
@@ -274,7 +274,7 @@ def test_a_superseded_request_that_runs_is_served_and_its_tail_goes_first(model:
 
 @pytest.mark.parametrize(("publish", "num_prompt", "num_answer"), [("all", 20, 32), ("prompt", 20, 24), ("none", 0, 0)])
 def test_others_hit_what_may_be_published(
-    model: PreTrainedModel, publish: Any, num_prompt: int, num_answer: int
+    model: PreTrainedModel, publish: PublishLimit, num_prompt: int, num_answer: int
 ) -> None:
     llm = LLM(model, ROOMY)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -376,7 +376,7 @@ def test_an_odd_intent_is_refused_when_it_is_made(odd: dict[str, Any]) -> None:
         "intent",
     ],
 )
-def test_an_intent_that_an_engine_cannot_follow_is_refused(model: PreTrainedModel, intent: Any) -> None:
+def test_an_intent_that_an_engine_cannot_follow_is_refused(model: PreTrainedModel, intent: Intent) -> None:
     llm = LLM(model, ROOMY)
     with pytest.raises(RequestError):
         llm.generate([SHARED], FEW, intent)

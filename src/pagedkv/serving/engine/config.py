@@ -58,8 +58,8 @@ class EngineConfig:
             steps are not captured (:attr:`EngineCore.capture_state`).
         speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
             answers stay the same. None: no guesses.
-        leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The space's clock then
-            shows the engine's seconds.
+        leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The clock of the
+            space then shows the engine's seconds.
         tenants: caps and floors by tenant name; {}: tenants come later (:meth:`EngineCore.set_tenant`). None: tenants
             are not distinguished.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
