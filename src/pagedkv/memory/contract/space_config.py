@@ -75,7 +75,9 @@ class SpaceConfig:
         leases: cached content can be kept until a given time, at 16 bytes a block (:meth:`BlockSpace.lease
             <pagedkv.BlockSpace.lease>`).
         tenants: limits by tenant name. Callers name the tenant when they allocate (:meth:`BlockSpace.allocate
-            <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: tenants are not distinguished.
+            <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. They may come and go later
+            (:meth:`BlockSpace.set_tenant <pagedkv.BlockSpace.set_tenant>`); {}: none yet. None: tenants are not
+            distinguished.
         eviction: name of the policy that chooses which cached blocks are evicted first: one of
             :data:`EVICTION_POLICIES`.
         weights_epoch: version of the model's weights. A text is part of every block's identity, and has no order. A
@@ -209,7 +211,8 @@ class SpaceConfig:
         """Whether pools need optional code: any recording or limit beyond names, or a policy other than LRU."""
         partial = self.prefix_caching and self.min_partial_hit > 0
         bounded = self.prefix_caching and any(most_checkpoints(spec) is not None for spec in self.groups)
-        asked = (self.explain, self.counts_epochs, self.leases, partial, bounded, self.tenants, self.events)
+        has_tenants = self.tenants is not None
+        asked = (self.explain, self.counts_epochs, self.leases, partial, bounded, has_tenants, self.events)
         return self.eviction != DEFAULT_EVICTION or any(asked)
 
     @property

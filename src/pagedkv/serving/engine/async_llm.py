@@ -17,8 +17,10 @@ from typing import Literal, Self, TypeAlias, final
 
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
+from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.engine.answer_stream import AnswerStream, Mailbox
 from pagedkv.serving.engine.engine_thread import Call, Close, End, EngineThread, Submit
+from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
 from pagedkv.serving.engine.sampling import SamplingParams
 
@@ -62,13 +64,19 @@ class AsyncLLM:
         atexit.register(self.close)  # a thread in the middle of a step would stop Python from ending
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, deadline_s: float | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        intent: Intent | None = None,
+        deadline_s: float | None = None,
     ) -> AnswerStream:
         """Ask for answers to a prompt, from within an event loop. Returns at once.
 
         Args:
             prompt: a text, token ids, or messages, as :meth:`LLM.generate` takes them.
             params: what it asks for; None: 16 tokens, the most likely ones.
+            intent: what its caller says beside that; None: nothing.
             deadline_s: seconds from now, after which it ends with what it has, and finish reason "deadline".
 
         Returns:
@@ -82,7 +90,8 @@ class AsyncLLM:
             raise RequestError(f"deadline_s must be seconds from now, got {deadline_s}")
         deadline = None if deadline_s is None else self._clock() + deadline_s
         mailbox = Mailbox(asyncio.get_running_loop())
-        self._thread.send(Submit(mailbox, prompt, SamplingParams() if params is None else params, deadline))
+        wished, said = SamplingParams() if params is None else params, PLAIN if intent is None else intent
+        self._thread.send(Submit(mailbox, prompt, wished, deadline, said))
         thread = self._thread
         return AnswerStream(mailbox, lambda mailbox: thread.tell(End(mailbox)))
 
@@ -105,6 +114,20 @@ class AsyncLLM:
         place, while requests are under way, does it in ``change``. Raises as there, and where the engine was closed.
         """
         await self._call(partial(LLM.set_weights_epoch, weights_epoch=weights_epoch, change=change))
+
+    async def set_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Add a tenant, or change the limits of one, between two steps: :meth:`EngineCore.set_tenant`.
+
+        It has happened when this returns. Raises as there, and where the engine was closed.
+        """
+        await self._call(partial(LLM.set_tenant, name=name, limits=limits))
+
+    async def remove_tenant(self, name: str) -> None:
+        """Remove a tenant without requests, between two steps: :meth:`EngineCore.remove_tenant`.
+
+        It has happened when this returns. Raises as there, and where the engine was closed.
+        """
+        await self._call(partial(LLM.remove_tenant, name=name))
 
     async def _call(self, work: Callable[[LLM], None]) -> None:
         """Let the engine's thread do something between two steps, and wait for it."""

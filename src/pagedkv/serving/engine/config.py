@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pagedkv.memory.contract.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig, TenantLimits
 from pagedkv.memory.device import num_blocks_that_fit
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.serving.engine.grouping import EngineGroups
@@ -58,6 +58,10 @@ class EngineConfig:
             steps are not captured (:attr:`EngineCore.capture_state`).
         speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
             answers stay the same. None: no guesses.
+        leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The clock of the
+            space then shows the engine's seconds.
+        tenants: caps and floors by tenant name; {}: tenants come later (:meth:`EngineCore.set_tenant`). None: tenants
+            are not distinguished.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
             the same order draw the same tokens.
     """
@@ -84,6 +88,8 @@ class EngineConfig:
     capture_steps: bool = True
     compile_model: bool = False
     speculation: PromptLookup | None = None
+    leases: bool = False
+    tenants: Mapping[str, TenantLimits] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -97,7 +103,7 @@ class EngineConfig:
             as_count(self.max_tokens, "max_tokens", least=1)
         for name in ("num_blocks", "num_host_blocks"):
             _check_blocks(getattr(self, name), name)
-        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model"):
+        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "leases"):
             as_flag(getattr(self, name), name)
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
@@ -150,8 +156,9 @@ class EngineConfig:
             in_order=True,
             receipts=True,
             explain=True,
+            leases=self.leases,
         )
-        return replace(config, num_blocks=self._num_blocks(groups, longest))
+        return replace(config, num_blocks=self._num_blocks(groups, longest), tenants=self.tenants)
 
     def _num_blocks(self, groups: EngineGroups, longest: int) -> Mapping[str, int]:
         if self.num_blocks is not None:

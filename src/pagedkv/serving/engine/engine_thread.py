@@ -21,6 +21,7 @@ from typing import Final, TypeAlias, assert_never, final
 from pagedkv.memory.contract.errors import EngineError, QueueFullError
 from pagedkv.serving.engine.answer_stream import Letter, Mailbox, deliver
 from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.sampling import SamplingParams
@@ -39,12 +40,14 @@ class Submit:
         mailbox: for its letters.
         prompt, params: what is asked for.
         deadline: when it is to be over, by the clock; None: whenever it is.
+        intent: what its caller says beside that.
     """
 
     mailbox: Mailbox
     prompt: Prompt
     params: SamplingParams
     deadline: float | None
+    intent: Intent = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +255,7 @@ class EngineThread:
     def _admit(self, mailbox: Mailbox) -> None:
         wish = self._door.pop(mailbox)
         try:
-            (request,) = self._llm.submit([wish.prompt], wish.params)
+            (request,) = self._llm.submit([wish.prompt], wish.params, [wish.intent])
         except EngineError:
             self._door[mailbox] = wish
             raise
