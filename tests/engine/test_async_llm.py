@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from pagedkv.memory.contract.errors import ConfigurationError, EngineError, QueueFullError, RequestError
 from pagedkv.serving.engine import LLM, AnswerStream, AsyncLLM, RequestOutput, SamplingParams
 from pagedkv.serving.engine.engine_thread import Close
+from pagedkv.serving.engine.outputs import FinishReason
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS as ALL_PROMPTS, reference
 

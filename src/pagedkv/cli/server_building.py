@@ -32,5 +32,7 @@ def build(model: str | None, dtype: str, engine: EngineConfig, config: ServerCon
     loaded, tokenizer = load_demo() if model is None else load(model, dtype)
     if tokenizer is None:
         raise ConfigurationError(f"{model} has no tokenizer that can be loaded, and a server needs one")
-    llm = LLM(loaded, replace(engine, beyond_context="clip"), tokenizer=tokenizer)
+    tenants = callers.limits if isinstance(callers, ApiKeys) else None
+    engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants)
+    llm = LLM(loaded, engine, tokenizer=tokenizer)
     return Service(llm, config, callers, tokenizer=tokenizer)

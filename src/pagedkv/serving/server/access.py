@@ -14,6 +14,10 @@ A file of keys is TOML, an entry a key::
     tenant = "operations"
     sha256 = "..."
     admin = true
+
+    [limits.team - a]  # in blocks of each pool; optional
+    cap = 4000
+    floor = 500
 """
 
 import hashlib
@@ -27,6 +31,7 @@ from pathlib import Path
 from typing import Final, Protocol, final
 
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.server.errors import ApiError
 
 __all__ = ["Access", "ApiKeys", "Caller", "OpenAccess", "new_key"]
@@ -84,12 +89,21 @@ class ApiKeys:
 
     Args:
         callers: by SHA-256 of the key, in hexadecimal digits.
+        limits: caps and floors of tenants that have some.
+
+    Attributes:
+        limits: of all tenants, as the engine's configuration takes them.
     """
 
-    def __init__(self, callers: Mapping[str, Caller]) -> None:
+    def __init__(self, callers: Mapping[str, Caller], limits: Mapping[str, TenantLimits] | None = None) -> None:
         if not callers:
             raise ConfigurationError("there is no API key: nobody could ask anything")
         self._callers = dict(callers)
+        given = {} if limits is None else limits
+        unknown = sorted(set(given) - self.tenants)
+        if unknown:
+            raise ConfigurationError(f"limits name {', '.join(unknown)}, and no key is of such a tenant")
+        self.limits = {tenant: given.get(tenant, TenantLimits()) for tenant in sorted(self.tenants)}
 
     @classmethod
     def read(cls, path: Path) -> "ApiKeys":
@@ -103,15 +117,17 @@ class ApiKeys:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
             raise ConfigurationError(f"the file of API keys {path} cannot be read: {problem}") from problem
         entries = document.get("keys")
-        if not isinstance(entries, list) or set(document) != {"keys"}:
-            raise ConfigurationError(f"{path} must hold [[keys]] entries with tenant, sha256 and perhaps admin")
+        if not isinstance(entries, list) or not set(document) <= {"keys", "limits"}:
+            raise ConfigurationError(
+                f"{path} must hold [[keys]] entries with tenant, sha256 and perhaps admin, and limits"
+            )
         callers: dict[str, Caller] = {}
         for place, entry in enumerate(entries):
             digest, caller = _entry(entry, f"entry {place + 1} of {path}")
             if digest in callers:
                 raise ConfigurationError(f"entry {place + 1} of {path} has the same key as one before it")
             callers[digest] = caller
-        return cls(callers)
+        return cls(callers, _limits(document.get("limits", {}), path))
 
     @property
     def tenants(self) -> frozenset[str]:
@@ -157,6 +173,18 @@ def _entry(entry: object, where: str) -> tuple[str, Caller]:
     if not isinstance(admin, bool):
         raise ConfigurationError(f"admin of {where} must be true or false")
     return digest.lower(), Caller(tenant, _salt(tenant), admin)
+
+
+def _limits(given: object, path: Path) -> dict[str, TenantLimits]:
+    if not isinstance(given, dict) or not all(isinstance(limits, dict) for limits in given.values()):
+        raise ConfigurationError(f"limits of {path} must be tables with cap and floor, one a tenant")
+    for tenant, limits in given.items():
+        unknown = sorted(set(limits) - {"cap", "floor"})
+        if unknown:
+            raise ConfigurationError(
+                f"limits of {tenant!r} in {path} have {', '.join(unknown)}; there are cap and floor"
+            )
+    return {tenant: TenantLimits(**limits) for tenant, limits in given.items()}
 
 
 def _salt(tenant: str) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from pagedkv.serving.engine import AnswerStream, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
+from pagedkv.serving.engine import AnswerStream, Breakpoint, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.answer_writer import AnswerWriter
@@ -46,6 +46,8 @@ class Ask:
         decode: gives the text of token ids.
         new_parser: makes what finds reasoning and tool calls in an answer.
         deadline_s: seconds from now to its end; None: none.
+        priority: requests of a higher one are scheduled first.
+        breakpoints: leading tokens of the prompt that are to stay cached for a time.
     """
 
     endpoint: str
@@ -56,6 +58,8 @@ class Ask:
     decode: Callable[[Sequence[int]], str]
     new_parser: Callable[[], AnswerParser]
     deadline_s: float | None = None
+    priority: int = 0
+    breakpoints: tuple[Breakpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

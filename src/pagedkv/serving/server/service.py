@@ -5,13 +5,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, final
 
-from pagedkv.serving.engine import LLM, AsyncLLM, RequestOutput
+from pagedkv.serving.engine import LLM, AsyncLLM, Intent, RequestOutput
 from pagedkv.serving.engine.llm import plain_encoding
-from pagedkv.serving.engine.sampling import TokenMatcher
 from pagedkv.serving.server.access import Access
+from pagedkv.serving.server.answer_formats import AnswerFormats
 from pagedkv.serving.server.chat_prompts import ChatPrompts
 from pagedkv.serving.server.config import ServerConfig
 from pagedkv.serving.server.errors import ApiError, as_api_error
@@ -84,7 +84,8 @@ class Service:
         self._queue_s = 1.0
         space = llm.core.space.config
         self.longest = space.max_tokens
-        self._block_size = max(group.block_size for group in space.groups)
+        self._tenants = frozenset(space.tenants or ())
+        self._block_size = math.lcm(*(group.block_size for group in space.groups))
         self._is_caching = space.prefix_caching
 
     # Life
@@ -157,11 +158,10 @@ class Service:
         """Return what makes a parser that finds text alone."""
         return PlainParser
 
-    def forced_answer(
-        self, response_format: Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]], tool_choice: object
-    ) -> TokenMatcher | None:
-        """Return what holds an answer to a format, or to a call; None where it is free. Raises ApiError."""
-        return None
+    @cached_property
+    def formats(self) -> AnswerFormats:
+        """What holds answers to formats and calls."""
+        return AnswerFormats(self.tokenizer, self.vocabulary_size, self.llm.core.model_end_ids, self.config.tool_parser)
 
     @property
     def vocabulary_size(self) -> int:
@@ -191,8 +191,9 @@ class Service:
         num_answers = len(ask.prompts) * ask.params.n
         if num_answers > self.config.max_answers:
             raise ApiError(400, f"{num_answers} answers are asked for, and at most {self.config.max_answers} are given")
+        intent = self._intent(ask)
         streams = [
-            self.engine.generate(prompt.token_ids, ask.params, deadline_s=self._deadline_s(ask))
+            self.engine.generate(prompt.token_ids, ask.params, intent=intent, deadline_s=self._deadline_s(ask))
             for prompt in ask.prompts
         ]
         generation = Generation(ask, streams)
@@ -222,6 +223,11 @@ class Service:
     def as_api_error(self, problem: Exception) -> ApiError:
         """Translate an error; a client whose request finds the queue full comes back after about a queue's time."""
         return as_api_error(problem, retry_after_s=min(LONGEST_RETRY_S, max(1, math.ceil(self._queue_s))))
+
+    def _intent(self, ask: Ask) -> Intent:
+        """Return what the space is to know of a request: whose it is, by its caller alone, and what it keeps."""
+        tenant = ask.caller.tenant if ask.caller.tenant in self._tenants else None
+        return Intent(tenant=tenant, salt=ask.caller.salt, priority=ask.priority, breakpoints=ask.breakpoints)
 
     def _deadline_s(self, ask: Ask) -> float | None:
         limits = [limit for limit in (ask.deadline_s, self.config.deadline_s) if limit is not None]

@@ -23,7 +23,7 @@ from pagedkv.serving.server.openai.answers import (
     as_usage,
 )
 from pagedkv.serving.server.openai.requests import ChatRequest
-from pagedkv.serving.server.openai.wishes import as_chat, as_params, offered_tools, refuse_unserved
+from pagedkv.serving.server.openai.wishes import as_chat, as_params, as_priority, offered_tools, refuse_unserved
 from pagedkv.serving.server.service import Service, new_id
 
 __all__ = ["ChatCompletion", "complete_chat"]
@@ -51,7 +51,8 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
     prompt = service.chats.prepare(as_chat(body), caller)
     tools = offered_tools(body)
     may_call = bool(tools) and body.tool_choice != "none"
-    forced = service.forced_answer(body.response_format, tools if may_call else [], body.tool_choice)
+    several = body.parallel_tool_calls is not False
+    forced = service.formats.matcher(body.response_format, tools, body.tool_choice, several=several)
     processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
     return Ask(
         "/v1/chat/completions",
@@ -67,6 +68,7 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
         service.decoding(keeps_special=may_call),
         service.parsers(tools if may_call else [], prompt),
         body.deadline_s,
+        as_priority(body, caller),
     )
 
 

@@ -17,7 +17,7 @@ from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation, Prep
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.openai.answers import as_explanation, as_usage
 from pagedkv.serving.server.openai.requests import CompletionRequest
-from pagedkv.serving.server.openai.wishes import as_params, refuse_unserved
+from pagedkv.serving.server.openai.wishes import as_params, as_priority, refuse_unserved
 from pagedkv.serving.server.parsing import TextPart
 from pagedkv.serving.server.service import Service, new_id
 
@@ -47,6 +47,7 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
         service.decoding(keeps_special=False),
         service.plain_parsers(),
         body.deadline_s,
+        as_priority(body, caller),
     )
     exchange = Exchange(service, ask, receive)
     answer = TextCompletion(service, body, ask)

@@ -58,6 +58,7 @@ class SamplingFields(Fields):
     ignore_eos: bool | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     explain: bool | None = None
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
     cache_salt: Any = None
 
 

@@ -7,10 +7,11 @@ from typing import Any, Final
 from pagedkv.memory.contract.errors import RequestError
 from pagedkv.serving.engine import Chat, SamplingParams
 from pagedkv.serving.engine.sampling import LogitsProcessor, TokenMatcher
+from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.openai.requests import ChatRequest, CompletionRequest, Message, SamplingFields
 
-__all__ = ["as_chat", "as_messages", "as_params", "offered_tools"]
+__all__ = ["as_chat", "as_messages", "as_params", "as_priority", "offered_tools", "refuse_unserved"]
 
 LEAST_TEMPERATURE: Final = 1e-4
 """Below it the greatest logit is taken."""
@@ -100,6 +101,17 @@ def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
 def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Turn messages into those that templates take: content as text, arguments of calls as objects."""
     return [_as_message(message, place) for place, message in enumerate(messages)]
+
+
+def as_priority(body: SamplingFields, caller: Caller) -> int:
+    """Return the engine's priority: the negative of the field, since vLLM's clients give the lower to what goes first.
+
+    Raises:
+        ApiError: a tenant would go before the others.
+    """
+    if body.priority and not caller.is_admin:
+        raise ApiError(403, "only keys of administrators may give requests a priority: leave it out", param="priority")
+    return -(body.priority or 0)
 
 
 def refuse_unserved(body: ChatRequest | CompletionRequest) -> None:
