@@ -15,7 +15,7 @@ from pagedkv.memory.contract.spec import (
     replay_of,
 )
 
-__all__ = ["DEFAULT_EVICTION", "EVICTION_POLICIES", "SpaceConfig", "TenantLimits"]
+__all__ = ["DEFAULT_EVICTION", "EVICTION_POLICIES", "SpaceConfig", "TenantLimits", "require_tenants"]
 
 EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
 """Names of the eviction policies, in the order of :mod:`pagedkv.memory.pool.eviction.registry`."""
@@ -39,6 +39,15 @@ class TenantLimits:
 
     cap: int | Mapping[str, int | None] | None = None
     floor: int | Mapping[str, int] = 0
+
+
+def require_tenants(tenants: object) -> None:
+    """Raise ConfigurationError for anything but limits by tenant name, or None."""
+    is_limits = tenants is None or (
+        isinstance(tenants, Mapping)
+        and all(isinstance(name, str) and name and isinstance(limits, TenantLimits) for name, limits in tenants.items())
+    )
+    require(is_limits, f"tenants must map names to TenantLimits, got {tenants!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +170,7 @@ class SpaceConfig:
 
     def _check_tenants(self) -> None:
         tenants = {} if self.tenants is None else self.tenants
-        is_limits = isinstance(tenants, Mapping) and all(
-            isinstance(name, str) and name and isinstance(limits, TenantLimits) for name, limits in tenants.items()
-        )
-        require(is_limits, f"tenants must map names to TenantLimits, got {tenants!r}")
+        require_tenants(tenants)
         num_blocks = self.blocks_by_pool()
         for pool, limits in self.limits_by_pool().items():
             num_usable = num_blocks[pool] - 1

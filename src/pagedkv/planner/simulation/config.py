@@ -6,7 +6,7 @@ from typing import Final
 
 from pagedkv.memory.contract.arguments import LARGEST_SIZE, as_count, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, SpaceConfig
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, SpaceConfig, TenantLimits
 from pagedkv.memory.contract.spec import FullAttention, GroupSpec, keeps_state
 from pagedkv.memory.pool import policy_named
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
@@ -43,6 +43,8 @@ class ServingConfig:
         beam_width: beams of every request; None for no beam search.
         load: times the recorded traffic: so many seconds of the trace pass in one of the replay.
         seed: everything random (the parents of beams) follows from it.
+        tenants: caps and floors by tenant name. Requests of these tenants are charged to them, all others to the
+            unnamed one. None: tenants are not distinguished.
         max_length: tokens that a reservation of the maximum length takes; None for the longest of the trace.
 
     Raises:
@@ -66,6 +68,7 @@ class ServingConfig:
     load: float = 1.0
     seed: int = 0
     max_length: int | None = None
+    tenants: Mapping[str, TenantLimits] | None = None
 
     def __post_init__(self) -> None:
         """Check what the block space does not check."""
@@ -156,12 +159,14 @@ class ServingConfig:
             eviction=self.eviction,
             explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,
+            tenants=self.tenants,
         )
         longest = max(group.block_size * num_blocks[group.pool] for group in self.group_specs)
         return replace(config, max_tokens=min(longest, LONGEST_SEQUENCE))
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the configuration out for JSON."""
+        """Lay the configuration out for JSON; tenants only where there are any."""
+        tenants = {name: {"cap": limits.cap, "floor": limits.floor} for name, limits in (self.tenants or {}).items()}
         return {
             "num_blocks": _plain(self.num_blocks),
             "block_size": self.block_size,
@@ -177,6 +182,7 @@ class ServingConfig:
             "seed": self.seed,
             "model": self.model,
             "cost_model_name": self.cost_model_name,
+            **({"tenants": tenants} if tenants else {}),
         }
 
 

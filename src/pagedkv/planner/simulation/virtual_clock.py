@@ -95,9 +95,10 @@ class VirtualClock:
         self._now_s = 0.0
         self._last_arrival_s = 0.0
         self._queue_file = QueueFile()
-        self._keeps_back = keeps_back
+        self._keeps_back = keeps_back and not config.tenants  # a tenant at its cap is passed by others
         self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step lets more in
         self._priority: int | None = None
+        self._intents = {name: scheduling.CacheIntent(tenant=name) for name in config.tenants or ()}
 
     @property
     def now_s(self) -> float:
@@ -172,6 +173,7 @@ class VirtualClock:
             num_sequences=config.beam_width or config.num_samples or request.num_samples,
             priority=request.priority,
             keys=NO_KEYS if request.salt is None else RequestKeys(salt=request.salt.encode()),
+            intent=self._intents.get(request.tenant, scheduling.NO_INTENT),
         )
 
     # The clock

@@ -6,7 +6,13 @@ from typing import Literal, TypeAlias
 
 from pagedkv.memory.contract.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig, TenantLimits
+from pagedkv.memory.contract.space_config import (
+    DEFAULT_EVICTION,
+    EVICTION_POLICIES,
+    SpaceConfig,
+    TenantLimits,
+    require_tenants,
+)
 from pagedkv.memory.device import num_blocks_that_fit
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.serving.engine.grouping import EngineGroups
@@ -110,6 +116,7 @@ class EngineConfig:
         require_preemption(self.preemption)
         if self.speculation is not None:
             require_instance(self.speculation, PromptLookup, "speculation")
+        require_tenants(self.tenants)
         as_count(self.max_epoch_lag, "max_epoch_lag")
         as_choice(self.beyond_context, ("refuse", "clip"), "beyond_context")
         if self.preemption == "swap" and not self.num_host_blocks:
