@@ -65,7 +65,7 @@ class Grammars:
         """Return a matcher of JSON texts that a schema allows.
 
         Args:
-            schema: a JSON schema.
+            schema: a JSON schema. llguidance rounds its numbers to 64-bit floats: integers are exact up to ``2**53``.
             strict: whether a keyword that cannot be enforced is refused; else it is ignored.
             after: a marker up to which the answer is free.
 
@@ -136,7 +136,8 @@ class Grammars:
             marker = self._marker(after)
             free = f"free: FREE {marker}\n" if is_token(marker) else f"free[lazy]: FREE {marker}\n"
             grammar = f"start: free answer\n{free}FREE: /(.|\\n)*/\n{rules}"
-        return GrammarMatcher(self._compile(grammar, what).deep_copy())
+        matcher = self._compile(grammar, what).deep_copy()
+        return GrammarMatcher(matcher, self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens))
 
     def _compile(self, grammar: str, what: str) -> LLMatcher:
         """Return the compiled grammar, which is copied and never moved."""

@@ -37,6 +37,10 @@ class CallJson(Protocol):
         """Take one character; return whether it continues the object."""
         ...
 
+    def push_run(self, text: str, place: int) -> int:
+        """Take the characters from ``place`` on that are plain ones of a string of the arguments; return their end."""
+        ...
+
     def take_arguments(self) -> str:
         """Return the arguments' JSON text since the last call of this method."""
         ...
@@ -97,6 +101,12 @@ class CallObject:
         if scanner.is_done:
             self._finish()
         return True
+
+    def push_run(self, text: str, place: int) -> int:
+        """Take the characters from ``place`` on that are plain ones of a string of the arguments; return their end."""
+        end = self._scanner.plain_end(text, place) if self._in_arguments else place
+        self._arguments.append(text[place:end])
+        return end
 
     def take_arguments(self) -> str:
         """Return the arguments' JSON text since the last call of this method."""
@@ -176,6 +186,12 @@ class ArgumentsObject:
             return False
         self._arguments.append(as_json_character(char) if was_in_string else char)
         return True
+
+    def push_run(self, text: str, place: int) -> int:
+        """Take the characters from ``place`` on that are plain ones of a string of the arguments; return their end."""
+        end = self._scanner.plain_end(text, place)
+        self._arguments.append(text[place:end])
+        return end
 
     def take_arguments(self) -> str:
         """Return the arguments' JSON text since the last call of this method."""

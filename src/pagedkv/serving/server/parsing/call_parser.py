@@ -124,9 +124,8 @@ class CallReader:
         index = None
         is_ended = False
         while not found.is_done and (yield from self.has_char()):
-            if not found.push(self.char):
+            if not self._push(found):
                 break
-            self.hold()
             if index is None and found.is_refused:
                 self.release()
             if index is None and found.begins:
@@ -147,6 +146,17 @@ class CallReader:
             self.drop()
         else:
             self.release()
+        return True
+
+    def _push(self, found: CallJson) -> bool:
+        """Hold the next character, or a run of them, if the object takes it; return whether it does."""
+        end = found.push_run(self._text, self._place)
+        if end == self._place:
+            if not found.push(self.char):
+                return False
+            end += 1
+        self._held.append(self._text[self._place : end])
+        self._place = end
         return True
 
     # Where characters go

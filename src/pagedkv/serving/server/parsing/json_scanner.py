@@ -10,6 +10,7 @@ The states of a scanner::
     after -> , -> key or value;  } or ] -> after the enclosing value, or done
 """
 
+import re
 from enum import Enum, auto
 from typing import Final, final
 
@@ -21,6 +22,7 @@ ESCAPES: Final = frozenset('"\\/bfnrt')
 HEX_DIGITS: Final = frozenset("0123456789abcdefABCDEF")
 NUM_HEX_DIGITS: Final = 4
 DIGITS: Final = "0123456789"
+PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
 
 NUMBER_STEPS: Final = {
     "minus": {"0": "zero", "1-9": "digits"},
@@ -107,6 +109,16 @@ class JsonScanner:
                 return self._in_number(char)
             case _:
                 return self._between(char)
+
+    def plain_end(self, text: str, place: int) -> int:
+        """Return where a run of characters ends that continue the open string and do not end it. Changes nothing.
+
+        Such characters need no :meth:`push`.
+        """
+        if self._state is not State.STRING:
+            return place
+        run = PLAIN.match(text, place)
+        return place if run is None else run.end()
 
     def _between(self, char: str) -> bool:
         state = self._state
