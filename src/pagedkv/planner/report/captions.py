@@ -1,4 +1,4 @@
-"""Every title of the report, and the one sentence that says what is shown.
+"""Every title of the report, and the one sentence that explains it.
 
 The definitions are those of docs/replay.md, in short. Knows nothing of numbers or drawings.
 """
