@@ -484,4 +484,4 @@ def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:
     why = what_prevents_compiling(groups)
     if why is not None:
         raise UnsupportedModelError(f"{type(model).__name__} cannot be compiled: {why}. Leave compile_model off")
-    return CompiledModel(model)
+    return CompiledModel(model, groups)

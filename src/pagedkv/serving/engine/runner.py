@@ -26,7 +26,7 @@ from pagedkv.memory.device import PlanExecutor, StepInputs
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.captured_passes import CapturedPasses
-from pagedkv.serving.engine.compiled_model import COMPILED, CompiledModel
+from pagedkv.serving.engine.compiled_model import COMPILED, CompiledModel, first_tokens
 from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.serving.engine.flat_batch import FlatBatch
 from pagedkv.serving.engine.forward_pass import ForwardPass
@@ -124,12 +124,12 @@ class ModelRunner:
                 self._captured.capture_all(self._flat_pass)
 
     def _compile(self) -> None:
-        """Run the model over padding alone, of which some tokens are wanted: two sizes that differ."""
+        """Run the model over padding alone."""
         tables = self._executor.tables
-        num_tokens = min(8, tables.max_batched_tokens)
+        num_tokens = first_tokens(tables.max_batched_tokens)
         step = StepMetadata.of(tables.inputs_of_all(1, num_tokens), is_padded=True)
-        row = torch.zeros(1, num_tokens, dtype=torch.int64, device=self._device)
-        self._flat_pass(step, row, row, row[0, : num_tokens // 2])
+        token_ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.int64, device=self._device)
+        self._flat_pass(step, token_ids, positions, positions[0, :1])
 
     @property
     def _flat_implementation(self) -> str:
