@@ -372,7 +372,7 @@ class EngineCore:
         requests = [self._requests[chunk.request] for chunk in batch.prefilling]
         scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
         logits = self.executor.launch(plan, lambda inputs: self._runner.compute(plan, inputs, flat, scorings))
-        is_one_each = len(flat.source) == len(flat.wanted) and bool((np.diff(flat.source) > 0).all())
+        is_one_each = len(flat.source) == len(flat.wanted) and bool((flat.source[1:] > flat.source[:-1]).all())
         return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
 
     def _rows(self, batch: Batch) -> Sequence[SampledRow]:
