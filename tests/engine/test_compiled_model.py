@@ -34,7 +34,7 @@ def compiled_llm(name: str, config: EngineConfig = COMPILED, *, is_captured: boo
     if DEVICE == "cuda":
         return LLM(model, replace(config, capture_steps=is_captured))
     llm = LLM(model, replace(config, compile_model=False, capture_steps=False))
-    llm.core._runner._compiled = CompiledModel(model, "aot_eager")
+    llm.core._runner._compiled = CompiledModel(model, llm.groups, "aot_eager")
     if is_captured:
         replay_on_cpu(llm, Again, min_tokens=2)
     else:

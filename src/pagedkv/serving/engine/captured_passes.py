@@ -106,7 +106,8 @@ class CapturedPasses:
         self._given_recorder = record
         most, device = self._sizes[-1], tables.device
         self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._sent: torch.cuda.Event | None = None
+        self._numbers: npt.NDArray[np.int64] = self._host.numpy()
+        self._sent = torch.cuda.Event() if device.type == "cuda" else None
         self._given = torch.zeros(3, most, dtype=torch.int64, device=device)
         self._logits = torch.zeros(most, num_vocabulary, device=device)
         self._steps: dict[int, StepMetadata] = {}
@@ -140,7 +141,7 @@ class CapturedPasses:
             wanted: which tokens are to say what comes next.
 
         Returns:
-            float32 ``[wanted, vocabulary]``, a tensor of its own; None: run this one call by call.
+            float32 ``[wanted, vocabulary]``, which the next call overwrites; None: run this step call by call.
         """
         if len(token_ids) > self._sizes[-1]:
             return None
@@ -148,19 +149,18 @@ class CapturedPasses:
         graph = self._graphs.get(size)
         if (graph is None or not graph.is_proven) and not self._begin():
             return None
-        self._fill(token_ids, positions, wanted)
+        self._fill(size, token_ids, positions, wanted)
         graph = self._graphs.get(size)
         if graph is None:
             self._run(run, size)
-            answer = self._logits[: len(wanted)].clone()
             self._capture(run, size)
-            return answer
+            return self._logits[: len(wanted)]
         if not graph.is_proven:
             return self._prove(graph, run, size, len(wanted))
         graph.recording.replay()
         if self._has_changed():  # looked at while the GPU computes; what was written is written again
             return None
-        return self._logits[: len(wanted)].clone()
+        return self._logits[: len(wanted)]
 
     def _begin(self) -> bool:
         """Begin to watch the model, if it is not watched as it is; tell whether graphs may serve."""
@@ -187,17 +187,16 @@ class CapturedPasses:
         self._watch, self._refusal = None, None
         return True
 
-    def _fill(self, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array) -> None:
+    def _fill(self, size: int, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array) -> None:
+        """Send a step's numbers to the buffers, with zeros behind them up to the graph's size."""
         if self._sent is not None:
             self._sent.synchronize()  # the copy before has read what is overwritten now
-        host = self._host.numpy()
-        host[:] = 0
         given: tuple[npt.NDArray[np.integer], ...] = (token_ids, positions, wanted)
-        for line, values in zip(host, given, strict=True):
+        for line, values in zip(self._numbers, given, strict=True):
             line[: len(values)] = values
+            line[len(values) : size] = 0
         self._given.copy_(self._host, non_blocking=True)
-        if self._given.device.type == "cuda":
-            self._sent = torch.cuda.Event()
+        if self._sent is not None:
             self._sent.record()
 
     def _run(self, run: Pass, size: int) -> None:

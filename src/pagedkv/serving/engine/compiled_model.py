@@ -1,19 +1,26 @@
-"""CompiledModel: a model's forward pass compiled by torch.compile, with attention as one operator that it leaves alone.
+"""CompiledModel: a model's decoder layers compiled by torch.compile, with attention as one operator that it leaves alone.
 
-Compiled code must not see what an engine does at each step. So the cache hands keys and values through, and attention
-is an operator of this library, which writes them into their slots and attends, for the pass that is under way::
+Layers of one kind run the same compiled code, each with its own weights, so compiling takes as long for 32 layers as for
+one. What lies around the layers (embedding, rotary factors, last norm, head) is run as it is::
 
-    model     q, k, v of layer 7  ->  cache.update: k, v  ->  pagedkv::attend(q, k, v, 7)  ->  ...
-    operator                                                  writes k, v into slots, reads blocks
+    model      embedding -> layer 0 -> layer 1 -> ... -> norm -> head
+    layer      begin_layer(1), then compiled: norm, q, k, v -> cache.update: k, v -> pagedkv::attend(q, k, v) -> ...
+    operator                                                       writes k, v into slots, reads blocks
 
-Everything between two operators is fused. Sizes are symbols, so that one compilation serves all of them; a single token
-would need another one, and is padded. Compiling takes minutes for a large model, once a process.
+Compiled code must not see what an engine does at each step. So the cache hands keys and values through, and the operator
+writes them into their slots and attends, for the layer that the pass has begun. The number of a layer is no constant of
+the code. The number of tokens is a symbol, so that one version of the code serves all steps; a step of one token would
+need another version, and is padded. There must be one version alone: torch takes the version that it used last, and two
+versions differ by rounding, so a graph that was captured of the one would differ from calls of the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, Final, final
 
 import torch
+from torch import nn
 
 from pagedkv.memory.contract.errors import UnsupportedModelError
 from pagedkv.serving.engine import compat
@@ -21,44 +28,48 @@ from pagedkv.serving.engine.current_pass import current_pass
 from pagedkv.serving.engine.forward_pass import ForwardPass
 from pagedkv.serving.engine.grouping import EngineGroups
 
-__all__ = ["COMPILED", "LEAST_TOKENS", "CompiledModel", "what_prevents_compiling"]
+__all__ = ["COMPILED", "LEAST_TOKENS", "CompiledModel", "first_tokens", "what_prevents_compiling"]
 
 COMPILED: Final = "pagedkv_compiled"
 LEAST_TOKENS: Final = 2
 """Sizes of 0 and 1 are constants to torch.compile, others symbols."""
+FIRST_TOKENS: Final = (7, 5, 3)
+"""Tokens of the pass that compiles: torch takes equal sizes for one symbol, and no size of a model is one of these."""
 
 
 @torch.library.custom_op("pagedkv::attend", mutates_args=())
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None, layer_idx: int
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     """Write and attend: ``[rows, heads, tokens, dim]`` each -> ``[rows, tokens, heads, value_dim]``."""
-    forward_pass = current_pass()
-    assert isinstance(forward_pass, ForwardPass), "compiled code runs in passes over blocks alone"
-    return forward_pass.attend_layer(layer_idx, query, key, value, sinks)
+    return _pass().attend_begun(query, key, value, sinks)
 
 
 @_attend.register_fake
-def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None, layer_idx: int
-) -> torch.Tensor:
-    del key, sinks, layer_idx
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    del key, sinks
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 
 def _attention(
-    module: Any,  # noqa: ANN401 - a layer of attention, which has its number
+    module: object,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: object = None,
     **options: Any,  # noqa: ANN401 - each model's own
 ) -> tuple[torch.Tensor, None]:
-    del attention_mask
-    return torch.ops.pagedkv.attend(query, key, value, options.get("s_aux"), module.layer_idx), None
+    del module, attention_mask
+    return torch.ops.pagedkv.attend(query, key, value, options.get("s_aux")), None
 
 
 compat.register(COMPILED, _attention)
+
+
+def _pass() -> ForwardPass:
+    forward_pass = current_pass()
+    assert isinstance(forward_pass, ForwardPass), "compiled code runs in passes over blocks alone"
+    return forward_pass
 
 
 class _PassingCache(compat.Cache):
@@ -80,17 +91,29 @@ class _PassingCache(compat.Cache):
 
 @final
 class CompiledModel:
-    """An attention-only model, compiled.
+    """An attention-only model whose layers are compiled when they are first called.
 
     Args:
         model: the model, which others may go on calling as it is.
+        groups: its groups, of which :func:`what_prevents_compiling` found no obstacle.
         backend: of torch.compile.
+
+    Raises:
+        UnsupportedModelError: a layer that keeps keys is no module of a list of layers.
     """
 
-    def __init__(self, model: compat.Model, backend: str = "inductor") -> None:
+    def __init__(self, model: compat.Model, groups: EngineGroups, backend: str | Callable[..., Any] = "inductor") -> None:
         self._model = model
         self._cache = _PassingCache(layers=list(compat.dense_cache(model).layers))
-        self._compiled: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=True, fullgraph=True)
+        layers = _layers_of(model)
+        missing = groups.writers.keys() - layers.keys()
+        if missing:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} cannot be compiled: layer {min(missing)} is no module of a list of layers, or "
+                "others stand in one module with it. Leave compile_model off"
+            )
+        kinds = {kind: _compiled(kind, backend) for kind in {type(layer) for layer in layers.values()}}
+        self._forwards = [(layer, _forward_of(layer, idx, kinds[type(layer)])) for idx, layer in layers.items()]
 
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Run the model over tokens in one row; as :func:`~pagedkv.serving.engine.compat.forward` does.
@@ -102,12 +125,21 @@ class CompiledModel:
         Returns:
             float32 ``[n, vocabulary]``.
         """
-        num_wanted = len(wanted)
-        if num_wanted < LEAST_TOKENS:
-            wanted = torch.nn.functional.pad(wanted, (0, LEAST_TOKENS - num_wanted))
-        inputs = {"input_ids": token_ids, "position_ids": positions, "past_key_values": self._cache}
-        logits: torch.Tensor = compat.forward_by(self._compiled, self._model, wanted, **inputs)
-        return logits[:num_wanted]
+        with self._compiled_layers():
+            return compat.forward(
+                self._model, wanted, input_ids=token_ids, position_ids=positions, past_key_values=self._cache
+            )
+
+    @contextmanager
+    def _compiled_layers(self) -> Iterator[None]:
+        """Let the model call compiled layers for a while; the engine has borrowed it meanwhile."""
+        try:
+            for layer, forward in self._forwards:
+                vars(layer)["forward"] = forward  # an attribute of this object; the class has its own
+            yield
+        finally:
+            for layer, _ in self._forwards:
+                vars(layer).pop("forward", None)
 
 
 def what_prevents_compiling(groups: EngineGroups) -> str | None:
@@ -115,3 +147,41 @@ def what_prevents_compiling(groups: EngineGroups) -> str | None:
     if len(groups.attention) != len(groups.writers):
         return "some layers read the keys of other layers, and an operator knows a layer by the keys that it writes"
     return groups.varying_shapes
+
+
+def first_tokens(max_tokens: int) -> int:
+    """Choose the number of tokens of the pass that compiles, at most ``max_tokens``."""
+    return next((count for count in FIRST_TOKENS if count <= max_tokens), LEAST_TOKENS)
+
+
+def _layers_of(model: compat.Model) -> dict[int, nn.Module]:
+    """Find the modules of lists in which one layer alone is numbered, by that number."""
+    found: dict[int, nn.Module] = {}
+    for parts in model.modules():
+        if not isinstance(parts, nn.ModuleList):
+            continue
+        for part in parts:
+            numbers = {getattr(module, "layer_idx", None) for module in part.modules()} - {None}
+            if len(numbers) == 1 and "forward" not in vars(part):
+                found.setdefault(numbers.pop(), part)
+    return found
+
+
+def _compiled(kind: type[nn.Module], backend: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Compile the forward of a class of layers, which takes the layer first."""
+
+    def run(layer: nn.Module, *given: Any, **options: Any) -> Any:  # noqa: ANN401 - the layer's own
+        return kind.forward(layer, *given, **options)
+
+    # torch keeps versions by the code object, few of each: every model has code of its own
+    own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
+    compiled: Callable[..., Any] = torch.compile(own, backend=backend, dynamic=True, fullgraph=True)
+    return compiled
+
+
+def _forward_of(layer: nn.Module, layer_idx: int, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(*given: Any, **options: Any) -> Any:  # noqa: ANN401 - the layer's own
+        _pass().begin_layer(layer_idx)
+        return compiled(layer, *given, **options)
+
+    return forward

@@ -434,7 +434,7 @@ class EngineCore:
         requests = [self._requests[chunk.request] for chunk in batch.prefilling]
         scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
         logits = self.executor.launch(plan, lambda inputs: self._runner.compute(plan, inputs, flat, scorings))
-        is_one_each = len(flat.source) == len(flat.wanted) and bool((np.diff(flat.source) > 0).all())
+        is_one_each = len(flat.source) == len(flat.wanted) and bool((flat.source[1:] > flat.source[:-1]).all())
         return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
 
     def _rows(self, batch: Batch) -> Sequence[SampledRow]:
@@ -545,4 +545,4 @@ def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:
     why = what_prevents_compiling(groups)
     if why is not None:
         raise UnsupportedModelError(f"{type(model).__name__} cannot be compiled: {why}. Leave compile_model off")
-    return CompiledModel(model)
+    return CompiledModel(model, groups)

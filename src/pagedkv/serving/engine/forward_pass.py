@@ -48,6 +48,7 @@ class ForwardPass:
         self._step = step
         self._positions = positions
         self._num_calls = 0
+        self._begun = -1
 
     @property
     def offsets(self) -> torch.Tensor:
@@ -83,14 +84,17 @@ class ForwardPass:
             out = self._backend.attend(number, _flat(query), self._step, sinks=options.get("s_aux"))
         return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
 
-    def attend_layer(
-        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
+    def begin_layer(self, layer_idx: int) -> None:
+        """Begin a layer that reads no other layer's keys: the next call of :meth:`attend_begun` is its own."""
+        self._begun = self._groups.writers[layer_idx]
+
+    def attend_begun(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """Keep the keys of a layer that reads no others, and answer its call: shapes as of :meth:`attend`."""
-        number = self._groups.writers[layer_idx]
+        """Keep the keys of the layer that was begun, and answer its call: shapes as of :meth:`attend`."""
         self._num_calls += 1
-        self._backend.write(number, _flat(key), _flat(value), self._step)
-        out = self._backend.attend(number, _flat(query), self._step, sinks=sinks)
+        self._backend.write(self._begun, _flat(key), _flat(value), self._step)
+        out = self._backend.attend(self._begun, _flat(query), self._step, sinks=sinks)
         return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
 
     def make_mask(self, options: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from pagedkv.memory.device import PlanExecutor, StepInputs
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.captured_passes import CapturedPasses
-from pagedkv.serving.engine.compiled_model import COMPILED, CompiledModel
+from pagedkv.serving.engine.compiled_model import COMPILED, CompiledModel, first_tokens
 from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.serving.engine.flat_batch import FlatBatch
 from pagedkv.serving.engine.forward_pass import ForwardPass
@@ -124,12 +124,12 @@ class ModelRunner:
                 self._captured.capture_all(self._flat_pass)
 
     def _compile(self) -> None:
-        """Run the model over padding alone, of which some tokens are wanted: two sizes that differ."""
+        """Run the model over padding alone."""
         tables = self._executor.tables
-        num_tokens = min(8, tables.max_batched_tokens)
+        num_tokens = first_tokens(tables.max_batched_tokens)
         step = StepMetadata.of(tables.inputs_of_all(1, num_tokens), is_padded=True)
-        row = torch.zeros(1, num_tokens, dtype=torch.int64, device=self._device)
-        self._flat_pass(step, row, row, row[0, : num_tokens // 2])
+        token_ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.int64, device=self._device)
+        self._flat_pass(step, token_ids, positions, positions[0, :1])
 
     @property
     def _flat_implementation(self) -> str:
@@ -146,17 +146,17 @@ class ModelRunner:
             scorings: what its chunks tell of their prompts; they take it.
 
         Returns:
-            float32 ``[wanted, vocabulary]``.
+            float32 ``[wanted, vocabulary]``, which the next step may overwrite.
 
         Raises:
             EngineError: the model calls other layers than when it was probed.
         """
         positions = plan.compute.positions().astype(np.int64)
-        step = StepMetadata.of(inputs)
         token_ids, wanted = batch.token_ids, batch.wanted
         if not self._groups.states and not scorings:
             with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
-                return self._compute_flat(step, token_ids, positions, wanted)
+                return self._compute_flat(inputs, token_ids, positions, wanted)
+        step = StepMetadata.of(inputs)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
             if not self._groups.states:
                 piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
@@ -172,7 +172,7 @@ class ModelRunner:
             return torch.cat([logits for _, logits in answers])[order]
 
     def _compute_flat(
-        self, step: StepMetadata, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
+        self, inputs: StepInputs, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
     ) -> torch.Tensor:
         """Run a model of attention alone, by a graph where one serves."""
         if self._captured is not None:
@@ -181,7 +181,7 @@ class ModelRunner:
                 return logits
         given = (token_ids.astype(np.int64), positions, wanted)
         ids, where, behind = (torch.from_numpy(each).to(self._device) for each in given)
-        return self._flat_pass(step, ids[None], where[None], behind)
+        return self._flat_pass(StepMetadata.of(inputs), ids[None], where[None], behind)
 
     def _run(
         self,

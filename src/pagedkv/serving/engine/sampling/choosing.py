@@ -30,7 +30,7 @@ class Chosen(NamedTuple):
     """Tokens of rows.
 
     Args:
-        token_ids: int64 ``[rows]``, NO_TOKEN where one failed; failures: why, by place.
+        token_ids: integers ``[rows]``, NO_TOKEN where one failed; failures: why, by place.
     """
 
     token_ids: torch.Tensor
@@ -58,12 +58,18 @@ def choose(tiles: TiledScores, rows: Sequence[int], places: Sequence[Place]) -> 
 
 
 def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
-    """Choose the first of the greatest scores of every row, ``places[i]``'s in row ``i``: one pass over the scores."""
+    """Choose the first of the greatest scores of every row, ``places[i]``'s in row ``i``: one pass over the scores.
+
+    The answer is int32 on the host, and the host waits for the device once.
+    """
     if scores.shape[1] <= FEW_SCORES:
-        return _but_failures(scores.argmax(dim=1), scores.amax(dim=1), places)
-    tiles = tiled(scores)
-    token_ids = tiles.argmax(torch.arange(len(scores), device=scores.device))
-    return _but_failures(token_ids, tiles.maxima.amax(dim=1), places)
+        token_ids, greatest = scores.argmax(dim=1), scores.amax(dim=1)
+    else:
+        tiles = tiled(scores)
+        token_ids = tiles.argmax(torch.arange(len(scores), device=scores.device))
+        greatest = tiles.maxima.amax(dim=1)
+    told = torch.stack([token_ids.int(), greatest.view(torch.int32)]).cpu()
+    return _but_failures(told[0], told[1].view(torch.float32), places)
 
 
 def _draw_unfiltered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:

@@ -54,7 +54,8 @@ class SampledTokens:
     """What a step sampled.
 
     Args:
-        token_ids: int32 ``[rows]``, on the logits' device; NO_TOKEN where a row waits or failed.
+        token_ids: int32 ``[rows]``, on the logits' device, or on the host where all rows take the most likely token;
+            NO_TOKEN where a row waits or failed.
         waiting: rows to ask again.
         failures: why rows failed, by row: a SamplingError, or what a foreign processor raised.
         logprobs: of rows that asked for them and have a token, by row.
@@ -97,11 +98,11 @@ class BatchSampler:
         scores = as_scores(logits, len(places), self.vocab_size)
         self._check(places)
         asked = features_of(places)
+        if places and asked == Feature.NONE:
+            chosen = choose_greatest(scores, places)
+            return SampledTokens(chosen.token_ids, failures=chosen.failures)
         answer = _Answer(torch.full((len(places),), NO_TOKEN, dtype=torch.int32, device=scores.device))
         if not places:
-            return answer.told()
-        if asked == Feature.NONE:
-            answer.choose_greatest(scores, places)
             return answer.told()
         apart = {row for row, place in enumerate(places) if place.sequence.features & Feature.FOREIGN}
         together = [row for row in range(len(places)) if row not in apart]
@@ -167,12 +168,6 @@ class _Answer:
         else:
             self._token_ids[torch.tensor(rows, device=self._token_ids.device)] = chosen.token_ids.int()
         self._failures |= {rows[index]: failure for index, failure in chosen.failures.items()}
-
-    def choose_greatest(self, scores: torch.Tensor, places: Sequence[Place]) -> None:
-        """Choose the most likely tokens, where nobody asks for anything else."""
-        chosen = choose_greatest(scores, places)
-        self._token_ids.copy_(chosen.token_ids)
-        self._failures |= chosen.failures
 
     def tell_logprobs(self, tiles: TiledScores, rows: Iterable[int], places: Iterable[Place]) -> None:
         """Add log-probabilities of rows that want them and have a token; ``tiles`` are of the logits as they came."""
