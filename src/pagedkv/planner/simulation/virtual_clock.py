@@ -173,7 +173,7 @@ class VirtualClock:
             num_sequences=config.beam_width or config.num_samples or request.num_samples,
             priority=request.priority,
             keys=NO_KEYS if request.salt is None else RequestKeys(salt=request.salt.encode()),
-            intent=self._intents.get(request.tenant, scheduling.NO_INTENT),
+            intent=self._intents.get(request.tenant or "", scheduling.NO_INTENT),
         )
 
     # The clock
