@@ -1,7 +1,7 @@
 """Texts in the shapes that model cards and mistral-common document: the same content and calls however they are cut.
 
 Compared once with vLLM 0.33.0 (``Hermes2ProToolParser``, ``Llama3JsonToolParser``, ``MistralParser``, whole texts, no
-token ids): 23 of the 39 texts below give the same calls. The other 16 differ on purpose:
+token ids): 23 of the 39 texts of HERMES, LLAMA and MISTRAL give the same calls. The other 16 differ on purpose:
 
 - a tool that is not offered, or a Mistral marker without a call: text here, a call there (6 texts);
 - arguments that are no object, JSON within a sentence: text here, a call there (2);
@@ -153,7 +153,15 @@ MISTRAL = (  # mistral-common: versions 3, 11 and 13 of its instruct tokenizers
     ),
 )
 
-ALL = (*HERMES, *LLAMA, *MISTRAL)
+AGAIN = (  # a marker twice: the first one is text
+    Golden("hermes", '<tool_call><tool_call>{"name": "get"}', "<tool_call>", (("get", "{}"),)),
+    Golden("llama", '<|python_tag|> <|python_tag|>{"name": "get"}', "<|python_tag|> ", (("get", "{}"),)),
+    Golden("mistral", "[TOOL_CALLS]get[TOOL_CALLS]get{}", "[TOOL_CALLS]get", (("get", "{}"),)),
+    Golden("mistral", "[TOOL_CALLS]get[CALL_ID]a[TOOL_CALLS]get{}", "[TOOL_CALLS]get[CALL_ID]a", (("get", "{}"),)),
+    Golden("mistral", "[TOOL_CALLS][TOOL_CALLS]get{}", "[TOOL_CALLS]", (("get", "{}"),)),
+)
+
+ALL = (*AGAIN, *HERMES, *LLAMA, *MISTRAL)
 
 
 @pytest.mark.parametrize("golden", ALL, ids=lambda golden: f"{golden.name}-{golden.text[:40]}")
