@@ -69,6 +69,8 @@ def test_the_prompt_may_have_begun_the_reasoning() -> None:
         ("<tool_call>{broken</tool_call>b<tool_call>c", "{brokenb<tool_call>c"),
         ('<tool_call>{"name": "ge', '{"name": "ge'),
         ("<tool_call>5</tool_call>", "5"),
+        ("<tool_call>{broken</tool", "{broken</tool"),
+        ("<tool_call></tool", "</tool"),
     ],
 )
 def test_what_is_no_call_is_text_without_its_markers(text: str, expected: str) -> None:
@@ -97,6 +99,7 @@ FRAGMENTS = [
 def test_the_parts_do_not_depend_on_the_cuts(text: str, cuts: list[int]) -> None:
     whole = read([text])
     assert read(pieces_of(text, cuts)) == whole
+    assert read(list(text)) == whole
 
 
 def test_content_streams_and_a_call_comes_when_it_closes() -> None:
