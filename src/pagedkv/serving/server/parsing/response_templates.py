@@ -62,7 +62,9 @@ class ResponseTemplateParser:
     ) -> None:
         self._names = frozenset(names)
         self._new_call_id = new_call_id
-        self._new_parser = lambda: tokenizer.get_response_parser(prefix=prompt, tools=list(tools) or None)
+        self._new_parser: Callable[[], Any] = lambda: tokenizer.get_response_parser(
+            prefix=prompt, tools=list(tools) or None
+        )
         self._parser = self._new_parser()
         self._fed: list[str] = []
         self._region: list[str] = []  # of a call so far
