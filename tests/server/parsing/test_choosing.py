@@ -58,6 +58,14 @@ def test_the_template_says_whether_it_begins_the_reasoning(beginning: str, reaso
     assert reasoning_of(parse(parser, ["a</think>b"])) == reasoning
 
 
+def test_mistrals_markers_are_taken_where_the_template_has_them() -> None:
+    tokenizer = Templated("[THINK][/THINK]")
+    parser = parser_for("none", tokenizer, tools=[], reasoning="auto", id_source=str)
+    for pieces in (["[THINK]a[/THINK]b"], "[THINK]a[/THINK]b"):
+        assert reasoning_of(parse(parser, pieces)) == "a"
+        parser = parser_for("none", tokenizer, tools=[], reasoning="think", id_source=str)
+
+
 def test_the_prompt_goes_before_the_template() -> None:
     tokenizer = Templated("<think></think>", "<think>")
     parser = parser_for("none", tokenizer, tools=[], reasoning="auto", id_source=str, prompt="continue: ")

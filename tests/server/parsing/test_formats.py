@@ -1,4 +1,14 @@
-"""Texts in the shapes that model cards and mistral-common document: the same content and calls however they are cut."""
+"""Texts in the shapes that model cards and mistral-common document: the same content and calls however they are cut.
+
+Compared once with vLLM 0.33.0 (``Hermes2ProToolParser``, ``Llama3JsonToolParser``, ``MistralParser``, whole texts, no
+token ids): 23 of the 39 texts of HERMES, LLAMA and MISTRAL give the same calls. The other 16 differ on purpose:
+
+- a tool that is not offered, or a Mistral marker without a call: text here, a call there (6 texts);
+- arguments that are no object, JSON within a sentence: text here, a call there (2);
+- markers within strings: an argument here; there the call is split (1), or all of the answer is text (1);
+- broken, cut or absent arguments, broken JSON beside a call: what was certain is a call here, all of it text there (5);
+- ``[CALL_ID]``: its identity is left out here, and is part of the name there (1).
+"""
 
 import json
 import re
@@ -143,7 +153,15 @@ MISTRAL = (  # mistral-common: versions 3, 11 and 13 of its instruct tokenizers
     ),
 )
 
-ALL = (*HERMES, *LLAMA, *MISTRAL)
+AGAIN = (  # a marker twice: the first one is text
+    Golden("hermes", '<tool_call><tool_call>{"name": "get"}', "<tool_call>", (("get", "{}"),)),
+    Golden("llama", '<|python_tag|> <|python_tag|>{"name": "get"}', "<|python_tag|> ", (("get", "{}"),)),
+    Golden("mistral", "[TOOL_CALLS]get[TOOL_CALLS]get{}", "[TOOL_CALLS]get", (("get", "{}"),)),
+    Golden("mistral", "[TOOL_CALLS]get[CALL_ID]a[TOOL_CALLS]get{}", "[TOOL_CALLS]get[CALL_ID]a", (("get", "{}"),)),
+    Golden("mistral", "[TOOL_CALLS][TOOL_CALLS]get{}", "[TOOL_CALLS]", (("get", "{}"),)),
+)
+
+ALL = (*AGAIN, *HERMES, *LLAMA, *MISTRAL)
 
 
 @pytest.mark.parametrize("golden", ALL, ids=lambda golden: f"{golden.name}-{golden.text[:40]}")
@@ -195,6 +213,13 @@ def test_the_parts_do_not_depend_on_the_cuts(text: str, cuts: list[int], name: s
     whole = parse(new_parser(name, "think", prompt), [text])
     assert parse(new_parser(name, "think", prompt), pieces_of(text, cuts)) == whole
     assert parse(new_parser(name, "think", prompt), text) == whole
+
+
+def test_a_parser_that_holds_nothing_back_is_noticed() -> None:
+    """Negative control: pieces that are parsed each for itself do depend on the cuts."""
+    text = HERMES[1].text
+    alone = [part for piece in pieces_of(text, [5]) for part in parse(new_parser("hermes"), [piece])]
+    assert alone != parse(new_parser("hermes"), [text])
 
 
 @given(text=texts, name=st.sampled_from(FORMATS))

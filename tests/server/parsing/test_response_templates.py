@@ -28,7 +28,7 @@ TEMPLATE: dict[str, Any] = {  # in the shape of transformers' documentation of r
     },
 }
 
-TOKENIZER = PreTrainedTokenizerFast(
+TOKENIZER = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # of transformers
     tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")),  # noqa: S106 - a token of text
     response_template=TEMPLATE,
 )
@@ -42,7 +42,7 @@ def read(pieces: list[str], prompt: str = "") -> list[Part]:
 
 def test_a_tokenizer_with_a_template_is_told_from_one_without() -> None:
     assert has_response_template(TOKENIZER)
-    assert not has_response_template(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}))))
+    assert not has_response_template(object())
     assert not has_response_template(None)
 
 
@@ -69,6 +69,8 @@ def test_the_prompt_may_have_begun_the_reasoning() -> None:
         ("<tool_call>{broken</tool_call>b<tool_call>c", "{brokenb<tool_call>c"),
         ('<tool_call>{"name": "ge', '{"name": "ge'),
         ("<tool_call>5</tool_call>", "5"),
+        ("<tool_call>{broken</tool", "{broken</tool"),
+        ("<tool_call></tool", "</tool"),
     ],
 )
 def test_what_is_no_call_is_text_without_its_markers(text: str, expected: str) -> None:
@@ -97,6 +99,7 @@ FRAGMENTS = [
 def test_the_parts_do_not_depend_on_the_cuts(text: str, cuts: list[int]) -> None:
     whole = read([text])
     assert read(pieces_of(text, cuts)) == whole
+    assert read(list(text)) == whole
 
 
 def test_content_streams_and_a_call_comes_when_it_closes() -> None:

@@ -173,10 +173,11 @@ class CallReader:
         self._blanks.append(self.char)
         self._place += 1
 
-    def release(self) -> None:
-        """Write what is held as text."""
-        self._write("".join(self._held))
-        self._held.clear()
+    def release(self, keep: int = 0) -> None:
+        """Write what is held as text, but for the last ``keep`` characters."""
+        held = "".join(self._held)
+        self._write(held[: len(held) - keep])
+        self._held = [held[len(held) - keep :]] if keep else []
 
     def drop(self) -> None:
         """Forget what is held: it belongs to a call."""
@@ -233,7 +234,7 @@ class CallParser:
         names: of the offered tools.
         new_call_id: makes a unique identity of a call.
 
-    The cost is O(text): about 1 us for each character of a call, less for text.
+    The cost is O(text): for a piece of four characters about 5 us in text and in strings, 26 us in other JSON.
     """
 
     def __init__(self, call_format: CallFormat, names: Collection[str], new_call_id: Callable[[], str]) -> None:

@@ -11,7 +11,7 @@ from pagedkv.serving.server.parsing.llama import read_llama
 from pagedkv.serving.server.parsing.mistral import read_mistral
 from pagedkv.serving.server.parsing.parts import AnswerParser
 from pagedkv.serving.server.parsing.plain import PlainParser
-from pagedkv.serving.server.parsing.reasoning import THINK, THINK_END, ReasoningParser
+from pagedkv.serving.server.parsing.reasoning import MARKERS, THINK, ReasoningParser
 from pagedkv.serving.server.parsing.response_templates import ResponseTemplateParser, has_response_template
 
 __all__ = ["PARSER_NAMES", "parser_for", "parser_name"]
@@ -68,7 +68,8 @@ def parser_for(  # noqa: PLR0913 - a model's habits, a request's tools, its prom
         name: how calls are read: ``hermes``, ``llama``, ``mistral``, ``none``; ``auto`` or None: by the tokenizer.
         tokenizer: of transformers, or like it; None: there is none.
         tools: offered functions, as OpenAI's requests have them; without any, no call is found.
-        reasoning: ``think``, ``none``; ``auto`` or None: ``think`` where the chat template has its markers.
+        reasoning: ``think``, by the markers in the chat template, else ``<think>``; ``none``; ``auto`` or None:
+            ``think`` where the chat template has such markers.
         id_source: returns a new unique identity that begins with the given prefix.
         prompt: the text that the answer continues, special tokens included; it says whether reasoning has begun.
             None: the chat template is asked how it begins an answer, which costs one short rendering.
@@ -90,13 +91,13 @@ def parser_for(  # noqa: PLR0913 - a model's habits, a request's tools, its prom
     if names and known in FORMATS:
         call_format, new_id = FORMATS[known]
         inner = CallParser(call_format, names, lambda: new_id(id_source))
-    if finds_reasoning:
-        template = _tool_template(tokenizer)
-        reasoning = "think" if THINK in template and THINK_END in template else "none"
-    if reasoning == "none":
+    template = _tool_template(tokenizer)
+    found = next((markers for markers in MARKERS if all(marker in template for marker in markers)), None)
+    if reasoning == "none" or (finds_reasoning and found is None):
         return inner
+    start, end = found or THINK
     beginning = prompt if prompt is not None else _answer_beginning(tokenizer)
-    return ReasoningParser(inner, starts_inside=beginning.rstrip().endswith(THINK))
+    return ReasoningParser(inner, start, end, starts_inside=beginning.rstrip().endswith(start))
 
 
 def _tool_template(tokenizer: object) -> str:

@@ -25,19 +25,29 @@ NAME_SIGNS: Final = "_-.:/"
 def read_mistral(reader: CallReader) -> Steps[None]:
     """Read an answer in this format to its end."""
     while (yield from reader.read_text("[")):
-        if (yield from reader.read_marker(MARKER)) is None or not (yield from reader.read_blanks()):
-            reader.release()
-        elif reader.char == "[":
-            yield from read_array(reader)
-        elif reader.char == "{":
-            yield from reader.read_call()
-        else:
-            yield from read_named(reader)
+        is_marked = (yield from reader.read_marker(MARKER)) is not None
+        while is_marked:
+            is_marked = yield from read_marked(reader)
+        reader.release()
 
 
-def read_array(reader: CallReader) -> Steps[None]:
-    """Read calls between brackets; the opening one comes next. What follows the last call's object is held or text."""
+def read_marked(reader: CallReader) -> Steps[bool]:
+    """Read what follows a marker, as far as it is a call; return whether another marker came instead, and is held."""
+    if not (yield from reader.read_blanks()):
+        return False
+    if reader.char == "[":
+        return (yield from read_array(reader))
+    if reader.char == "{":
+        yield from reader.read_call()
+        return False
+    return (yield from read_named(reader))
+
+
+def read_array(reader: CallReader) -> Steps[bool]:
+    """Read calls between brackets, the opening one next; return as :func:`read_marked`."""
     reader.hold()
+    if (yield from reader.has_char()) and reader.char == MARKER[1]:
+        return _is_again(reader, (yield from reader.read_marker(MARKER[1:])) is not None)
     while (yield from reader.read_blanks()) and reader.char == "{":
         is_call = yield from reader.read_call()
         if not (yield from reader.read_blanks()) or reader.char not in ",]":
@@ -46,27 +56,26 @@ def read_array(reader: CallReader) -> Steps[None]:
             if is_call:
                 reader.drop()
             break
-    reader.release()
+    return False
 
 
-def read_named(reader: CallReader) -> Steps[None]:
-    """Read a name and its arguments; the name's first character comes next."""
+def read_named(reader: CallReader) -> Steps[bool]:
+    """Read a name and its arguments, the name's first character next; return as :func:`read_marked`."""
     name = yield from _read_word(reader)
     if not name or not (yield from reader.read_blanks()):
-        reader.release()
-        return
+        return False
     if reader.char == "[":
-        marker = yield from reader.read_marker(ARGUMENTS, CALL_ID)
+        marker = yield from reader.read_marker(ARGUMENTS, CALL_ID, MARKER)
         if marker == CALL_ID:
             yield from _read_word(reader)
-            marker = yield from reader.read_marker(ARGUMENTS)
-        if marker is None or not (yield from reader.read_blanks()):
-            reader.release()
-            return
+            marker = yield from reader.read_marker(ARGUMENTS, MARKER)
+        if marker != ARGUMENTS:
+            return _is_again(reader, marker == MARKER)
+        if not (yield from reader.read_blanks()):
+            return False
     if reader.char == "{":
         yield from reader.read_arguments(name)
-    else:
-        reader.release()
+    return False
 
 
 def _read_word(reader: CallReader) -> Steps[str]:
@@ -74,3 +83,10 @@ def _read_word(reader: CallReader) -> Steps[str]:
     while (yield from reader.has_char()) and (reader.char.isalnum() or reader.char in NAME_SIGNS):
         word += reader.hold()
     return word
+
+
+def _is_again(reader: CallReader, is_marker: bool) -> bool:  # noqa: FBT001 - whether a marker was read last
+    """Release what precedes a marker that was read last, and return whether there was one."""
+    if is_marker:
+        reader.release(keep=len(MARKER))
+    return is_marker

@@ -5,10 +5,11 @@ from typing import Final, final
 
 from pagedkv.serving.server.parsing.parts import AnswerParser, Part, ReasoningPart
 
-__all__ = ["THINK", "THINK_END", "ReasoningParser"]
+__all__ = ["MARKERS", "THINK", "ReasoningParser"]
 
-THINK: Final = "<think>"
-THINK_END: Final = "</think>"
+THINK: Final = ("<think>", "</think>")
+MARKERS: Final = (THINK, ("[THINK]", "[/THINK]"))
+"""What begins and ends reasoning: of most models, and of Mistral's with tokenizers of version 13."""
 
 
 class Place(Enum):
@@ -34,7 +35,7 @@ class ReasoningParser:
     """
 
     def __init__(
-        self, inner: AnswerParser, start: str = THINK, end: str = THINK_END, *, starts_inside: bool = False
+        self, inner: AnswerParser, start: str = THINK[0], end: str = THINK[1], *, starts_inside: bool = False
     ) -> None:
         self._inner = inner
         self._start = start

@@ -23,6 +23,10 @@ __all__ = ["ResponseTemplateParser", "has_response_template"]
 
 REASONING_FIELDS: Final = frozenset({"reasoning_content", "reasoning", "thinking"})
 CALLS_FIELD: Final = "tool_calls"
+REFUSALS: Final = (ValueError, KeyError, TypeError)
+"""What transformers raises for a region whose content is not what the template says."""
+OTHER: Final = "\0"
+"""A character that continues no marker, so that text which might have begun one is released."""
 
 
 def has_response_template(tokenizer: object) -> bool:
@@ -44,8 +48,8 @@ class ResponseTemplateParser:
         new_call_id: makes a unique identity of a call.
         prompt: the text that the answer continues, with special tokens; the template looks there for an open region.
 
-    The text is given to transformers in single characters, so that the parts do not depend on how it is cut. Each
-    costs a search for the template's markers.
+    The cost is that of transformers: a search for the template's markers in each piece. A piece that it refuses is
+    parsed once more in single characters, so that the parts do not depend on how the text is cut.
     """
 
     def __init__(
@@ -58,25 +62,25 @@ class ResponseTemplateParser:
     ) -> None:
         self._names = frozenset(names)
         self._new_call_id = new_call_id
-        self._parser = tokenizer.get_response_parser(prefix=prompt, tools=list(tools) or None)
+        self._new_parser: Callable[[], Any] = lambda: tokenizer.get_response_parser(
+            prefix=prompt, tools=list(tools) or None
+        )
+        self._parser = self._new_parser()
+        self._fed: list[str] = []
         self._region: list[str] = []  # of a call so far
         self._has_failed = False
         self._num_calls = 0
 
     def feed(self, text: str) -> list[Part]:
         """Take more text; return the parts that are certain now. What may be a call is held back until it closes."""
-        parts: list[Part] = []
-        for place, char in enumerate(text):
-            if self._has_failed:
-                parts.append(TextPart(text[place:]))
-                break
-            try:
-                events = self._parser.feed(char)
-            except (ValueError, KeyError, TypeError):  # a region whose content is not what the template says
-                parts += self._fail()
-            else:
-                parts += self._parts(events)
-        return merged(parts)
+        if self._has_failed:
+            return [TextPart(text)] if text else []
+        try:
+            events = self._parser.feed(text)
+        except REFUSALS:
+            return merged(self._up_to_failure(text))
+        self._fed.append(text)
+        return merged(self._parts(events))
 
     def finish(self) -> list[Part]:
         """Return the remaining parts, now that no text follows."""
@@ -84,9 +88,24 @@ class ResponseTemplateParser:
             return []
         try:
             _, events = self._parser.finalize()
-        except (ValueError, KeyError, TypeError):
-            return merged(self._fail())
+        except REFUSALS:
+            parts = merged(self._up_to_failure(OTHER))
+            return [TextPart(part.text.removesuffix(OTHER)) if isinstance(part, TextPart) else part for part in parts]
         return merged([*self._parts(events), *self._as_text()])
+
+    def _up_to_failure(self, text: str) -> list[Part]:
+        """Return the parts of a piece that transformers refuses: up to the refused character, and the rest as text."""
+        parser = self._new_parser()
+        parser.feed("".join(self._fed))
+        parts: list[Part] = []
+        self._has_failed = True
+        for place, char in enumerate(text):
+            try:
+                events = parser.feed(char)
+            except REFUSALS:
+                return [*parts, *self._as_text(), TextPart(text[place + 1 :])]
+            parts += self._parts(events)
+        return [*parts, *self._as_text()]
 
     def _parts(self, events: Sequence[Mapping[str, Any]]) -> list[Part]:
         parts: list[Part] = []
@@ -133,7 +152,3 @@ class ResponseTemplateParser:
         text = "".join(self._region)
         self._region.clear()
         return [TextPart(text)]
-
-    def _fail(self) -> list[Part]:
-        self._has_failed = True
-        return self._as_text()
