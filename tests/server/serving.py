@@ -23,6 +23,7 @@ NUM_BYTES: Final = 256
 VOCABULARY_SIZE: Final = 320
 
 HERMES: Final = """\
+{#- thoughts stand between <think> and </think>, and are not written again -#}
 {%- if tools %}<|im_start|>system
 Tools: {{ tools | tojson }} Call: <tool_call>{"name": ..., "arguments": ...}</tool_call>{{ '<|im_end|>\n' }}{% endif -%}
 {%- for message in messages -%}

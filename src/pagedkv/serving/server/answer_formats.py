@@ -44,6 +44,7 @@ class AnswerFormats:
         tool_choice: object = None,
         *,
         several: bool = True,
+        after: str | None = None,
     ) -> TokenMatcher | None:
         """Return what an answer is held to; None where it is free.
 
@@ -51,6 +52,7 @@ class AnswerFormats:
             response_format: of the type ``text``, ``json_object``, ``json_schema`` or ``regex``.
             tools: that are offered; tool_choice: ``required`` or a function's name force a call, in OpenAI's form.
             several: whether more than one call may follow each other.
+            after: a marker up to which the answer is free, as that of reasoning's end.
 
         Raises:
             ApiError: the fields are not what they must be, or the server reads no calls.
@@ -59,8 +61,8 @@ class AnswerFormats:
         """
         named = _named_tool(tool_choice)
         if named is not None or tool_choice == "required":
-            return self._call(tools, named, several=several)
-        return None if response_format is None else self._format(response_format)
+            return self._call(tools, named, several=several, after=after)
+        return None if response_format is None else self._format(response_format, after)
 
     @cached_property
     def _grammars(self) -> "Grammars":
@@ -68,7 +70,9 @@ class AnswerFormats:
 
         return Grammars(self._tokenizer, self._vocabulary_size, eos_token_ids=self._end_ids or None)
 
-    def _call(self, tools: Sequence[Mapping[str, Any]], named: str | None, *, several: bool) -> TokenMatcher:
+    def _call(
+        self, tools: Sequence[Mapping[str, Any]], named: str | None, *, several: bool, after: str | None
+    ) -> TokenMatcher:
         if not tools:
             raise ApiError(400, "tool_choice asks for a call, and no tools are offered", param="tool_choice")
         parser = parser_name(self._tool_parser, self._tokenizer)
@@ -79,24 +83,24 @@ class AnswerFormats:
                 "llama or mistral",
                 param="tool_choice",
             )
-        return self._grammars.tool_call(tools, parser, named=named, several=several and named is None)
+        return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)
 
-    def _format(self, wanted: Mapping[str, Any]) -> TokenMatcher | None:
+    def _format(self, wanted: Mapping[str, Any], after: str | None) -> TokenMatcher | None:
         match wanted.get("type"):
             case "text":
                 return None
             case "json_object":
-                return self._grammars.json_object()
+                return self._grammars.json_object(after=after)
             case "json_schema":
                 told = wanted.get("json_schema", wanted)
                 schema = told.get("schema") if isinstance(told, Mapping) else None
                 if not isinstance(schema, Mapping):
                     raise ApiError(400, "response_format needs json_schema.schema, a schema", param="response_format")
-                return self._grammars.json_schema(schema, strict=bool(told.get("strict")))
+                return self._grammars.json_schema(schema, strict=bool(told.get("strict")), after=after)
             case "regex":
                 if not isinstance(wanted.get("regex"), str):
                     raise ApiError(400, "response_format needs regex, a pattern", param="response_format")
-                return self._grammars.regex(wanted["regex"])
+                return self._grammars.regex(wanted["regex"], after=after)
             case other:
                 raise ApiError(
                     400,

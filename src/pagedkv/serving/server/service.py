@@ -17,7 +17,7 @@ from pagedkv.serving.server.config import ServerConfig
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.generation import Ask, Generation, Prepared
 from pagedkv.serving.server.kept_answers import KeptAnswers
-from pagedkv.serving.server.parsing import AnswerParser, PlainParser, parser_for
+from pagedkv.serving.server.parsing import AnswerParser, PlainParser, end_of_open_reasoning, parser_for
 from pagedkv.serving.server.usage import Usage, usage_of
 
 __all__ = ["Served", "Service", "new_id"]
@@ -151,8 +151,16 @@ class Service:
             tools=tools,
             reasoning=self.config.reasoning_parser,
             id_source=new_id,
-            prompt=self.decode(prompt.token_ids[-TOKENS_OF_BEGINNING:], keeps_special=True),
+            prompt=self._beginning(prompt),
         )
+
+    def end_of_reasoning(self, prompt: Prepared) -> str | None:
+        """Return the marker up to which an answer reasons, and no format holds it; None where it does not begin so."""
+        is_read = self.config.reasoning_parser != "none"
+        return end_of_open_reasoning(self._beginning(prompt)) if is_read else None
+
+    def _beginning(self, prompt: Prepared) -> str:
+        return self.decode(prompt.token_ids[-TOKENS_OF_BEGINNING:], keeps_special=True)
 
     def plain_parsers(self) -> Callable[[], AnswerParser]:
         """Return what makes a parser that finds text alone."""

@@ -24,6 +24,7 @@ from pagedkv.serving.server.openai.answers import (
 )
 from pagedkv.serving.server.openai.requests import ChatRequest
 from pagedkv.serving.server.openai.wishes import as_chat, as_params, as_priority, offered_tools, refuse_unserved
+from pagedkv.serving.server.parsing import PlainParser
 from pagedkv.serving.server.service import Service, new_id
 
 __all__ = ["ChatCompletion", "complete_chat"]
@@ -51,8 +52,10 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
     prompt = service.chats.prepare(as_chat(body), caller)
     tools = offered_tools(body)
     may_call = bool(tools) and body.tool_choice != "none"
+    new_parser = service.parsers(tools if may_call else [], prompt)
     several = body.parallel_tool_calls is not False
-    forced = service.formats.matcher(body.response_format, tools, body.tool_choice, several=several)
+    after = service.end_of_reasoning(prompt)
+    forced = service.formats.matcher(body.response_format, tools, body.tool_choice, several=several, after=after)
     processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
     return Ask(
         "/v1/chat/completions",
@@ -65,8 +68,8 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             processors=processors,
         ),
-        service.decoding(keeps_special=may_call),
-        service.parsers(tools if may_call else [], prompt),
+        service.decoding(keeps_special=not isinstance(new_parser(), PlainParser)),
+        new_parser,
         body.deadline_s,
         as_priority(body, caller),
     )

@@ -28,6 +28,7 @@ from pagedkv.serving.server.parsing.parts import (
     merged,
 )
 from pagedkv.serving.server.parsing.plain import PlainParser
+from pagedkv.serving.server.parsing.reasoning import end_of_open_reasoning
 
 __all__ = [
     "PARSER_NAMES",
@@ -40,6 +41,7 @@ __all__ = [
     "PlainParser",
     "ReasoningPart",
     "TextPart",
+    "end_of_open_reasoning",
     "merged",
     "parser_for",
     "parser_name",

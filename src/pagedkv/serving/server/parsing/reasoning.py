@@ -5,7 +5,7 @@ from typing import Final, final
 
 from pagedkv.serving.server.parsing.parts import AnswerParser, Part, ReasoningPart
 
-__all__ = ["MARKERS", "THINK", "ReasoningParser"]
+__all__ = ["MARKERS", "THINK", "ReasoningParser", "end_of_open_reasoning"]
 
 THINK: Final = ("<think>", "</think>")
 MARKERS: Final = (THINK, ("[THINK]", "[/THINK]"))
@@ -91,3 +91,13 @@ class ReasoningParser:
     def _take(self, count: int) -> str:
         text, self._held = self._held[:count], self._held[count:]
         return text
+
+
+def end_of_open_reasoning(beginning: str) -> str | None:
+    """Return the marker that ends the reasoning which a prompt has begun; None where it has begun none.
+
+    Args:
+        beginning: the end of the prompt's text, special tokens included.
+    """
+    ends = [end for start, end in MARKERS if beginning.rstrip().endswith(start)]
+    return ends[0] if ends else None
