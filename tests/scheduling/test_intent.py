@@ -130,10 +130,9 @@ def test_a_cap_that_other_tenants_rows_fill_makes_its_tenant_wait_and_rejects_no
     """A block is charged to the first tenant that takes it, also while only others use it."""
     served = engine(tenants={"a": TenantLimits(cap=6), "b": TenantLimits()})
     prompt = [1] * 16
-    first = served.add(prompt, 0, intent=A)
-    served.schedule()
+    first = served.add(prompt, 2, intent=A)
+    served.step()
     other = served.add([*prompt, 2], 6, intent=B)
-    served.finish()
     served.step()
     assert (first.is_done, is_running(other)) == (True, True)
     assert served.space.tenant_shares("a")[0].num_taken == 4
