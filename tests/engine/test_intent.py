@@ -341,6 +341,19 @@ def test_epochs_of_a_request_are_told(model: PreTrainedModel) -> None:
     assert one(LLM(model, ROOMY), SHARED).epochs is None
 
 
+def test_the_shortest_lease_is_one(model: PreTrainedModel) -> None:
+    llm, clock = leasing(model)
+    clock.now_s += 1e9
+    output = one(llm, SHARED, Intent(keep_for_s=1e-300, breakpoints=(Breakpoint(8, 1e-300),)))
+    assert (output.num_leased_tokens, output.breakpoint_tokens) == (24, (8,))
+
+
+def test_a_salt_shows_in_no_text(model: PreTrainedModel) -> None:
+    (request,) = LLM(model, ROOMY).submit([SHARED], FEW, Intent(salt=b"secret"))
+    assert "secret" not in repr(request)
+    assert "secret" not in repr(request.intent)
+
+
 # What is refused
 
 
