@@ -1,5 +1,6 @@
 """Intent: what a caller says about a request beside its answer reaches the scheduler and the blocks."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from pagedkv import TenantLimits
-from pagedkv.engine import LLM, Breakpoint, EngineConfig, EngineRequest, Intent, RequestOutput, SamplingParams
+from pagedkv.engine import LLM, AsyncLLM, Breakpoint, EngineConfig, EngineRequest, Intent, RequestOutput, SamplingParams
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
 from pagedkv.memory.scheduling import PublishLimit
 from tests.engine.families import make_model
@@ -340,6 +341,19 @@ def test_epochs_of_a_request_are_told(model: PreTrainedModel) -> None:
     assert one(LLM(model, ROOMY), SHARED).epochs is None
 
 
+def test_the_shortest_lease_is_one(model: PreTrainedModel) -> None:
+    llm, clock = leasing(model)
+    clock.now_s += 1e9
+    output = one(llm, SHARED, Intent(keep_for_s=1e-300, breakpoints=(Breakpoint(8, 1e-300),)))
+    assert (output.num_leased_tokens, output.breakpoint_tokens) == (24, (8,))
+
+
+def test_a_salt_shows_in_no_text(model: PreTrainedModel) -> None:
+    (request,) = LLM(model, ROOMY).submit([SHARED], FEW, Intent(salt=b"secret"))
+    assert "secret" not in repr(request)
+    assert "secret" not in repr(request.intent)
+
+
 # What is refused
 
 
@@ -383,3 +397,37 @@ def test_an_intent_that_an_engine_cannot_follow_is_refused(model: PreTrainedMode
     with pytest.raises(RequestError, match="as many Intents"):
         llm.generate([SHARED], FEW, [])
     assert not llm.core.has_work
+
+
+# From an event loop
+
+
+def test_intents_and_tenants_from_an_event_loop(model: PreTrainedModel) -> None:
+    clock = Clock()
+    llm = LLM(model, replace(ROOMY, leases=True, tenants={}), clock=clock)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            await engine.set_tenant("a", LIMITS)
+            intent = Intent(tenant="a", salt=b"s", keep_for_s=60.0)
+            output = await engine.generate(SHARED, FEW, intent=intent).output()
+            assert output.num_leased_tokens == 24
+            rejected = await engine.generate(SHARED, SamplingParams(max_tokens=40), intent=intent).output()
+            assert rejected.completions[0].finish_reason == "rejected"
+            again = await engine.generate(SHARED, FEW, intent=intent, deadline_s=60.0).output()
+            assert again.num_cached_tokens == 20
+            await engine.remove_tenant("a")
+            with pytest.raises(ConfigurationError, match="no tenant"):
+                await engine.remove_tenant("a")
+            with pytest.raises(RequestError, match="does not have"):
+                await engine.generate(SHARED, FEW, intent=intent).output()
+
+    asyncio.run(asyncio.wait_for(main(), 300.0))
+    llm.core.space.check()
+
+
+def test_who_streams_may_have_an_intent(model: PreTrainedModel) -> None:
+    llm = LLM(model, ROOMY)
+    updates = list(llm.stream([SHARED, SHARED], FEW, [Intent(salt=b"a"), Intent(salt=b"b", priority=1)]))
+    assert {update.prompt for update in updates} == {0, 1}
+    assert one(llm, SHARED, Intent(salt=b"a")).num_cached_tokens == 20

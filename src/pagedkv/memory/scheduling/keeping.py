@@ -5,6 +5,7 @@ The scheduler has no clock. A lease runs from the time that the space's clock sh
 """
 
 from hashlib import blake2b
+from math import inf, nextafter
 from typing import Final
 
 import numpy as np
@@ -53,8 +54,9 @@ class LeaseBook:
             start = length
             lease = self._leases.get((request.keys, length, hasher.copy().digest()))
             if lease is not None:
-                _lease(space, request.known_token_ids[:length], request.keys, now_s + lease[0])
-                self.note(request.keys, request.known_token_ids[:length], lease[0], now_s + lease[0])
+                until_s = _end_of(now_s, lease[0])
+                _lease(space, request.known_token_ids[:length], request.keys, until_s)
+                self.note(request.keys, request.known_token_ids[:length], lease[0], until_s)
 
 
 def lease_breakpoints(space: BlockSpace, book: LeaseBook, request: Request, num_computed: int) -> None:
@@ -62,7 +64,7 @@ def lease_breakpoints(space: BlockSpace, book: LeaseBook, request: Request, num_
     for place, breakpoint_ in enumerate(request.intent.breakpoints):
         num_tokens = min(breakpoint_.num_tokens, request.num_prompt_tokens)
         if request.leased_at[place] is None and num_tokens <= num_computed:
-            until_s = space.now_s + breakpoint_.keep_for_s
+            until_s = _end_of(space.now_s, breakpoint_.keep_for_s)
             tokens = request.known_token_ids[:num_tokens]
             num_leased = request.leased_at[place] = _lease(space, tokens, request.keys, until_s)
             if num_leased:
@@ -81,7 +83,7 @@ def release(space: BlockSpace, request: Request, rows: list[int]) -> tuple[Recei
         return space.free(rows, num_generated=num_generated)
     if intent.keep_for_s is None:
         return space.free(rows, num_generated=num_generated, priority=intent.retention)
-    until_s = space.now_s + intent.keep_for_s
+    until_s = _end_of(space.now_s, intent.keep_for_s)
     known = [request.known_token_ids] if request.sequences is None else request.sequences()
     receipts = space.free(rows, num_generated=num_generated, keep_until_s=until_s)
     for token_ids in known:
@@ -103,6 +105,11 @@ def supersede(space: BlockSpace, request: Request) -> None:
     elif former.sequences is not None:
         for token_ids in former.sequences():
             space.supersede(token_ids, keys=former.keys)
+
+
+def _end_of(now_s: float, keep_for_s: float) -> float:
+    """Return when a lease ends that begins now: later than now, however short it is."""
+    return max(now_s + keep_for_s, nextafter(now_s, inf))
 
 
 def _lease(space: BlockSpace, token_ids: Int32Array, keys: RequestKeys, until_s: float) -> int:

@@ -97,7 +97,7 @@ class Request:
     load: Callable[[int], Int32Array]
     num_sequences: int = 1
     priority: int = 0
-    keys: RequestKeys = NO_KEYS
+    keys: RequestKeys = field(default=NO_KEYS, repr=False)  # a salt is a secret
     max_hit_tokens: int | None = None
     propose: Propose | None = None
     intent: CacheIntent = NO_INTENT

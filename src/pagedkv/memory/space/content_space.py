@@ -244,7 +244,6 @@ class ContentSpace(SpaceView):
         config = config_with(self._state, name, limits)
         self._state.version += 1
         set_tenant(self._state, name, config)
-        self.config = config
 
     def remove_tenant(self, name: str) -> None:
         """Remove a tenant that has no sequences. Its cached blocks are charged to the unnamed tenant, and can be hit.
@@ -259,7 +258,6 @@ class ContentSpace(SpaceView):
         config = config_without(self._state, name)
         self._state.version += 1
         remove_tenant(self._state, name, config)
-        self.config = config
 
     # Content from elsewhere
 

@@ -56,7 +56,6 @@ class SpaceView:
 
     def __init__(self, config: SpaceConfig) -> None:
         """Build empty pools and tables. O(blocks)."""
-        self.config = config
         self._own_state = SpaceState(config)
         self._own_state.features = features_of(self._own_state)
         self._receipts = ReceiptBook(self._own_state) if config.receipts else None
@@ -64,6 +63,11 @@ class SpaceView:
         books = (self._receipts, self._explanations)
         self._own_state.observers = tuple(book for book in books if book is not None)
         self._ledger = StepLedger(len(config.groups))
+
+    @property
+    def config(self) -> SpaceConfig:
+        """The configuration: that of the beginning, with the tenants that there are now. O(1)."""
+        return self._own_state.config
 
     @property
     def _state(self) -> SpaceState:

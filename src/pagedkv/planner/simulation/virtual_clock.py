@@ -98,7 +98,9 @@ class VirtualClock:
         self._keeps_back = keeps_back and not config.tenants  # a tenant at its cap is passed by others
         self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step admits more
         self._priority: int | None = None
-        self._intents = {name: scheduling.CacheIntent(tenant=name) for name in config.tenants or ()}
+        self._intents: dict[str | None, scheduling.CacheIntent] = {
+            name: scheduling.CacheIntent(tenant=name) for name in config.tenants or ()
+        }
 
     @property
     def now_s(self) -> float:

@@ -209,7 +209,8 @@ class EngineRequest:
                 forking, and hits what it may hit.
 
         Returns:
-            A request like any other; its prompt are the tokens that it begins with.
+            A request like any other; its prompt are the tokens that it begins with. It has ended, "rejected", if its
+            tenant's limits leave too few blocks for it.
 
         Raises:
             RequestError: a place or an answer that is not there, n that params contradict, nothing left to generate,

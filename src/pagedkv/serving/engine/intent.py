@@ -4,7 +4,7 @@ An intent changes no token of an answer, as :class:`SamplingParams` changes no b
 block space with the request; forks inherit it, and a preempted request keeps it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pagedkv.memory.contract.arguments import as_count
@@ -44,7 +44,7 @@ class Intent(CacheIntent):
         RequestError: a value is out of range, or contradicts another.
     """
 
-    salt: bytes = b""
+    salt: bytes = field(default=b"", repr=False)  # a secret of its tenant
     priority: int = 0
     replaces: "EngineRequest | None" = None
 
