@@ -1,4 +1,4 @@
-"""How to read a file that does not tell everything by itself: the options of all commands that read one."""
+"""How to read a file that does not state everything: the options of all commands that read one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class SourceOptions:
     """The options, as typed.
 
     Raises:
-        ConfigurationError: a unit is none, columns name nothing known, or there is no such tokenizer.
+        ConfigurationError: a unit is unknown, columns have unknown roles, or there is no such tokenizer.
     """
 
     time_unit: Annotated[
@@ -92,7 +92,7 @@ class SourceOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be used, whatever the file."""
+        """Refuse options that are invalid for any file."""
         require_time_unit(self.time_unit)
         if self.columns is not None and self.fields is not None:
             raise ConfigurationError("--columns and --fields both say where a row has what: give one of them")
@@ -119,7 +119,7 @@ class SourceOptions:
         )
 
     def in_time(self, requests: Iterable[Request]) -> Iterable[Request]:
-        """Spread requests of one stamp, which are in order, if that was asked for. Raises ConfigurationError."""
+        """Spread requests of one stamp, which are in order, if requested. Raises ConfigurationError."""
         return requests if self.spread_s is None else spread_stamps(requests, self.spread_s)
 
     def _columns(self) -> Mapping[str, str] | None:

@@ -30,7 +30,7 @@ __all__ = ["plan"]
 
 @dataclass(frozen=True, slots=True)
 class PlanRuns:
-    """How points are run and kept, as typed."""
+    """How points are run and stored, as typed."""
 
     jobs: opt.Jobs = None
     results: Annotated[
@@ -106,10 +106,10 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a trace is.
+    """The facts of a trace.
 
     Args:
-        read_as: what it was taken for; notes: what must be known of it.
+        read_as: its format; notes: what a reader must know about it.
         planned: all points.
     """
 
@@ -119,10 +119,10 @@ class _Seen:
 
 
 def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
-    """Read a trace once, so that all that must be known of it is; memory is split by its first requests.
+    """Read a trace once, for the facts of all of it; memory is split by its first requests.
 
     Raises:
-        ConfigurationError: a value is out of range, or a setting cannot work.
+        ConfigurationError: a value is out of range, or a setting is contradictory.
         TraceError: the trace cannot be read.
     """
     with TraceSources(paths, axes.trace, axes.trace.merging) as trace:
@@ -136,7 +136,7 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
 
 
 def _run(runner: PointRunner, loads: LoadRuns) -> None:
-    """Run the points whose figures are not known, and those that a search asks for."""
+    """Run the points without known figures, and those of a search."""
     points = loads.first()
     if points:
         runner.run(points, loads.keep, lambda: loads.num_known)

@@ -39,7 +39,7 @@ __all__ = ["replay"]
 
 ENGINE: Final = "Engine"
 ENGINE_NUM_TOKENS: Final = 2**16
-"""Of an engine's pools, unless --num-blocks says otherwise: 64 MB for the demonstration's model."""
+"""Tokens of an engine's pools without --num-blocks: 64 MB for the demonstration's model."""
 
 
 @command
@@ -129,7 +129,7 @@ def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, 
 
 
 def _own_model(options: ServingOptions) -> ServingOptions:
-    """Refuse options that say what another model has, and give pools of a size that a small one can fill."""
+    """Refuse options that describe another model, and choose pools of a size that a small model can fill."""
     if options.model or options.gpu or options.memory_gib is not None or options.kv_dtype or options.beams:
         raise ConfigurationError(
             "--engine runs a model of its own, without beams: it takes no --model, --gpu, --memory, --kv-dtype and "
@@ -170,7 +170,7 @@ def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path |
 
 
 def replay_trace(path: str, config: ReplayConfig, options: TraceOptions) -> ReplaySummary:
-    """Replay a trace, as far as ``options`` say.
+    """Replay a trace, selected by ``options``.
 
     Raises:
         ConfigurationError: a size is out of range.
