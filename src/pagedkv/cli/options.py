@@ -203,9 +203,7 @@ MaxGap: TypeAlias = Annotated[
 ]
 TraceBlockSize: TypeAlias = Annotated[
     int | None,
-    typer.Option(
-        metavar="B", help="Tokens a block id of the trace stands for, if not as it tells.", rich_help_panel=TRACE
-    ),
+    typer.Option(metavar="B", help="Tokens a block id stands for, in place of the trace's own.", rich_help_panel=TRACE),
 ]
 Limit: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Only the first N requests.", rich_help_panel=TRACE)

@@ -29,7 +29,9 @@ class SourceOptions:
 
     time_unit: Annotated[
         str | None,
-        typer.Option(metavar="UNIT", help="Of arrivals: s, ms, us, ns. Default: as told.", rich_help_panel=opt.TRACE),
+        typer.Option(
+            metavar="UNIT", help="Of arrivals: s, ms, us, ns. Default: the file's own.", rich_help_panel=opt.TRACE
+        ),
     ] = None
     columns: Annotated[
         str | None,
@@ -86,7 +88,7 @@ class SourceOptions:
         str | None,
         typer.Option(
             metavar="FIELD",
-            help="Column or field that says whose a request is: user, metadata.team. Results are told by tenant.",
+            help="Column or field of the tenant: user, metadata.team. Results are given by tenant.",
             rich_help_panel=opt.TRACE,
         ),
     ] = None

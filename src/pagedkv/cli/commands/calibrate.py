@@ -51,7 +51,7 @@ def calibrate(
 
     A CSV file has a header and a step a line: num_new_tokens and seconds, and if you can count them
     num_attended_pairs, num_context_tokens and num_sequences. At least 20 steps, of different sizes.
-    docs/models-and-costs.md tells what each is.
+    docs/models-and-costs.md explains each.
 
     For example:
 

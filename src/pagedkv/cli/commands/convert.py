@@ -112,7 +112,7 @@ def convert(
 ) -> None:
     """Convert a trace of any known format to the pagedkv trace format, which docs/trace-format.md describes.
 
-    The first line tells the format, as for replay. Memory stays bounded, except with --block-size.
+    The first line determines the format, as for replay. Memory stays bounded, except with --block-size.
 
     For example:
 

@@ -98,11 +98,11 @@ def curve(
     of its texts. A prompt hits its leading run of cached blocks; the rest takes blocks that the policy evicts first, as
     does its answer where the trace has it.
 
-    Several traces, as logs of several teams, share the cache, on one clock; hits are told in all and by tenant, as with
-    --tenant-by; --isolate hides each tenant's blocks from the others. --window tells them by time.
+    Several traces, as logs of several teams, share the cache, on one clock; hits are given in all and by tenant, as
+    with --tenant-by; --isolate hides each tenant's blocks from the others. --window gives them by time.
 
     With --model, prompts hit as its groups of layers serve them: windows and states as well, each in a pool of its own,
-    split as pagedkv replay does. Nothing tells the optimum there.
+    split as pagedkv replay does. There is no optimum for such models.
 
     For example:
 

@@ -81,7 +81,7 @@ def generate(  # noqa: PLR0913 - a parameter an option, as typer has it
     """Answer prompts with a model of Hugging Face on paged memory: any decoder, token for token as it answers itself.
 
     Prompts that begin alike share what was computed. Ctrl-C ends with the results so far; a second one at once.
-    docs/engine.md tells which models there are, and what a line of --input may hold.
+    docs/engine.md lists the models, and the fields of a line of --input.
 
     For example:
 

@@ -58,9 +58,9 @@ def plan(
 ) -> None:
     """Find the memory, block size, policy and batch limits for a trace: many settings, served by the simulator.
 
-    Every combination of the lists is served, and choices are compared on the same requests. Of each the highest load
-    that holds is searched for, or those of --load are run. A point that is done is kept, so that the same command goes
-    on after Ctrl-C, and a longer list costs what is new in it. docs/planning.md tells how figures are to be read.
+    Every combination of the lists is served, and choices are compared on the same requests. For each, the highest load
+    that holds is searched, or the loads of --load are run. Finished points are stored, so that the same command
+    continues after Ctrl-C, and a longer list runs only new points. docs/planning.md explains the figures.
 
     For example:
 

@@ -69,7 +69,7 @@ class Publisher:
         int | None, typer.Option(metavar="N", help="Stop after so many messages.", rich_help_panel=ENGINE)
     ] = None
     patience: Annotated[
-        float, typer.Option(metavar="S", help="Stop when nobody publishes for so long.", rich_help_panel=ENGINE)
+        float, typer.Option(metavar="S", help="Stop after so many seconds without a publisher.", rich_help_panel=ENGINE)
     ] = 30.0
 
     @property
@@ -156,8 +156,8 @@ def record(
 ) -> None:
     """Record a running vLLM or SGLang: its KV events, and with its request log a trace to curve and replay.
 
-    Events show what was stored and removed: how full the cache was, and how long blocks stay. Requests, their times,
-    lengths and tokens are those of the log. docs/recording.md tells what follows from which.
+    Events show the stored and removed blocks: how full the cache was, and how long blocks stay. Requests, their times,
+    lengths and tokens are those of the log. docs/recording.md gives the source of each figure.
 
     For example:
 

@@ -75,8 +75,8 @@ def replay(  # noqa: PLR0913 - a parameter an option, as typer has it
 ) -> None:
     """Serve a request trace on a virtual clock, with continuous batching, through the block space that serves.
 
-    Requests arrive when the trace says; steps take as long as the cost model says. What is hit, shared, preempted,
-    evicted and wasted is the block space's own doing. docs/replay.md tells the rules.
+    Requests arrive at the times of the trace; steps take the time of the cost model. The production block space decides
+    what is hit, shared, preempted, evicted and wasted. docs/replay.md has the rules.
 
     For example:
 
