@@ -6,6 +6,7 @@ In the order in which data flows::
     prices    the cost of tokens, by typed prices
     store     figures of points that were run before, one file each
     runs      points in separate processes
-    loads     the loads of each setting, typed or chosen by a search document  all results, for JSON and the page tables
-    the result for humans
+    loads     the loads of each setting, typed or chosen by a search
+    document  all results, for JSON and the page
+    tables    the result for humans
 """

@@ -8,9 +8,10 @@ In the order in which data flows::
     gathering   keys of one sequence, and which keys its queries see
     reference   as in a textbook; the others are tested against it
     on_gpu      Triton's kernels, for rows that decode and prompts alike
-    preferring  kernels of other packages, if preferred and able to serve a layer: flash_infer, varlen; facts,
-    page_lists cpu         compiled loops that read blocks in place, SDPA for prompts selection   the back end of a
-    storage unfolding   attention to latents without unfolding them: matrices read from a model
+    preferring  kernels of other packages, if preferred and usable: flash_infer, varlen; facts, page_lists
+    cpu         compiled loops that read blocks in place, SDPA for prompts
+    selection   the back end of a storage
+    unfolding   attention to latents without unfolding them: matrices read from a model
 
 Knows no model and no scheduler. A back end takes a layer's number and a step's metadata, never a cache to change.
 Needs torch (``pip install 'pagedkv[torch]'``).

@@ -42,7 +42,8 @@ class Decision:
         reasons: the gain of each choice, one sentence each, and further notes.
         chosen: the setting.
         best: the run of that setting under the highest load that it holds, or else under the load with the most
-        traffic. effects: the data behind the reasons.
+            traffic.
+        effects: the data behind the reasons.
     """
 
     headline: str
