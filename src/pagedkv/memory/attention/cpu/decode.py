@@ -76,7 +76,7 @@ def decode_attention(
     """Attend with the last query of some sequences.
 
     Args:
-        out: float32 ``[tokens, heads, value_dim]``, only the rows of ``tokens`` are written.
+        out: float32 ``[tokens, heads, value_dim]``; only the rows of ``tokens`` are written.
         query: float32 ``[tokens, heads, key_dim]``, C-contiguous.
         places: int64 ``[n]``, the sequences; tokens: int64 ``[n]``, the query of each in the flat row.
         tables: int32 ``[places, width]``; seq_lens: int32 ``[places]``.

@@ -152,7 +152,7 @@ def latent_kernel(
     IS_FAR: gl.constexpr,
     DIM: gl.constexpr,
 ):
-    """Answer items of 64 rows each, queries times heads, distributed forth and back as those of prompts."""
+    """Answer items of 64 rows each, queries times heads, distributed back and forth like those of prompts."""
     dtype: gl.constexpr = query.dtype.element_ty
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
     narrow: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])

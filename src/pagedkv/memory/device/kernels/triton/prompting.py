@@ -138,7 +138,7 @@ def _items_kernel(
     dim = tl.arange(0, DIM)
     rest = DIM + tl.arange(0, REST if REST > 0 else 1)
     value_dim = tl.arange(0, VALUE_TILE)
-    # Items are distributed forth and back, the first round in ascending order of programs and the next descending. They
+    # Items are distributed back and forth, the first round in ascending order of programs and the next descending. They
     # are listed in the order of their ends, so that a program with more work in one round has less in the next.
     num_programs = tl.num_programs(0)
     rounds = num_items // num_programs
