@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -33,7 +34,7 @@ def contents(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices if choice.index == index)
 
 
-def test_an_answer_is_whole_and_ends(server: Running, client: openai.OpenAI) -> None:
+def test_an_answer_is_whole_and_ends(server: Running, client: Any) -> None:
     server.script.write("say hello", "Hello, wörld 🙂!")
     answer = client.chat.completions.create(model="small", messages=ask("say hello"))
     (choice,) = answer.choices
@@ -43,7 +44,7 @@ def test_an_answer_is_whole_and_ends(server: Running, client: openai.OpenAI) -> 
     assert answer.usage.completion_tokens == len("Hello, wörld 🙂!".encode()) + 1
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: openai.OpenAI) -> None:
+def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: Any) -> None:
     server.script.write("stream hello", "Hello, wörld 🙂!")
     chunks = list(
         client.chat.completions.create(
@@ -60,13 +61,13 @@ def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: openai.
     assert roles == ["assistant", "assistant"]
 
 
-def test_usage_comes_only_where_it_is_asked_for(server: Running, client: openai.OpenAI) -> None:
+def test_usage_comes_only_where_it_is_asked_for(server: Running, client: Any) -> None:
     server.script.write("no usage", "yes")
     chunks = client.chat.completions.create(model="small", messages=ask("no usage"), stream=True)
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_a_stop_text_does_not_reach_the_client(server: Running, client: openai.OpenAI) -> None:
+def test_a_stop_text_does_not_reach_the_client(server: Running, client: Any) -> None:
     server.script.write("stop there", "one two STOP three")
     whole = client.chat.completions.create(model="small", messages=ask("stop there"), stop=["STOP", "nothing"])
     assert whole.choices[0].message.content == "one two "
@@ -75,15 +76,15 @@ def test_a_stop_text_does_not_reach_the_client(server: Running, client: openai.O
     assert contents(chunks) == "one two "
 
 
-def test_the_length_ends_an_answer(server: Running, client: openai.OpenAI) -> None:
+def test_the_length_ends_an_answer(server: Running, client: Any) -> None:
     server.script.write("long one", "abcdefgh")
     for limit in ({"max_tokens": 3}, {"max_completion_tokens": 3}):
-        answer = client.chat.completions.create(model="small", messages=ask("long one"), **limit)  # type: ignore[call-overload]
+        answer = client.chat.completions.create(model="small", messages=ask("long one"), **limit)
         assert answer.choices[0].message.content == "abc"
         assert answer.choices[0].finish_reason == "length"
 
 
-def test_log_probabilities_belong_to_tokens(server: Running, client: openai.OpenAI) -> None:
+def test_log_probabilities_belong_to_tokens(server: Running, client: Any) -> None:
     server.script.write("with logprobs", "abc")
     answer = client.chat.completions.create(
         model="small", messages=ask("with logprobs"), max_tokens=3, logprobs=True, top_logprobs=2
@@ -99,16 +100,16 @@ def test_log_probabilities_belong_to_tokens(server: Running, client: openai.Open
     assert without_top.choices[0].logprobs is not None
 
 
-def test_a_call_is_read_whole_and_streamed(server: Running, client: openai.OpenAI) -> None:
+def test_a_call_is_read_whole_and_streamed(server: Running, client: Any) -> None:
     server.script.write("weather in Ulm", "I look. " + call_text("weather", {"city": "Ulm"}))
-    whole = client.chat.completions.create(model="small", messages=ask("weather in Ulm"), tools=[WEATHER])  # type: ignore[call-overload]
+    whole = client.chat.completions.create(model="small", messages=ask("weather in Ulm"), tools=[WEATHER])
     (choice,) = whole.choices
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert (call.type, call.function.name) == ("function", "weather")
     assert json.loads(call.function.arguments) == {"city": "Ulm"}
     chunks = list(
-        client.chat.completions.create(model="small", messages=ask("weather in Ulm"), tools=[WEATHER], stream=True)  # type: ignore[call-overload]
+        client.chat.completions.create(model="small", messages=ask("weather in Ulm"), tools=[WEATHER], stream=True)
     )
     deltas = [delta for chunk in chunks for choice in chunk.choices for delta in choice.delta.tool_calls or ()]
     assert deltas[0].index == 0
@@ -119,24 +120,24 @@ def test_a_call_is_read_whole_and_streamed(server: Running, client: openai.OpenA
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_tools_that_may_not_be_called_are_not(server: Running, client: openai.OpenAI) -> None:
-    text = call_text("weather", {"city": "Bonn"})
+def test_tools_that_may_not_be_called_are_not(server: Running, client: Any) -> None:
+    text = call_text("weather", {"city": "Bonn"})  # the template has thoughts, so markers are read
     server.script.write("weather in Bonn", text)
     answer = client.chat.completions.create(
         model="small",
         messages=ask("weather in Bonn"),
         tools=[WEATHER],
-        tool_choice="none",  # type: ignore[call-overload]
+        tool_choice="none",
     )
     assert answer.choices[0].message.tool_calls is None
-    assert answer.choices[0].message.content == text.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    assert answer.choices[0].message.content == text
 
 
-def test_a_forced_call_is_one(client: openai.OpenAI) -> None:
+def test_a_forced_call_is_one(client: Any) -> None:
     answer = client.chat.completions.create(
         model="small",
-        messages=ask("nothing is written for this"),  # type: ignore[arg-type]
-        tools=[tool("paint", colour={"enum": ["red", "green"]})],  # type: ignore[list-item]
+        messages=ask("nothing is written for this"),
+        tools=[tool("paint", colour={"enum": ["red", "green"]})],
         tool_choice={"type": "function", "function": {"name": "paint"}},
         max_tokens=200,
         seed=1,
@@ -146,30 +147,30 @@ def test_a_forced_call_is_one(client: openai.OpenAI) -> None:
     assert json.loads(call.function.arguments)["colour"] in {"red", "green"}
 
 
-def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
+def test_an_answer_keeps_to_a_schema(client: Any) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     answer = client.chat.completions.create(
         model="small",
-        messages=ask("any number"),  # type: ignore[arg-type]
+        messages=ask("any number"),
         response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
         max_tokens=200,
     )
     assert json.loads(answer.choices[0].message.content or "")["n"] in {1, 2}
 
 
-def test_reasoning_is_told_apart(server: Running, client: openai.OpenAI) -> None:
+def test_reasoning_is_told_apart(server: Running, client: Any) -> None:
     server.script.write("think first", "<think>well</think>\n\nsure")
-    answer = client.chat.completions.create(model="small", messages=ask("think first"))  # type: ignore[arg-type]
+    answer = client.chat.completions.create(model="small", messages=ask("think first"))
     message = answer.choices[0].message
     assert (message.content or "").strip() == "sure"
     assert message.model_extra == {"reasoning": "well"}
 
 
-def test_the_next_turn_hits_through_the_last_answer(server: Running, client: openai.OpenAI) -> None:
+def test_the_next_turn_hits_through_the_last_answer(server: Running, client: Any) -> None:
     """Stripped thoughts, and calls that the client writes anew, end a hit elsewhere."""
     answer = "<think>" + "so " * 20 + "</think>" + call_text("weather", {"city": "Köln"})
     server.script.write("weather in Köln", answer)
-    first = client.chat.completions.create(model="small", messages=ask("weather in Köln"), tools=[WEATHER])  # type: ignore[call-overload]
+    first = client.chat.completions.create(model="small", messages=ask("weather in Köln"), tools=[WEATHER])
     (call,) = first.choices[0].message.tool_calls
     arguments = json.dumps(json.loads(call.function.arguments), indent=4)
     message = {
@@ -182,19 +183,16 @@ def test_the_next_turn_hits_through_the_last_answer(server: Running, client: ope
     server.script.write("rain rain", "Take a coat.")
     del server.script.answers["weather in Köln"]
     messages = [*ask("weather in Köln"), message, result]
-    second = client.chat.completions.create(model="small", messages=messages, tools=[WEATHER])  # type: ignore[call-overload]
+    second = client.chat.completions.create(model="small", messages=messages, tools=[WEATHER])
     assert second.choices[0].message.content == "Take a coat."
-    computed = first.usage.prompt_tokens + first.usage.completion_tokens - 2  # the last token is never computed
+    computed = first.usage.prompt_tokens + first.usage.completion_tokens - 1  # the last token is never computed
     assert second.usage.prompt_tokens_details.cached_tokens == computed // 16 * 16
 
 
-def test_usage_adds_up_to_the_receipts(server: Running, client: openai.OpenAI) -> None:
+def test_usage_adds_up_to_the_receipts(server: Running, client: Any) -> None:
     server.script.write("count this", "abc")
     text = "count this " * 30
-    first, second = (
-        client.chat.completions.create(model="small", messages=ask(text), n=2)  # type: ignore[arg-type]
-        for _ in range(2)
-    )
+    first, second = (client.chat.completions.create(model="small", messages=ask(text), n=2) for _ in range(2))
     assert first.usage is not None
     assert second.usage is not None
     assert first.usage.prompt_tokens_details is not None
@@ -209,12 +207,12 @@ def test_usage_adds_up_to_the_receipts(server: Running, client: openai.OpenAI) -
     assert second.usage.prompt_tokens_details.model_dump()["cache_write_tokens"] in {0, 16}
 
 
-def test_why_a_prompt_missed_is_told(server: Running, client: openai.OpenAI) -> None:
+def test_why_a_prompt_missed_is_told(server: Running, client: Any) -> None:
     server.script.write("explain", "a")
     text = "explain " * 20
-    client.chat.completions.create(model="small", messages=ask(text))  # type: ignore[arg-type]
+    client.chat.completions.create(model="small", messages=ask(text))
     changed = text + "and more " * 5
-    answer = client.chat.completions.create(model="small", messages=ask(changed), extra_body={"explain": True})  # type: ignore[arg-type]
+    answer = client.chat.completions.create(model="small", messages=ask(changed), extra_body={"explain": True})
     told = (answer.model_extra or {})["cache_explanation"]
     assert told["num_hit_tokens"] >= len(text) // 16 * 16
     assert told["cause"]
@@ -242,13 +240,13 @@ def test_why_a_prompt_missed_is_told(server: Running, client: openai.OpenAI) -> 
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    more: dict[str, object], kind: type[Exception], told: str, client: openai.OpenAI
+    more: dict[str, object], kind: type[Exception], told: str, client: Any
 ) -> None:
     with pytest.raises(kind, match=told):
-        client.chat.completions.create(**{"model": "small", "messages": ask("x"), "max_tokens": 1, **more})  # type: ignore[call-overload]
+        client.chat.completions.create(**{"model": "small", "messages": ask("x"), "max_tokens": 1, **more})
 
 
-def test_text_is_continued(server: Running, client: openai.OpenAI) -> None:
+def test_text_is_continued(server: Running, client: Any) -> None:
     server.script.write("once upon", " a time")
     whole = client.completions.create(model="small", prompt=["once upon", "once upon"], n=2, max_tokens=20, logprobs=1)
     assert [choice.text for choice in whole.choices] == [" a time"] * 4
@@ -260,10 +258,10 @@ def test_text_is_continued(server: Running, client: openai.OpenAI) -> None:
         )
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "once upon a time"
     ids = [ord(letter) for letter in "abc"]
-    assert client.completions.create(model="small", prompt=ids, max_tokens=1).usage.prompt_tokens == 3  # type: ignore[union-attr]
+    assert client.completions.create(model="small", prompt=ids, max_tokens=1).usage.prompt_tokens == 3
 
 
-def test_models_are_listed(client: openai.OpenAI) -> None:
+def test_models_are_listed(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["small"]
     assert client.models.retrieve("small").owned_by == "pagedkv"
     with pytest.raises(openai.NotFoundError):

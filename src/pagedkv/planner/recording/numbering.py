@@ -1,7 +1,7 @@
 """Messages and their numbers: the place of a message follows from its number and its time.
 
-A publisher numbers its messages from 0, and its process begins anew from 0 when it restarts. Only times distinguish two
-processes: a message that is sent again has its old time, a message of a new process a later one.
+A publisher numbers its messages from 0, and again from 0 after a restart. Only times distinguish two processes: a
+message that is sent again has its old time, a message of a new process a later one.
 """
 
 from dataclasses import dataclass, field

@@ -11,11 +11,13 @@ In the order in which data flows::
     running_rows      RunningRows: running rows, in arrays for the meters
     step_work         StepWork: what a plan computes, for the cost model
     request_timings   RequestTimings: times and losses of each request under way
-    meters            measurements: waste, ages, latencies, sharing, time series result            ServingResult: all
-    figures queue_file        QueueFile: requests far back in the queue, in a file virtual_clock     VirtualClock:
-    the loop over steps server            VirtualServer: the clock with all meters planning          many settings on
-    one trace, with few meters, and a decision one_at_a_time     an alternative: one request after another, without a
-    clock
+    meters            measurements: waste, ages, latencies, sharing, time series
+    result            ServingResult: all figures
+    queue_file        QueueFile: requests far back in the queue, in a file
+    virtual_clock     VirtualClock: the loop over steps
+    server            VirtualServer: the clock with all meters
+    planning          many settings on one trace, with few meters, and a decision
+    one_at_a_time     an alternative: one request after another, without a clock
 
 docs/replay.md describes a step exactly.
 """

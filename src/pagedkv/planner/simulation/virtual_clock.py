@@ -69,7 +69,7 @@ class VirtualClock:
         config: the pools and the rules.
         costs: how long steps take.
         space: the block space, configured by ``config``.
-        meters: notified of every event; of a request in the file, when it leaves the file.
+        meters: notified of every event; of a request that waits in the file, only when it leaves the file.
         keeps_back: whether requests far behind in the queue wait in a file. They are served all the same; those that
             cannot be served are reported later.
     """

@@ -2,7 +2,7 @@
 
 A trace of sessions has the time of each request within its session, but not when the sessions began. Here session k
 (from 0, in file order, those without requests included) begins at ``k * interval_s``. A gap between two requests of a
-session may be cut, so that a long pause of one user does not empty a cache under study.
+session may be cut, because long pauses of users would dominate a cache under study.
 
 A heap holds the next request of each session under way. Sessions are read only until the next one begins after the
 earliest request in the heap, so memory is that of the sessions that overlap.

@@ -181,7 +181,7 @@ def with_ids_apart(request: Request, number: int) -> Request:
 
     Args:
         request: with ids or without.
-        number: the numbering that the ids belong to, below 2^22; 0 leaves those below 2^40 as they are.
+        number: the numbering that the ids belong to, below 2^22; 0 leaves ids below 2^40 unchanged.
     """
     if request.block_ids is None or not len(request.block_ids):
         return request

@@ -41,7 +41,7 @@ class _Interval:
 
 
 def is_vllm_log(first: Line) -> bool:
-    """Return whether vLLM wrote it, by the first line of a file."""
+    """Return whether vLLM wrote a file, by its first line."""
     return bool(LOG_LINE.match(first.text) or THROUGHPUT.search(first.text))
 
 

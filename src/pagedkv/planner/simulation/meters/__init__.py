@@ -7,7 +7,8 @@
     misses          prompt tokens that did not hit, by cause
     occupancy       blocks live, cached and free: peaks, and means over time
     waste           slots without a token, paged and contiguous
-    sharing         blocks that samples and beams share latencies       queueing, first token, whole request timeline
-    levels and counts over time, in a bounded number of intervals meters          all of them, for the scheduler and the
-    clock
+    sharing         blocks that samples and beams share
+    latencies       queueing, first token, whole request
+    timeline        levels and counts over time, in a bounded number of intervals
+    meters          all of them, for the scheduler and the clock
 """

@@ -9,8 +9,9 @@ In the order in which data flows::
     arrivals      open loop, as recorded; closed loop, after the previous answer
     point         run_point(): one setting, served by the production space and scheduler
     searching     LoadSearch: the highest load that holds, by bisection; LoadLimit: its result
-    load_reasons  why a load holds or fails, and what would help effects       the gain of one choice over another, over
-    all other choices, with its uncertainty decision      the recommended setting, and why, in words
+    load_reasons  why a load holds or fails, and what would help
+    effects       the gain of one choice over another, over all other choices, with its uncertainty
+    decision      the recommended setting, and why, in words
 
 Points are independent, so that they run in any order and process.
 """

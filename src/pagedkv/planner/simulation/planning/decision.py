@@ -42,7 +42,8 @@ class Decision:
         reasons: the gain of each choice, one sentence each, and further notes.
         chosen: the setting.
         best: the run of that setting under the highest load that it holds, or else under the load with the most
-        traffic. effects: the data behind the reasons.
+            traffic.
+        effects: the data behind the reasons.
     """
 
     headline: str
@@ -170,7 +171,7 @@ def _differences(effect: Effect, what: str) -> Iterator[str]:
 
 
 def _per_gpu(settings: Mapping[tuple[str, ...], PointResult], limits: Mapping[tuple[str, ...], LoadLimit]) -> list[str]:
-    """Say at which number of GPUs each GPU sustains the most, if several numbers of one kind were tried."""
+    """Say how much each GPU sustains, by the number and kind of GPUs, if several were tried."""
     by_gpus: dict[str, float] = {}
     for key, result in settings.items():
         gpus = result.choices.get(GPU_AXIS)

@@ -98,8 +98,8 @@ class LoadSearch:
     def tell(self, verdict: str) -> None:
         """Note the verdict of the last load.
 
-        A trace that is too short for the first load is too short for a search: slower loads would stretch the time
-        between requests beyond that of the recorded users.
+        A trace that is too short for the first load is too short for a search: slower loads would add waits between
+        requests that were not recorded.
         """
         assert self._asked is not None, "nothing was asked for"
         if verdict == HOLDS:

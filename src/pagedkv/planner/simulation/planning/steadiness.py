@@ -47,11 +47,13 @@ class Steadiness:
         verdict: "holds", "fails" or, if the trace does not suffice, "too short".
         binds: what fails: "queue", "ttft", "tpot", "rejected"; empty if the load holds or the trace is too short.
         warm_up_s, measured_s, least_s: seconds of arrivals that are not measured, that are measured, and that were
-        required. num_measured: requests that arrive after the warm-up. num_good: those of them that keep the bounds;
-        without bounds, all finished ones. num_good_prompt_tokens, num_good_output_tokens: of good ones. num_late,
-        num_slow, num_rejected: those that begin too late, decode too slowly, are not served. ttft_s, tpot_s: the times
-        that nine of ten measured requests keep; None if fewer have one. num_waiting: requests that wait for a first
-        token, the means of the third and of the fourth quarter.
+            required.
+        num_measured: requests that arrive after the warm-up.
+        num_good: those of them that keep the bounds; without bounds, all finished ones.
+        num_good_prompt_tokens, num_good_output_tokens: of good ones.
+        num_late, num_slow, num_rejected: those that begin too late, decode too slowly, are not served.
+        ttft_s, tpot_s: the times that nine of ten measured requests keep; None if fewer have one.
+        num_waiting: requests that wait for a first token, the means of the third and of the fourth quarter.
     """
 
     verdict: str

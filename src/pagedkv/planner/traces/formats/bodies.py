@@ -86,7 +86,7 @@ def has_answer(answer: JsonObject) -> bool:
 
 
 def failure_of(*objects: JsonObject) -> str | None:
-    """Describe how a request failed, by the first object that has an HTTP status, a word or an error for it."""
+    """Describe how a request failed, by the first object that states it as an HTTP status, a word or an error."""
     for each in objects:
         for key in STATUSES:
             value = each.get(key)

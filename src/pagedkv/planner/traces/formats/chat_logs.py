@@ -50,7 +50,7 @@ MOST_REMEMBERED: Final = 2**12
 
 
 def is_chat_log(keys: Mapping[str, object]) -> bool:
-    """Return whether it may be such a log, by the keys of the first line."""
+    """Return whether a file may be such a log, by the keys of its first line."""
     has_body = bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS})
     return "custom_id" in keys or (has_body and bool(keys.keys() & {*TIMES, "messages", *REQUESTS, *ANSWERS}))
 

@@ -21,7 +21,7 @@ META_DATA: Final = "meta data"
 
 
 def is_engine_log(first: Line, keys: Mapping[str, object]) -> bool:
-    """Return whether an engine wrote it; ``keys`` are those of a JSON object, by the first line of a file."""
+    """Return whether an engine wrote a file, by its first line; ``keys`` are those of a JSON object."""
     return is_sglang_line(first, keys) or (not keys and is_vllm_line(first))
 
 

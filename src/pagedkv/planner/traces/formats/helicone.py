@@ -25,7 +25,7 @@ USERS: Final = ("request_user_id", "helicone_user")
 
 
 def is_helicone(keys: Mapping[str, object]) -> bool:
-    """Return whether Helicone wrote it, by the keys of the first line."""
+    """Return whether Helicone wrote a file, by the keys of its first line."""
     return keys.keys() >= KEYS
 
 

@@ -28,7 +28,7 @@ LONGEST: Final = 40
 
 
 def is_langfuse(keys: Mapping[str, object]) -> bool:
-    """Return whether it is an observation, by the keys of the first line."""
+    """Return whether a first line is an observation, by its keys."""
     return keys.keys() >= CAMEL or keys.keys() >= SNAKE
 
 

@@ -32,7 +32,7 @@ REDACTED: Final = "redacted-by-litellm"
 
 
 def is_litellm(keys: Mapping[str, object]) -> bool:
-    """Return whether LiteLLM wrote it, by the keys of the first line."""
+    """Return whether LiteLLM wrote a file, by the keys of its first line."""
     return keys.keys() >= KEYS
 
 

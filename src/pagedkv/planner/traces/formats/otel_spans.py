@@ -32,7 +32,7 @@ NUMBERED: Final = re.compile(r"gen_ai\.(?P<side>prompt|completion)\.(?P<place>\d
 
 
 def is_span(keys: Mapping[str, object]) -> bool:
-    """Return whether it has spans, by the keys of the first line."""
+    """Return whether a file has spans, by the keys of its first line."""
     return OTLP in keys or keys.keys() >= FLAT
 
 

@@ -43,7 +43,7 @@ CUT: Final = "..."
 
 
 def is_sglang_line(first: Line, keys: Mapping[str, object]) -> bool:
-    """Return whether SGLang wrote it; ``keys`` are those of a JSON object, by the first line of a file."""
+    """Return whether SGLang wrote a file, by its first line; ``keys`` are those of a JSON object."""
     if keys:
         event = as_object(first.text).get("event") if keys.keys() >= EVENT_KEYS else None
         return isinstance(event, str) and ("rid" in keys or event.startswith("request."))

@@ -47,7 +47,7 @@ FORMAT_REMEDY: Final = "Keep vLLM's own format of log lines: INFO 05-01 12:30:00
 
 
 def is_vllm_line(first: Line) -> bool:
-    """Return whether vLLM wrote it, by the first line of a file."""
+    """Return whether vLLM wrote a file, by its first line."""
     return bool(LOG_LINE.match(first.text) or EVENT.search(first.text))
 
 

@@ -25,7 +25,7 @@ ANSWERER: Final = "assistant"
 
 
 def is_wildchat(keys: Mapping[str, object]) -> bool:
-    """Return whether it is a conversation with a time, by the keys of the first line."""
+    """Return whether a first line is a conversation with a time, by its keys."""
     return keys.keys() >= KEYS
 
 
