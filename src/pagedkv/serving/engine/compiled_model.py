@@ -38,9 +38,7 @@ FIRST_TOKENS: Final = (7, 5, 3)
 
 
 @torch.library.custom_op("pagedkv::attend", mutates_args=())
-def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
-) -> torch.Tensor:
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     """Write and attend: ``[rows, heads, tokens, dim]`` each -> ``[rows, tokens, heads, value_dim]``."""
     return _pass().attend_begun(query, key, value, sinks)
 
@@ -102,7 +100,9 @@ class CompiledModel:
         UnsupportedModelError: a layer that keeps keys is no module of a list of layers.
     """
 
-    def __init__(self, model: compat.Model, groups: EngineGroups, backend: str | Callable[..., Any] = "inductor") -> None:
+    def __init__(
+        self, model: compat.Model, groups: EngineGroups, backend: str | Callable[..., Any] = "inductor"
+    ) -> None:
         self._model = model
         self._cache = _PassingCache(layers=list(compat.dense_cache(model).layers))
         layers = _layers_of(model)

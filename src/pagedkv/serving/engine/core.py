@@ -31,7 +31,8 @@ from pagedkv.memory.contract.errors import (
     TokenError,
     UnsupportedModelError,
 )
-from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
 from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
@@ -44,6 +45,7 @@ from pagedkv.serving.engine.engine_request import EngineRequest, Wish
 from pagedkv.serving.engine.flat_batch import flatten
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
+from pagedkv.serving.engine.memory_use import require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import scorings_of
 from pagedkv.serving.engine.records import StepRecord
@@ -73,6 +75,7 @@ class EngineCore:
         space: the block space, to be looked at.
         executor: storage and tables, likewise.
         scheduler: the scheduler, likewise.
+        memory: what the engine takes of the device's memory, and what was free when it was built.
         driver: which thread drives it; others are refused (EngineError).
         model_end_ids: tokens that end a sequence unless it ignores them.
 
@@ -94,7 +97,9 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.driver = Driver()
+        groups = config.stored(groups, model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
+        require_room(_kv_nbytes(space_config, groups), model)
         self.space = BlockSpace(space_config)
         storage = KVStorage(space_config, groups.shapes, model.device)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
@@ -125,7 +130,7 @@ class EngineCore:
             captured=self._captured,
             compiled=_compiled(model, groups) if config.compile_model else None,
         )
-        self._runner.prepare()
+        self.memory = self._runner.prepare(config.max_sequences)
         self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
         self._decode = decode
         self._clock = clock
@@ -477,6 +482,12 @@ class EngineCore:
                 f"token ids must be from 0 to {self._num_vocabulary - 1}, got {low if low < 0 else high}: is this the "
                 "model's own tokenizer?"
             )
+
+
+def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
+    """Count the bytes of all pools on the device."""
+    nbytes = block_nbytes_of(groups.specs, groups.shapes)
+    return sum(count * nbytes[pool] for pool, count in config.blocks_by_pool().items())
 
 
 def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:
