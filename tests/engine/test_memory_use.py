@@ -1,5 +1,6 @@
 """An engine tells what it takes of a device's memory, and refuses what does not fit when it is built."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -58,7 +59,10 @@ def test_another_type_is_refused() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("capture_steps", [True, False])
-def test_eight_bits_hold_twice_as_many_tokens_as_bfloat16(capture_steps: bool) -> None:  # noqa: FBT001 - a parameter
+def test_eight_bits_hold_twice_as_many_tokens_as_bfloat16(
+    capture_steps: bool,  # noqa: FBT001 - a parameter
+    record_property: Callable[[str, object], None],
+) -> None:
     """And cost little in log-probability: the mean difference of 10,000 tokens from a dense pass in 32 bits."""
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
     model = moved(make_model("llama", **sizes, head_dim=64, vocab_size=2000), DEVICE)
@@ -77,6 +81,6 @@ def test_eight_bits_hold_twice_as_many_tokens_as_bfloat16(capture_steps: bool) -
         told = [each.logprob for answer in answers for each in answer.prompt_logprobs or () if each is not None]
         off[kv_dtype] = (torch.tensor(told, device=DEVICE) - exact).abs().mean().item()
         blocks[kv_dtype] = sum(llm.core.space.config.blocks_by_pool().values())
-    print(f"mean |log-probability - dense float32's|: {off}")
+    record_property("mean |log-probability - dense float32's|", off)
     assert blocks["fp8"] >= 2 * blocks["auto"] - 2
     assert off["auto"] < off["fp8"] < 0.5
