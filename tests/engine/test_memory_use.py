@@ -39,11 +39,16 @@ def test_blocks_that_do_not_fit_are_refused_with_the_numbers() -> None:
 
 @on_gpu
 def test_a_step_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    """The process may take no more than it has and a gigabyte; 2,048 rows of logits take more."""
     model = moved(make_model("llama", vocab_size=200_000), DEVICE)
-    free, _ = torch.cuda.mem_get_info()
-    config = replace(CONFIG, num_blocks=None, kv_nbytes=free - 2**30, max_batched_tokens=4096, max_sequences=2048)
-    with pytest.raises(ConfigurationError, match=r"a step of 4096 tokens does not fit beside weights and blocks"):
-        LLM(model, config)
+    _, total = torch.cuda.mem_get_info()
+    config = replace(CONFIG, num_blocks=28, max_batched_tokens=4096, max_sequences=2048)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**30) / total)
+    try:
+        with pytest.raises(ConfigurationError, match=r"a step of 4096 tokens does not fit beside weights and blocks"):
+            LLM(model, config)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU has the kernels")

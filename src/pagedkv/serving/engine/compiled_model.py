@@ -1,4 +1,4 @@
-"""CompiledModel: a model's decoder layers compiled by torch.compile, with attention as one operator that stays as it is.
+"""CompiledModel: a model's decoder layers compiled by torch.compile, attention as one operator that stays as it is.
 
 Layers of one kind run the same compiled code, each with its own weights: compiling takes as long for 32 layers as for
 one. What lies around the layers (embedding, rotary factors, last norm, head) is run as it is::

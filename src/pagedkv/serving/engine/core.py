@@ -45,7 +45,7 @@ from pagedkv.serving.engine.engine_request import EngineRequest, Wish
 from pagedkv.serving.engine.flat_batch import flatten
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
-from pagedkv.serving.engine.memory_use import require_room
+from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import scorings_of
 from pagedkv.serving.engine.records import StepRecord
@@ -141,14 +141,15 @@ class EngineCore:
         self._failure: str | None = None
 
     def _new_graphs(self, model: compat.Model, tables: BlockTables) -> CapturedPasses:
-        return CapturedPasses(
-            model,
-            tables,
-            max_places=self.config.max_sequences,
-            max_tokens=self.config.max_batched_tokens,
-            num_vocabulary=self._num_vocabulary,
-            min_tokens=LEAST_TOKENS if self.config.compile_model else 1,
-        )
+        with refusing("what graphs read and write", model.device):
+            return CapturedPasses(
+                model,
+                tables,
+                max_places=self.config.max_sequences,
+                max_tokens=self.config.max_batched_tokens,
+                num_vocabulary=self._num_vocabulary,
+                min_tokens=LEAST_TOKENS if self.config.compile_model else 1,
+            )
 
     @property
     def capture_state(self) -> CaptureState:

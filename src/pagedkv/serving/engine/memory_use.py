@@ -9,7 +9,8 @@ Blocks are allocated first. Then a pass over padding measures the activations, s
 refused when the engine is built, and not while requests run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import compat
 
-__all__ = ["MemoryUse", "measured", "require_room", "weights_nbytes"]
+__all__ = ["MemoryUse", "measured", "refusing", "require_room", "weights_nbytes"]
 
 GIB: Final = 2**30
 
@@ -62,6 +63,19 @@ def require_room(kv_nbytes: int, model: compat.Model) -> None:
         )
 
 
+@contextmanager
+def refusing(what: str, device: torch.device) -> Iterator[None]:
+    """Refuse what does not fit beside weights and blocks. Raises ConfigurationError, with the numbers."""
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ConfigurationError(
+            f"{what} does not fit beside weights and blocks: of {_gib(total)} on {device}, {_gib(free)} were free when "
+            f"it failed: lower max_batched_tokens, kv_nbytes or num_blocks ({str(problem).splitlines()[0]})"
+        ) from problem
+
+
 def measured(run: Callable[[], object], num_tokens: int, device: torch.device) -> int:
     """Run a step of so many tokens on a GPU, and return the most bytes that it allocated.
 
@@ -70,15 +84,9 @@ def measured(run: Callable[[], object], num_tokens: int, device: torch.device) -
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    try:
+    with refusing(f"a step of {num_tokens} tokens", device):
         run()
         torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError as problem:
-        free, total = torch.cuda.mem_get_info(device)
-        raise ConfigurationError(
-            f"a step of {num_tokens} tokens does not fit beside weights and blocks: of {_gib(total)} on {device}, "
-            f"{_gib(free)} were free when it failed: lower max_batched_tokens, kv_nbytes or num_blocks"
-        ) from problem
     return torch.cuda.max_memory_allocated(device) - before
 
 
