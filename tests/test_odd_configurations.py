@@ -55,6 +55,7 @@ ENGINE: Final[dict[str, object]] = {
     "block_size": 4,
     "checkpoint_interval": 8,
     "kv_nbytes": 2**20,
+    "kv_dtype": "auto",
     "mean_tokens": 100,
     "num_blocks": None,
     "num_host_blocks": 0,

@@ -73,7 +73,7 @@ def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> Cap
         record=record,
     )
     core._captured = core._runner._captured = captured
-    core._runner.prepare()
+    core._runner.prepare(core.config.max_sequences)
     return captured
 
 

@@ -253,11 +253,12 @@ class _GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # torch lets graphs of one stream alone share memory in a pool
 
     def __call__(self, calls: Callable[[], None]) -> Recording:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 calls()

@@ -1,13 +1,13 @@
-"""CompiledModel: a model's decoder layers compiled by torch.compile, with attention as one operator that it leaves alone.
+"""CompiledModel: a model's decoder layers compiled by torch.compile, attention as one operator that stays as it is.
 
-Layers of one kind run the same compiled code, each with its own weights, so compiling takes as long for 32 layers as for
+Layers of one kind run the same compiled code, each with its own weights: compiling takes as long for 32 layers as for
 one. What lies around the layers (embedding, rotary factors, last norm, head) is run as it is::
 
     model      embedding -> layer 0 -> layer 1 -> ... -> norm -> head
     layer      begin_layer(1), then compiled: norm, q, k, v -> cache.update: k, v -> pagedkv::attend(q, k, v) -> ...
     operator                                                       writes k, v into slots, reads blocks
 
-Compiled code must not see what an engine does at each step. So the cache hands keys and values through, and the operator
+Compiled code must not see what an engine does at each step. The cache hands keys and values through, and the operator
 writes them into their slots and attends, for the layer that the pass has begun. The number of a layer is no constant of
 the code. The number of tokens is a symbol, so that one version of the code serves all steps; a step of one token would
 need another version, and is padded. There must be one version alone: torch takes the version that it used last, and two

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+import torch
+
 from pagedkv.memory.contract.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import (
@@ -13,7 +15,7 @@ from pagedkv.memory.contract.space_config import (
     TenantLimits,
     require_tenants,
 )
-from pagedkv.memory.device import num_blocks_that_fit
+from pagedkv.memory.device import KeyValueShape, num_blocks_that_fit
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.prompt_lookup import PromptLookup
@@ -21,6 +23,7 @@ from pagedkv.serving.engine.sampling.parameters import LARGEST_SEED
 
 __all__ = ["EngineConfig"]
 
+KVType: TypeAlias = Literal["auto", "fp8"]
 BeyondContext: TypeAlias = Literal["refuse", "clip"]
 
 MIB = 2**20
@@ -36,6 +39,9 @@ class EngineConfig:
         block_size: tokens a block.
         checkpoint_interval: tokens between the states that are kept of recurrent layers.
         kv_nbytes: bytes for blocks on the device, split among the pools; taken where ``num_blocks`` is None.
+        kv_dtype: how keys and values are stored: "auto", in the model's own type, or "fp8", in eight bits (e4m3fn, on a
+            GPU), which halves what bfloat16 takes and rounds to three bits behind the leading one. Every scale is 1, so
+            what exceeds 448 becomes 448. Latents and states stay as they are.
         mean_tokens: tokens of a request, in the mean, by which bytes are split among pools.
         num_blocks: blocks of each pool, by its name, or one number for every pool; null blocks included.
         num_host_blocks: the same for swapping; 0: none.
@@ -75,6 +81,7 @@ class EngineConfig:
     block_size: int = 16
     checkpoint_interval: int = 1024
     kv_nbytes: int = 512 * MIB
+    kv_dtype: KVType = "auto"
     mean_tokens: int = 1024
     num_blocks: int | Mapping[str, int] | None = None
     num_host_blocks: int | Mapping[str, int] = 0
@@ -118,6 +125,7 @@ class EngineConfig:
             require_instance(self.speculation, PromptLookup, "speculation")
         require_tenants(self.tenants)
         as_count(self.max_epoch_lag, "max_epoch_lag")
+        as_choice(self.kv_dtype, ("auto", "fp8"), "kv_dtype")
         as_choice(self.beyond_context, ("refuse", "clip"), "beyond_context")
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
@@ -136,6 +144,18 @@ class EngineConfig:
     def most_drafts(self) -> int:
         """Guessed tokens of a sequence in a step at most."""
         return 0 if self.speculation is None else self.speculation.num_tokens
+
+    def stored(self, groups: EngineGroups, device: torch.device) -> EngineGroups:
+        """Give groups whose keys and values are stored as ``kv_dtype`` says. Raises ConfigurationError."""
+        if self.kv_dtype == "auto":
+            return groups
+        if device.type != "cuda":
+            raise ConfigurationError(f"kv_dtype 'fp8' needs the kernels of a GPU, and the model is on {device}")
+        shapes = [
+            replace(shape, dtype=torch.float8_e4m3fn) if isinstance(shape, KeyValueShape) else shape
+            for shape in groups.shapes
+        ]
+        return replace(groups, shapes=tuple(shapes))
 
     def space(self, groups: EngineGroups, model_tokens: int | None) -> SpaceConfig:
         """Give the space's part.

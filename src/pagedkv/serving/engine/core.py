@@ -31,8 +31,8 @@ from pagedkv.memory.contract.errors import (
     TokenError,
     UnsupportedModelError,
 )
-from pagedkv.memory.contract.space_config import TenantLimits
-from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor
+from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
+from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
 from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
@@ -47,6 +47,7 @@ from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.intent_rules import require_possible
+from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import scorings_of
 from pagedkv.serving.engine.records import StepRecord
@@ -76,6 +77,7 @@ class EngineCore:
         space: the block space, to be looked at.
         executor: storage and tables, likewise.
         scheduler: the scheduler, likewise.
+        memory: what the engine takes of the device's memory, and what was free when it was built.
         driver: which thread drives it; others are refused (EngineError).
         model_end_ids: tokens that end a sequence unless it ignores them.
 
@@ -97,7 +99,9 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.driver = Driver()
+        groups = config.stored(groups, model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
+        require_room(_kv_nbytes(space_config, groups), model)
         self.space = BlockSpace(space_config)
         storage = KVStorage(space_config, groups.shapes, model.device)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
@@ -128,7 +132,7 @@ class EngineCore:
             captured=self._captured,
             compiled=_compiled(model, groups) if config.compile_model else None,
         )
-        self._runner.prepare()
+        self.memory = self._runner.prepare(config.max_sequences)
         self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
         self._decode = decode
         self._clock = clock
@@ -140,14 +144,15 @@ class EngineCore:
         self._failure: str | None = None
 
     def _new_graphs(self, model: compat.Model, tables: BlockTables) -> CapturedPasses:
-        return CapturedPasses(
-            model,
-            tables,
-            max_places=self.config.max_sequences,
-            max_tokens=self.config.max_batched_tokens,
-            num_vocabulary=self._num_vocabulary,
-            min_tokens=LEAST_TOKENS if self.config.compile_model else 1,
-        )
+        with refusing("what graphs read and write", model.device):
+            return CapturedPasses(
+                model,
+                tables,
+                max_places=self.config.max_sequences,
+                max_tokens=self.config.max_batched_tokens,
+                num_vocabulary=self._num_vocabulary,
+                min_tokens=LEAST_TOKENS if self.config.compile_model else 1,
+            )
 
     @property
     def vocabulary_size(self) -> int:
@@ -538,6 +543,12 @@ class EngineCore:
                 f"token ids must be from 0 to {self._num_vocabulary - 1}, got {low if low < 0 else high}: is this the "
                 "model's own tokenizer?"
             )
+
+
+def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
+    """Count the bytes of all pools on the device."""
+    nbytes = block_nbytes_of(groups.specs, groups.shapes)
+    return sum(count * nbytes[pool] for pool, count in config.blocks_by_pool().items())
 
 
 def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:

@@ -14,6 +14,7 @@ A state is kept behind every draft: all that decode take as many passes as one o
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, final
 
 import numpy as np
@@ -32,6 +33,7 @@ from pagedkv.serving.engine.flat_batch import FlatBatch
 from pagedkv.serving.engine.forward_pass import ForwardPass
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.heads import watched_head
+from pagedkv.serving.engine.memory_use import MemoryUse, measured, weights_nbytes
 from pagedkv.serving.engine.paged_cache import PagedCache
 from pagedkv.serving.engine.prompt_scores import PromptScoring
 
@@ -115,21 +117,38 @@ class ModelRunner:
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
         self._interval = min(sizes, default=0)
 
-    def prepare(self) -> None:
-        """Compile the model and capture graphs of every size, where there are to be any; before the first step."""
+    def prepare(self, max_places: int) -> MemoryUse:
+        """Compile the model, measure its largest step, and capture graphs; before the first step.
+
+        Args:
+            max_places: rows of a step at most.
+
+        Raises:
+            ConfigurationError: a GPU has no memory for a step of ``max_batched_tokens``.
+        """
+        num_tokens = self._executor.tables.max_batched_tokens
+        activations, graphs, free = None, 0, None
         with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
             if self._compiled is not None:
-                self._compile()
+                self._compute_padding(first_tokens(num_tokens), 1)
+            if self._device.type == "cuda" and self._groups.varying_shapes is None:
+                num_wanted = min(max_places, num_tokens)
+                run = partial(self._compute_padding, num_tokens, num_wanted)
+                activations = measured(run, num_tokens, self._device)
             if self._captured is not None:
+                before = torch.cuda.memory_reserved(self._device)
                 self._captured.capture_all(self._flat_pass)
+                graphs = torch.cuda.memory_reserved(self._device) - before
+        if self._device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._device)
+        kv_nbytes = self._executor.storage.device_nbytes
+        return MemoryUse(weights_nbytes(self._model), kv_nbytes, activations, graphs, free)
 
-    def _compile(self) -> None:
-        """Run the model over padding alone."""
-        tables = self._executor.tables
-        num_tokens = first_tokens(tables.max_batched_tokens)
-        step = StepMetadata.of(tables.inputs_of_all(1, num_tokens), is_padded=True)
+    def _compute_padding(self, num_tokens: int, num_wanted: int) -> None:
+        """Run the model over padding alone, which is written nowhere."""
+        step = StepMetadata.of(self._executor.tables.inputs_of_all(1, num_tokens), is_padded=True)
         token_ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.int64, device=self._device)
-        self._flat_pass(step, token_ids, positions, positions[0, :1])
+        self._flat_pass(step, token_ids, positions, positions[0, :num_wanted])
 
     @property
     def _flat_implementation(self) -> str:
