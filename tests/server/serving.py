@@ -48,13 +48,15 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens(
         [AddedToken(text, special=text.startswith("<|"), normalized=False) for text in SPECIAL]
     )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False)
+    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False
+    )
     fast.chat_template = HERMES
     return fast
 
 
 TOKENIZER: Final = byte_tokenizer()
-END_ID: Final = TOKENIZER.convert_tokens_to_ids(END)
+END_ID: Final[int] = NUM_BYTES + SPECIAL.index(END)
 
 
 class Script:
@@ -99,15 +101,22 @@ class Script:
 def make_service(script: Script, access: Access | None = None, **settings: Any) -> Service:  # noqa: ANN401
     """Make a service over a small random model whose answers are written."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = LlamaConfig(vocab_size=VOCABULARY_SIZE, max_position_embeddings=4096, eos_token_id=END_ID, **sizes)
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.train(mode=False)
     model.generation_config.eos_token_id = END_ID
     tenants = getattr(access, "limits", None)
     engine = EngineConfig(
         num_blocks=600, self_test=False, beyond_context="clip", leases=True, tenants=tenants, max_tokens=2048
     )
-    llm = LLM(model, engine, tokenizer=TOKENIZER, sampler=script)
+    tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
+    llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)
     return Service(llm, ServerConfig("small", **settings), access or OpenAccess(), tokenizer=TOKENIZER)
 
 
