@@ -107,6 +107,8 @@ class SchedulerState:
         Requests of tenants that are passed over do not count.
         """
         waiting = self.waiting.first(passed) if self.waiting else None
+        if not self.swapped:
+            return waiting
         swapped = next((request for request in self.swapped if request.intent.tenant not in passed), None)
         if swapped is not None and (waiting is None or swapped.key < waiting.key):
             return swapped
