@@ -17,6 +17,8 @@ from starlette.responses import Response
 
 from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.anthropic.messages import Messages
+from pagedkv.serving.server.anthropic.requests import CountRequest, MessagesRequest
 from pagedkv.serving.server.bodies import documented, read_body, schemas_of
 from pagedkv.serving.server.body_limit import BodyLimit
 from pagedkv.serving.server.disconnects import ClientGoneError
@@ -32,7 +34,14 @@ __all__ = ["create_app"]
 
 LOG: Final = logging.getLogger("pagedkv.server")
 
-BODIES: Final[list[type[BaseModel]]] = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
+BODIES: Final[list[type[BaseModel]]] = [
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+    CountRequest,
+]
 
 CLIENT_GONE: Final = 499
 """What logs have for a client that did not wait for its answer; nobody receives it."""
@@ -57,6 +66,7 @@ def create_app(service: Service) -> FastAPI:
     _add_errors(app)
     _add_health(app, service)
     _add_openai(app, service)
+    _add_anthropic(app, service)
     _describe(app)
     return app
 
@@ -97,6 +107,20 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         caller_of(service, request)
         service.require_model(name)
         return json_response(model_card(service))
+
+
+def _add_anthropic(app: FastAPI, service: Service) -> None:
+    messages = Messages(service)
+
+    @app.post("/v1/messages", openapi_extra=documented(MessagesRequest))
+    async def create_message(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await messages.create(await read_body(request, MessagesRequest), caller, request.receive)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
+    async def count_tokens(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return json_response(messages.count(await read_body(request, CountRequest), caller))
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

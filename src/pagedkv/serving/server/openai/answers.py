@@ -1,23 +1,16 @@
 """What OpenAI's clients get of an answer: messages, deltas, log-probabilities, usage, reasons of its end."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
-from pagedkv.memory.contract.miss_causes import Explanation, MissCause
 from pagedkv.serving.engine import TokenLogprobs
 from pagedkv.serving.engine.outputs import FinishReason
-from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.parsing import CallArguments, CallBegin, Part, ReasoningPart, TextPart
 from pagedkv.serving.server.usage import Usage
 
-__all__ = ["as_delta", "as_explanation", "as_finish_reason", "as_logprobs", "as_message", "as_usage"]
+__all__ = ["as_delta", "as_finish_reason", "as_logprobs", "as_message", "as_usage"]
 
 Decode = Callable[[Sequence[int]], str]
-
-OTHERS: Final = frozenset(
-    {MissCause.OTHER_SALT, MissCause.CHANGED_TOKENS, MissCause.OTHER_ADAPTER, MissCause.OTHER_MEDIA}
-)
-"""Causes that may rest on what another tenant has cached, where nothing of the prompt hits."""
 
 
 def as_usage(usage: Usage) -> dict[str, Any]:
@@ -74,25 +67,6 @@ def as_delta(parts: Sequence[Part]) -> dict[str, Any]:
 def as_logprobs(logprobs: Sequence[TokenLogprobs], decode: Decode) -> dict[str, Any]:
     """Return log-probabilities of tokens in the form of chat completions."""
     return {"content": [_position(each, decode) for each in logprobs], "refusal": None}
-
-
-def as_explanation(explanation: Explanation | None, caller: Caller) -> dict[str, Any] | None:
-    """Return where a prompt's hit ended and why, without what another tenant's content would give away.
-
-    Which token stands where a prompt differs is never told; where nothing hits, a cause that compares the prompt with
-    other content is told as "never stored".
-    """
-    if explanation is None:
-        return None
-    cause = explanation.cause
-    if not caller.is_alone and explanation.num_hit_tokens == 0 and cause in OTHERS:
-        return {"num_prompt_tokens": explanation.num_tokens, "num_hit_tokens": 0, "cause": MissCause.NEVER_STORED.value}
-    return {
-        "num_prompt_tokens": explanation.num_tokens,
-        "num_hit_tokens": explanation.num_hit_tokens,
-        "cause": cause.value,
-        "position": explanation.position,
-    }
 
 
 def _calls(parts: Sequence[Part]) -> list[dict[str, Any]]:

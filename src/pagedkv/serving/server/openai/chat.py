@@ -12,11 +12,11 @@ from pagedkv.serving.engine.sampling import TokenMatcher
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.event_stream import DONE, event
 from pagedkv.serving.server.exchange import Exchange
+from pagedkv.serving.server.explanations import as_explanation
 from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.openai.answers import (
     as_delta,
-    as_explanation,
     as_finish_reason,
     as_logprobs,
     as_message,

@@ -13,9 +13,10 @@ from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import DONE, event
 from pagedkv.serving.server.exchange import Exchange
+from pagedkv.serving.server.explanations import as_explanation
 from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation, Prepared
 from pagedkv.serving.server.json_response import json_response
-from pagedkv.serving.server.openai.answers import as_explanation, as_usage
+from pagedkv.serving.server.openai.answers import as_usage
 from pagedkv.serving.server.openai.requests import CompletionRequest
 from pagedkv.serving.server.openai.wishes import as_params, as_priority, refuse_unserved
 from pagedkv.serving.server.parsing import TextPart
