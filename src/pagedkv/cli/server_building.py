@@ -1,5 +1,7 @@
 """Builds what ``pagedkv serve`` runs: a model, its engine, the service over it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +9,9 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.demo.trained import load_demo
 from pagedkv.serving.engine.loading import load
-from pagedkv.serving.server import Access, ApiKeys, OpenAccess, ServerConfig, Service
+from pagedkv.serving.server import Access, ApiKeys, OpenAccess, RequestLog, ServerConfig, Service
 
-__all__ = ["access", "build"]
+__all__ = ["access", "build", "log_requests"]
 
 
 def access(api_keys: Path | None) -> Access:
@@ -36,3 +38,18 @@ def build(model: str | None, dtype: str, engine: EngineConfig, config: ServerCon
     engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants)
     llm = LLM(loaded, engine, tokenizer=tokenizer)
     return Service(llm, config, callers, tokenizer=tokenizer)
+
+
+@contextmanager
+def log_requests(service: Service, path: Path | None, *, tells_tokens: bool) -> Iterator[None]:
+    """Write a trace of what a service serves, while this is open. Raises ConfigurationError for a path that is none."""
+    if path is None:
+        yield
+        return
+    log = RequestLog(path, service.block_size, tells_tokens=tells_tokens)
+    service.on_arrived.append(log.arrived)
+    service.on_served.append(log.served)
+    try:
+        yield
+    finally:
+        log.close()

@@ -53,6 +53,15 @@ def serve(  # noqa: PLR0913 - a parameter an option, as typer has it
         float,
         typer.Option(metavar="S", help="Seconds that requests under way have after Ctrl-C.", rich_help_panel=SERVER),
     ] = 30.0,
+    request_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a trace of what is served, to curve and plan.", rich_help_panel=SERVER
+        ),
+    ] = None,
+    log_tokens: Annotated[
+        bool, typer.Option("--log-tokens", help="Write tokens into the request log.", rich_help_panel=SERVER)
+    ] = False,
     tool_parser: Annotated[
         str, typer.Option(metavar="NAME", help="auto, hermes, llama, mistral, none.", rich_help_panel=SERVER)
     ] = "auto",
@@ -99,5 +108,7 @@ def serve(  # noqa: PLR0913 - a parameter an option, as typer has it
     compat.be_silent()
     with working(f"Loading {model}"), leaving_at_once():
         service = server_building.build(None if model == DEMO else model, dtype, engine.config(), config, access)
+    log = server_building.log_requests(service, request_log, tells_tokens=log_tokens)
     typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
-    run(create_app(service), service, host=host, port=port)
+    with log:
+        run(create_app(service), service, host=host, port=port)

@@ -22,11 +22,16 @@ from pagedkv.serving.engine.answer_stream import AnswerStream, Mailbox
 from pagedkv.serving.engine.engine_thread import Call, Close, End, EngineThread, Submit
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
+from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sampling import SamplingParams
 
 __all__ = ["AsyncLLM"]
 
 WhenFull: TypeAlias = Literal["wait", "refuse"]
+
+
+def _ignore(record: StepRecord) -> None:
+    """Do nothing with a step's record."""
 
 
 @final
@@ -42,6 +47,8 @@ class AsyncLLM:
         when_full: what becomes of more: they "wait" at the door in their order, or the engine is to "refuse" them
             (QueueFullError). Who awaits :meth:`AnswerStream.accepted` before the next goes on no faster than served.
         clock: gives seconds, never backwards; deadlines are by it.
+        on_step: called with each step's record, by the engine's thread, which waits for it; what it raises ends the
+            engine.
 
     Raises:
         ConfigurationError: ``max_waiting`` is not at least 1, or ``when_full`` is neither.
@@ -55,12 +62,13 @@ class AsyncLLM:
         max_waiting: int = 1024,
         when_full: WhenFull = "wait",
         clock: Callable[[], float] = time.monotonic,
+        on_step: Callable[[StepRecord], None] = _ignore,
     ) -> None:
         as_count(max_waiting, "max_waiting", least=1)
         if when_full not in {"wait", "refuse"}:
             raise ConfigurationError(f"when_full must be 'wait' or 'refuse', got {when_full!r}")
         self._clock = clock
-        self._thread = EngineThread(llm, max_waiting, refuses=when_full == "refuse", clock=clock)
+        self._thread = EngineThread(llm, max_waiting, refuses=when_full == "refuse", clock=clock, on_step=on_step)
         atexit.register(self.close)  # a thread in the middle of a step would stop Python from ending
 
     def generate(

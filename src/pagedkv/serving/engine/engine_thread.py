@@ -24,6 +24,7 @@ from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
 from pagedkv.serving.engine.outputs import FinishReason
+from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sampling import SamplingParams
 from pagedkv.serving.engine.updates import NewTokens
 
@@ -123,12 +124,22 @@ class EngineThread:
         max_waiting: requests that wait in the engine at most.
         refuses: whether those who find the queue full are refused; else they wait at the door, in their order.
         clock: gives seconds, never backwards; deadlines are by it.
+        on_step: called with each step's record, by the engine's thread.
 
     Raises:
         EngineError: another thread drives the engine.
     """
 
-    def __init__(self, llm: LLM, max_waiting: int, *, refuses: bool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        max_waiting: int,
+        *,
+        refuses: bool,
+        clock: Callable[[], float],
+        on_step: Callable[[StepRecord], None],
+    ) -> None:
+        self._on_step = on_step
         self._llm = llm
         self._max_waiting = max_waiting
         self._refuses = refuses
@@ -192,7 +203,7 @@ class EngineThread:
                 self._let_in()
                 self._post()  # who has ended is not to wait for others' step
                 if self._llm.core.has_work:
-                    self._llm.step()
+                    self._on_step(self._llm.step())
                 self._note_news()
                 self._post()
             self._end_all()

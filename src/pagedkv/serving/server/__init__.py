@@ -23,6 +23,7 @@ from pagedkv.serving.server.access import Access, ApiKeys, Caller, OpenAccess, n
 from pagedkv.serving.server.app import create_app
 from pagedkv.serving.server.config import ServerConfig
 from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.request_log import RequestLog
 from pagedkv.serving.server.running import run
 from pagedkv.serving.server.service import Served, Service
 
@@ -32,6 +33,7 @@ __all__ = [
     "ApiKeys",
     "Caller",
     "OpenAccess",
+    "RequestLog",
     "Served",
     "ServerConfig",
     "Service",

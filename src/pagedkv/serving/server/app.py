@@ -24,6 +24,7 @@ from pagedkv.serving.server.body_limit import BodyLimit
 from pagedkv.serving.server.disconnects import ClientGoneError
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.metrics import Metrics
 from pagedkv.serving.server.openai.chat import complete_chat
 from pagedkv.serving.server.openai.completions import complete_text
 from pagedkv.serving.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -124,6 +125,10 @@ def _add_anthropic(app: FastAPI, service: Service) -> None:
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
+    metrics = Metrics(service)
+    service.on_served.append(metrics.served)
+    service.on_step.append(metrics.stepped)
+
     @app.get("/health")
     async def health() -> Response:
         """Answer 200 while the engine can serve."""
@@ -133,6 +138,14 @@ def _add_health(app: FastAPI, service: Service) -> None:
     async def ready() -> Response:
         """Answer 200 while new requests are taken."""
         return Response(status_code=200 if service.is_alive and not service.is_draining else 503)
+
+    @app.get("/metrics")
+    async def numbers(request: Request) -> Response:
+        """Answer with the numbers of the server, for Prometheus; needs an administrator's key where there are keys."""
+        if not caller_of(service, request).is_admin:
+            raise ApiError(403, "metrics are for administrators: this key is none")
+        text, content_type = metrics.exposition(request.headers.get("accept", ""))
+        return Response(text, media_type=content_type)
 
     @app.get("/version")
     async def own_version() -> Response:

@@ -30,6 +30,11 @@ class ChatPrompts:
         self._kept = kept
         self._mark = f"answer{secrets.token_hex(16)}"
 
+    @property
+    def num_kept_tokens(self) -> int:
+        """Tokens that are kept for next turns."""
+        return self._kept.num_tokens
+
     def prepare(self, chat: Chat, caller: Caller) -> Prepared:
         """Turn a conversation into a prompt. O(its text).
 

@@ -36,6 +36,7 @@ class Exchange:
         self._ask = ask
         self._receive = receive
         self._arrived_s = service.wall_clock()
+        service.note_arrived(ask)
 
     async def whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
         """Wait for all answers, and make the response of them.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final, final
 
-from pagedkv.serving.engine import LLM, AsyncLLM, Intent, RequestOutput
+from pagedkv.serving.engine import LLM, AsyncLLM, Intent, RequestOutput, StepRecord
 from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Access
 from pagedkv.serving.server.answer_formats import AnswerFormats
@@ -59,7 +59,8 @@ class Service:
     Attributes:
         engine: the engine for event loops, once :meth:`start` was called.
         is_draining: whether new requests are refused, since the server is about to end.
-        on_served: what is called with each request that has ended.
+        on_arrived: what is called with each request that has come; on_served: with each that has ended; on_step: with
+            the record of each step, by the engine's thread.
     """
 
     def __init__(
@@ -78,21 +79,29 @@ class Service:
         self.wall_clock = wall_clock
         self.chats = ChatPrompts(tokenizer, KeptAnswers(config.kept_tokens))
         self.is_draining = False
+        self.on_arrived: list[Callable[[Ask], None]] = []
         self.on_served: list[Callable[[Served], None]] = []
+        self.on_step: list[Callable[[StepRecord], None]] = []
         self.created_s = int(wall_clock())
         self._engine: AsyncLLM | None = None
         self._queue_s = 1.0
         space = llm.core.space.config
         self.longest = space.max_tokens
         self._tenants = frozenset(space.tenants or ())
-        self._block_size = math.lcm(*(group.block_size for group in space.groups))
+        self.block_size = math.lcm(*(group.block_size for group in space.groups))
         self._is_caching = space.prefix_caching
 
     # Life
 
     def start(self) -> None:
         """Let the engine's thread begin. Raises EngineError where another thread has it."""
-        self._engine = AsyncLLM(self.llm, max_waiting=self.config.max_waiting, when_full="refuse")
+        self._engine = AsyncLLM(
+            self.llm, max_waiting=self.config.max_waiting, when_full="refuse", on_step=self._note_step
+        )
+
+    def _note_step(self, record: StepRecord) -> None:
+        for tell in self.on_step:
+            tell(record)
 
     async def stop(self) -> None:
         """End the engine's thread, and what is still under way."""
@@ -213,6 +222,11 @@ class Service:
             raise
         return generation
 
+    def note_arrived(self, ask: Ask) -> None:
+        """Tell metrics and logs of a request that has come."""
+        for tell in self.on_arrived:
+            tell(ask)
+
     def note_served(
         self, ask: Ask, arrived_s: float, outputs: Sequence[RequestOutput], problem: ApiError | None
     ) -> None:
@@ -226,7 +240,7 @@ class Service:
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         """Count the tokens of a request that has ended."""
-        return usage_of(outputs, self._block_size, is_caching=self._is_caching)
+        return usage_of(outputs, self.block_size, is_caching=self._is_caching)
 
     def as_api_error(self, problem: Exception) -> ApiError:
         """Translate an error; a client whose request finds the queue full comes back after about a queue's time."""
