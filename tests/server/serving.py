@@ -98,7 +98,9 @@ class Script:
         return None
 
 
-def make_service(script: Script, access: Access | None = None, **settings: Any) -> Service:  # noqa: ANN401
+def make_service(
+    script: Script, access: Access | None = None, *, longest: int = 2048, **settings: Any
+) -> Service:  # noqa: ANN401
     """Make a service over a small random model whose answers are written."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -113,7 +115,7 @@ def make_service(script: Script, access: Access | None = None, **settings: Any) 
     model.generation_config.eos_token_id = END_ID
     tenants = getattr(access, "limits", None)
     engine = EngineConfig(
-        num_blocks=600, self_test=False, beyond_context="clip", leases=True, tenants=tenants, max_tokens=2048
+        num_blocks=600, self_test=False, beyond_context="clip", leases=True, tenants=tenants, max_tokens=longest
     )
     tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
     llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)

@@ -4,6 +4,8 @@ Counters of a request are raised once, when it has ended; gauges are read from t
 label names a tenant, a key or a text.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -144,7 +146,7 @@ class Metrics:
             self._token.labels(*labels).observe((whole - first) / num_further)
 
     def _add_gauges(self) -> None:
-        for name, what, read in (
+        gauges: tuple[tuple[str, str, Callable[[StepRecord], float]], ...] = (
             ("vllm:num_requests_running", "Requests that run.", lambda step: step.num_running),
             ("vllm:num_requests_waiting", "Requests that wait.", lambda step: step.num_waiting),
             ("pagedkv:num_requests_swapped", "Requests that are swapped out.", lambda step: step.num_swapped),
@@ -153,13 +155,15 @@ class Metrics:
                 "Share of the blocks that running requests use, 0 to 1.",
                 lambda step: step.num_used_blocks / step.num_blocks if step.num_blocks else 0.0,
             ),
-        ):
+        )
+        for name, what, read in gauges:
             gauge = Gauge(name, what, LABELS, registry=self._registry)
-            gauge.labels(*self._labels).set_function(
-                lambda read=read: 0.0 if self._last is None else float(read(self._last))
-            )
+            gauge.labels(*self._labels).set_function(partial(self._of_last_step, read))
         kept = Gauge("pagedkv:kept_answer_tokens", "Tokens kept for next turns.", LABELS, registry=self._registry)
         kept.labels(*self._labels).set_function(lambda: float(self._service.chats.num_kept_tokens))
+
+    def _of_last_step(self, read: Callable[[StepRecord], float]) -> float:
+        return 0.0 if self._last is None else float(read(self._last))
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(name, what, (*LABELS, *labels), registry=self._registry)
