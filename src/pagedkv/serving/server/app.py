@@ -27,7 +27,14 @@ from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.metrics import Metrics
 from pagedkv.serving.server.openai.chat import complete_chat
 from pagedkv.serving.server.openai.completions import complete_text
-from pagedkv.serving.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from pagedkv.serving.server.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+from pagedkv.serving.server.openai.responses import Responses
 from pagedkv.serving.server.openai.tokens import detokenize, model_card, models, tokenize
 from pagedkv.serving.server.service import Service
 
@@ -38,6 +45,7 @@ LOG: Final = logging.getLogger("pagedkv.server")
 BODIES: Final[list[type[BaseModel]]] = [
     ChatRequest,
     CompletionRequest,
+    ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
     MessagesRequest,
@@ -87,6 +95,13 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def completions(request: Request) -> Response:
         caller = caller_of(service, request)
         return await complete_text(service, await read_body(request, CompletionRequest), caller, request.receive)
+
+    responses = Responses(service)
+
+    @app.post("/v1/responses", openapi_extra=documented(ResponsesRequest))
+    async def create_response(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await responses.create(await read_body(request, ResponsesRequest), caller, request.receive)
 
     @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
     async def tokenizing(request: Request) -> Response:

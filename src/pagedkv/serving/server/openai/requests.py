@@ -13,6 +13,7 @@ __all__ = [
     "CompletionRequest",
     "DetokenizeRequest",
     "Message",
+    "ResponsesRequest",
     "SamplingFields",
     "StreamOptions",
     "TokenizeRequest",
@@ -102,6 +103,30 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+class ResponsesRequest(Fields):
+    """The body of ``/v1/responses``."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    text: dict[str, Any] | None = None
+    store: bool | None = None
+    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    cache_salt: Any = None
 
 
 class TokenizeRequest(Fields):

@@ -1,0 +1,206 @@
+"""Responses, asked by OpenAI's own client with strict types."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from tests.server.conftest import Running
+from tests.server.serving import call_text
+
+BLOCK_SIZE = 16
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "description": "Tell the weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+ANSWER = (
+    "<think>let me see</think>Sun. " + call_text("weather", {"city": "Ulm"}) + call_text("weather", {"city": "Bonn"})
+)
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    """Give the official client, which checks each answer's types."""
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, given: object, **more: Any) -> Response:  # noqa: ANN401
+    """Ask for a whole response."""
+    response: Response = client.responses.create(model="small", input=given, **more)  # type: ignore[call-overload]
+    return response
+
+
+def without_ids(response: Response) -> list[dict[str, Any]]:
+    """Return the output without what is new in each answer."""
+    return [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
+
+
+def test_an_answer_is_whole_and_ends(server: Running, client: openai.OpenAI) -> None:
+    server.script.write("respond to me", "Hello, wörld 🙂!")
+    response = ask(client, "respond to me", instructions="Be kind.", metadata={"a": "b"})
+    assert response.output_text == "Hello, wörld 🙂!"
+    assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
+    assert response.id.startswith("resp_")
+    assert response.usage is not None
+    assert response.usage.output_tokens == len("Hello, wörld 🙂!".encode()) + 1
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    assert response.usage.input_tokens_details.cached_tokens == 0
+    assert (
+        response.usage.input_tokens_details.cache_write_tokens == response.usage.input_tokens // BLOCK_SIZE * BLOCK_SIZE
+    )
+    again = ask(
+        client,
+        [{"role": "user", "content": [{"type": "input_text", "text": "respond to me"}]}],
+        instructions="Be kind.",
+    )
+    assert again.usage is not None
+    assert again.usage.input_tokens_details.cached_tokens == (again.usage.input_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+def test_the_length_ends_an_answer(server: Running, client: openai.OpenAI) -> None:
+    server.script.write("respond at length", "abcdefgh")
+    response = ask(client, "respond at length", max_output_tokens=3)
+    assert (response.output_text, response.status) == ("abc", "incomplete")
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    events = list(client.responses.create(model="small", input="respond at length", max_output_tokens=3, stream=True))
+    assert events[-1].type == "response.incomplete"
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: openai.OpenAI) -> None:
+    server.script.write("respond for both", ANSWER)
+    whole = ask(client, "respond for both", tools=[WEATHER])
+    assert [item.type for item in whole.output] == ["reasoning", "message", "function_call", "function_call"]
+    calls = [item for item in whole.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == [{"city": "Ulm"}, {"city": "Bonn"}]
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens == len("let me see")
+    events = list(
+        client.responses.create(model="small", input="respond for both", tools=[WEATHER], stream=True)  # type: ignore[list-item]
+    )
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    runs = [kind for place, kind in enumerate(kinds) if place == 0 or kinds[place - 1] != kind]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert runs == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *call,
+        *call,
+        "completed",
+    ]
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert without_ids(last.response) == without_ids(whole)
+    assert last.response.usage is not None
+    assert last.response.usage.input_tokens == whole.usage.input_tokens
+    added = [event.item.id for event in events if event.type == "response.output_item.added"]
+    assert added == [item.id for item in last.response.output]
+
+
+def test_the_client_puts_a_stream_together(server: Running, client: openai.OpenAI) -> None:
+    server.script.write("respond in pieces", "Some words.")
+    with client.responses.stream(model="small", input="respond in pieces") as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    assert final.output_text == "Some words."
+
+
+def test_a_stored_response_is_continued_and_hits(server: Running, client: openai.OpenAI) -> None:
+    server.script.write(
+        "respond for Kiel", "<think>" + "so " * 20 + "</think>" + call_text("weather", {"city": "Kiel"})
+    )
+    first = ask(client, "respond for Kiel", tools=[WEATHER], instructions="Be brief.")
+    (call,) = (item for item in first.output if item.type == "function_call")
+    del server.script.answers["respond for Kiel"]
+    server.script.write("hail hail", "Stay in.")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "hail " * 9}
+    settings: dict[str, Any] = {"tools": [WEATHER], "instructions": "Be brief."}
+    stored = ask(client, [result], previous_response_id=first.id, **settings)
+    items = [{"role": "user", "content": "respond for Kiel"}, *(item.to_dict() for item in first.output), result]
+    sent = ask(client, items, store=False, **settings)
+    assert first.usage is not None
+    computed = first.usage.total_tokens - 2
+    for second in (stored, sent):
+        assert second.output_text == "Stay in."
+        assert second.usage is not None
+        assert second.usage.input_tokens_details.cached_tokens >= computed // BLOCK_SIZE * BLOCK_SIZE
+    assert stored.usage is not None
+    assert sent.usage is not None
+    assert stored.usage.input_tokens == sent.usage.input_tokens
+    with pytest.raises(openai.NotFoundError, match=sent.id):
+        ask(client, "more", previous_response_id=sent.id)
+
+
+def test_text_around_a_call_is_one_answer(server: Running, client: openai.OpenAI) -> None:
+    server.script.write("respond around", "Before. " + call_text("weather", {"city": "Ulm"}) + "After.")
+    first = ask(client, "respond around", tools=[WEATHER])
+    assert [item.type for item in first.output] == ["message", "function_call", "message"]
+    second = ask(client, "and then", previous_response_id=first.id, tools=[WEATHER], max_output_tokens=2)
+    assert second.previous_response_id == first.id
+
+
+def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    response = ask(client, "any number at all", text=text, max_output_tokens=200)
+    assert json.loads(response.output_text)["n"] in {1, 2}
+
+
+def test_a_forced_call_is_one(client: openai.OpenAI) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"enum": [1]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    paint = {**WEATHER, "name": "paint", "parameters": parameters}
+    response = ask(client, "unwritten", tools=[paint], tool_choice={"type": "function", "name": "paint"})
+    (item,) = response.output
+    assert item.type == "function_call"
+    assert (item.name, json.loads(item.arguments)) == ("paint", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "told"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "other"),
+        ({"input": []}, openai.BadRequestError, "input is empty"),
+        ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, openai.BadRequestError, "input is empty"),
+        ({"input": [{"role": "robot", "content": "x"}]}, openai.BadRequestError, "role"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, openai.BadRequestError, "item_reference"),
+        ({"input": [{"type": "function_call", "call_id": "x"}]}, openai.BadRequestError, "name"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            openai.BadRequestError,
+            "images",
+        ),
+        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "runs no tools"),
+        ({"background": True}, openai.BadRequestError, "background"),
+        ({"conversation": "conv_1"}, openai.BadRequestError, "conversations"),
+        ({"prompt": {"id": "x"}}, openai.BadRequestError, "prompts"),
+        ({"previous_response_id": "resp_none"}, openai.NotFoundError, "resp_none"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "no tools"),
+        ({"text": {"format": {"type": "yaml"}}}, openai.BadRequestError, "format"),
+        ({"temperature": 3}, openai.BadRequestError, "temperature"),
+        ({"top_logprobs": 3}, openai.BadRequestError, "top_logprobs"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    more: dict[str, Any], kind: type[Exception], told: str, client: openai.OpenAI
+) -> None:
+    with pytest.raises(kind, match=told):
+        client.responses.create(**{"model": "small", "input": "x", "max_output_tokens": 1, **more})
