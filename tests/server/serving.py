@@ -98,9 +98,7 @@ class Script:
         return None
 
 
-def make_service(
-    script: Script, access: Access | None = None, *, longest: int = 2048, **settings: Any
-) -> Service:  # noqa: ANN401
+def make_service(script: Script, access: Access | None = None, *, longest: int = 2048, **settings: object
     """Make a service over a small random model whose answers are written."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
