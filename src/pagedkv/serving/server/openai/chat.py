@@ -22,6 +22,7 @@ from pagedkv.serving.server.openai.answers import (
     as_message,
     as_usage,
 )
+from pagedkv.serving.server.openai.breakpoints import breakpoints_of
 from pagedkv.serving.server.openai.requests import ChatRequest
 from pagedkv.serving.server.openai.wishes import as_chat, as_params, as_priority, offered_tools, refuse_unserved
 from pagedkv.serving.server.service import Service, new_id
@@ -48,7 +49,8 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
 
 def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
     """Turn a request into what the engine is asked. Raises ApiError."""
-    prompt = service.chats.prepare(as_chat(body), caller)
+    chat = as_chat(body)
+    prompt = service.chats.prepare(chat, caller)
     tools = offered_tools(body)
     may_call = bool(tools) and body.tool_choice != "none"
     several = body.parallel_tool_calls is not False
@@ -69,6 +71,7 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
         service.parsers(tools if may_call else [], prompt),
         body.deadline_s,
         as_priority(body, caller),
+        breakpoints_of(body, chat, prompt, service.chats, caller),
     )
 
 
