@@ -14,7 +14,7 @@ from tests.server.serving import call_text
 
 WEATHER: dict[str, Any] = {
     "name": "weather",
-    "description": "Tell the weather",
+    "description": "",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 BLOCK_SIZE = 16
@@ -64,11 +64,7 @@ def test_an_answer_is_whole_and_ends(server: Running, client: anthropic.Anthropi
 
 
 def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: anthropic.Anthropic) -> None:
-    answer = (
-        "<think>let me see</think>Sun. "
-        + call_text("weather", {"city": "Ulm"})
-        + call_text("weather", {"city": "Bonn"})
-    )
+    answer = "<think>hm</think>Sun. " + call_text("weather", {"city": "Ulm"}) + call_text("weather", {"city": "Bonn"})
     server.script.write("both cities", answer)
     settings: dict[str, Any] = {"model": "small", "max_tokens": 500, "tools": [WEATHER]}
     messages: Any = [{"role": "user", "content": "both cities"}]
@@ -146,7 +142,7 @@ def test_a_forced_call_is_one(client: anthropic.Anthropic) -> None:
 
 
 def test_the_next_turn_hits_through_the_last_answer(server: Running, client: anthropic.Anthropic) -> None:
-    server.script.write("weather in Kiel", "<think>" + "so " * 20 + "</think>" + call_text("weather", {"city": "Kiel"}))
+    server.script.write("weather in Kiel", "<think>" + "so " * 8 + "</think>" + call_text("weather", {"city": "Kiel"}))
     first = ask(client, "weather in Kiel", tools=[WEATHER])
     calls = [block for block in first.content if block.type == "tool_use"]
     del server.script.answers["weather in Kiel"]
@@ -194,7 +190,7 @@ def test_what_breakpoints_create_is_told_by_lifetime(server: Running, client: an
 
 def test_a_breakpoint_within_a_message_ends_there(server: Running, client: anthropic.Anthropic) -> None:
     server.script.write("inner place", "yes")
-    first = ask(client, [cached("q" * 50), {"type": "text", "text": "inner place " * 9}])
+    first = ask(client, [cached("m" * 50), {"type": "text", "text": "inner place " * 9}])
     head = 1 + len("user\n")
     assert first.usage.cache_creation_input_tokens == head + 50
 

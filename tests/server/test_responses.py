@@ -15,13 +15,11 @@ BLOCK_SIZE = 16
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "weather",
-    "description": "Tell the weather",
+    "description": "",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": False,
 }
-ANSWER = (
-    "<think>let me see</think>Sun. " + call_text("weather", {"city": "Ulm"}) + call_text("weather", {"city": "Bonn"})
-)
+ANSWER = "<think>hm</think>Sun. " + call_text("weather", {"city": "Ulm"}) + call_text("weather", {"city": "Bonn"})
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: openai.
     calls = [item for item in whole.output if item.type == "function_call"]
     assert [json.loads(call.arguments) for call in calls] == [{"city": "Ulm"}, {"city": "Bonn"}]
     assert whole.usage is not None
-    assert whole.usage.output_tokens_details.reasoning_tokens == len("let me see")
+    assert whole.usage.output_tokens_details.reasoning_tokens == len("hm")
     events = list(
         client.responses.create(model="small", input="respond for both", tools=[WEATHER], stream=True)  # type: ignore[list-item]
     )
@@ -120,9 +118,7 @@ def test_the_client_puts_a_stream_together(server: Running, client: openai.OpenA
 
 
 def test_a_stored_response_is_continued_and_hits(server: Running, client: openai.OpenAI) -> None:
-    server.script.write(
-        "respond for Kiel", "<think>" + "so " * 20 + "</think>" + call_text("weather", {"city": "Kiel"})
-    )
+    server.script.write("respond for Kiel", "<think>" + "so " * 8 + "</think>" + call_text("weather", {"city": "Kiel"}))
     first = ask(client, "respond for Kiel", tools=[WEATHER], instructions="Be brief.")
     (call,) = (item for item in first.output if item.type == "function_call")
     del server.script.answers["respond for Kiel"]
@@ -172,6 +168,37 @@ def test_a_forced_call_is_one(client: openai.OpenAI) -> None:
     (item,) = response.output
     assert item.type == "function_call"
     assert (item.name, json.loads(item.arguments)) == ("paint", {"a": 1})
+
+
+def test_breakpoints_become_leases(server: Running, client: openai.OpenAI) -> None:
+    server.script.write("respond and keep", "yes")
+    head, text = 1 + len("user\n"), "respond and keep " * 9
+    marked = {"type": "input_text", "text": "q" * 50, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+    seen = []
+    server.service.on_served.append(seen.append)
+    try:
+        items = [{"role": "user", "content": [marked, {"type": "input_text", "text": text}]}]
+        explicit = ask(client, items, prompt_cache_options={"mode": "explicit"}, prompt_cache_key="k")
+        implicit = ask(client, items, prompt_cache_options={"ttl": "30m"})
+        plain = ask(client, text)
+        chat = [{"role": "user", "content": [{**marked, "type": "text"}, {"type": "text", "text": text}]}]
+        client.chat.completions.create(model="small", messages=chat, max_tokens=1)  # type: ignore[arg-type]
+    finally:
+        server.service.on_served.remove(seen.append)
+    assert explicit.prompt_cache_options is not None
+    assert explicit.prompt_cache_options.to_dict() == {"mode": "explicit", "ttl": "30m"}
+    assert explicit.prompt_cache_key == "k"
+    assert plain.prompt_cache_options is None
+    assert implicit.usage is not None
+    num_prompt = implicit.usage.input_tokens
+    places = [[(each.num_tokens, each.keep_for_s) for each in served.ask.breakpoints] for served in seen]
+    inner = (head + 50, 43_200.0)
+    assert places == [[inner], [inner, (num_prompt, 1800.0)], [], [inner]]
+    leased = [served.outputs[0].breakpoint_tokens for served in seen]
+    whole = inner[0] // BLOCK_SIZE * BLOCK_SIZE
+    assert [tokens[:1] for tokens in leased] == [(whole,), (whole,), (), (whole,)]
+    with pytest.raises(openai.BadRequestError, match="prompt_cache_breakpoint"):
+        ask(client, [{"role": "user", "content": [{**marked, "prompt_cache_breakpoint": {"mode": "x"}}]}])
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from pagedkv.serving.server.openai.answers import (
     as_message,
     as_usage,
 )
+from pagedkv.serving.server.openai.breakpoints import breakpoints_of
 from pagedkv.serving.server.openai.requests import ChatRequest
 from pagedkv.serving.server.openai.wishes import as_chat, as_params, as_priority, offered_tools, refuse_unserved
 from pagedkv.serving.server.parsing import PlainParser
@@ -49,7 +50,8 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
 
 def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
     """Turn a request into what the engine is asked. Raises ApiError."""
-    prompt = service.chats.prepare(as_chat(body), caller)
+    chat = as_chat(body)
+    prompt = service.chats.prepare(chat, caller)
     tools = offered_tools(body)
     may_call = bool(tools) and body.tool_choice != "none"
     new_parser = service.parsers(tools if may_call else [], prompt)
@@ -72,6 +74,7 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
         new_parser,
         body.deadline_s,
         as_priority(body, caller),
+        breakpoints_of(body, chat, prompt, service.chats, caller),
     )
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "CacheBreakpoint",
+    "CacheOptions",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -33,6 +35,20 @@ class StreamOptions(Fields):
     """How a stream is told."""
 
     include_usage: bool | None = False
+
+
+class CacheBreakpoint(Fields):
+    """A part's mark: what the prompt has up to it is to stay cached."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
+class CacheOptions(Fields):
+    """How long a prompt is to stay cached, and whether all of it or up to its breakpoints."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
 
 
 class SamplingFields(Fields):
@@ -87,7 +103,7 @@ class ChatRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: CacheOptions | None = None
     # Not OpenAI's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -126,6 +142,8 @@ class ResponsesRequest(Fields):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
     cache_salt: Any = None
 
 

@@ -72,7 +72,7 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
             case "message":
                 if item.get("role") not in ROLES:
                     raise ApiError(400, f"the role of {where} must be one of {', '.join(sorted(ROLES))}", param=where)
-                _add_message(messages, item["role"], _text(item.get("content"), f"{where}.content"))
+                _add_message(messages, item, f"{where}.content")
             case "function_call":
                 _add_call(messages, item, where)
             case "function_call_output":
@@ -113,11 +113,15 @@ def as_chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _add_message(messages: Messages, role: str, content: str) -> None:
+def _add_message(messages: Messages, item: Mapping[str, Any], where: str) -> None:
     """Add a message. The items of one answer are one message, as a template writes it."""
+    role, parts = item["role"], item.get("content")
+    content = _text(parts, where)
     if role == "assistant" and messages and messages[-1]["role"] == "assistant":
         before = messages[-1]
         messages[-1] = {**before, "content": "\n".join(filter(None, (before["content"], content)))}
+    elif role != "assistant" and isinstance(parts, list) and any("prompt_cache_breakpoint" in part for part in parts):
+        messages.append({"role": role, "content": [{**part, "type": "text"} for part in parts]})
     else:
         messages.append({"role": role, "content": content})
 

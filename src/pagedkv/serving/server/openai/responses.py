@@ -15,6 +15,7 @@ from pagedkv.serving.server.event_stream import event
 from pagedkv.serving.server.exchange import Exchange
 from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
 from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.openai.breakpoints import DEFAULT_TTL
 from pagedkv.serving.server.openai.chat import as_ask
 from pagedkv.serving.server.openai.requests import ChatRequest, ResponsesRequest
 from pagedkv.serving.server.openai.response_items import Messages, StoredResponses, as_chat_tools, messages_of
@@ -122,6 +123,11 @@ class ResponseAnswer:
 
     def _response(self, status: str) -> dict[str, Any]:
         body = self._body
+        options = body.prompt_cache_options
+        cache: dict[str, Any] = {} if body.prompt_cache_key is None else {"prompt_cache_key": body.prompt_cache_key}
+        if options is not None:
+            told = {"mode": options.mode or "implicit", "ttl": options.ttl or DEFAULT_TTL}
+            cache["prompt_cache_options"] = told
         return {
             "id": self._ask.request_id,
             "object": "response",
@@ -144,6 +150,7 @@ class ResponseAnswer:
             "tools": body.tools or [],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
+            **cache,
         }
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
@@ -177,6 +184,7 @@ def _as_chat_request(body: ResponsesRequest, messages: Messages) -> ChatRequest:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "response_format": (body.text or {}).get("format"),
+            "prompt_cache_options": body.prompt_cache_options,
         }
     )
 

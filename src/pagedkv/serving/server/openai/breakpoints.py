@@ -1,0 +1,62 @@
+"""Breakpoints of OpenAI's protocols: parts with ``prompt_cache_breakpoint``, and ``prompt_cache_options``.
+
+Options of the mode ``implicit``, the default, ask for the whole prompt and for the last three breakpoints; those of the
+mode ``explicit`` for the last four breakpoints alone. Without options and breakpoints nothing is leased: what a prompt
+left is cached as long as there is room.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from pagedkv.serving.engine import Breakpoint, Chat
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.breakpoints import MOST_BREAKPOINTS, breakpoints_at
+from pagedkv.serving.server.chat_prompts import ChatPrompts
+from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.generation import Prepared
+from pagedkv.serving.server.openai.requests import CacheBreakpoint, ChatRequest
+from pagedkv.serving.server.openai.wishes import as_chat
+
+__all__ = ["DEFAULT_TTL", "breakpoints_of"]
+
+DEFAULT_TTL: Final = "30m"
+SECONDS: Final = {"30m": 1800.0, "12h": 43_200.0}
+
+
+def breakpoints_of(
+    body: ChatRequest, chat: Chat, prepared: Prepared, chats: ChatPrompts, caller: Caller
+) -> tuple[Breakpoint, ...]:
+    """Find the breakpoints of a request, in their order. O(text) for each.
+
+    Args:
+        body: the request; chat: its conversation; prepared: its prompt.
+        chats: makes prompts; caller: whose request it is.
+
+    Raises:
+        ApiError: a breakpoint is not what it must be.
+    """
+    options = body.prompt_cache_options
+    ttl = (options.ttl if options else None) or DEFAULT_TTL
+    marked = [(as_chat(beginning), SECONDS[each.ttl or ttl]) for beginning, each in _marked(body)]
+    if options is not None and options.mode != "explicit":
+        marked = [*marked[1 - MOST_BREAKPOINTS :], (chat, SECONDS[ttl])]
+    return breakpoints_at(marked[-MOST_BREAKPOINTS:], chat, prepared, chats, caller)
+
+
+def _marked(body: ChatRequest) -> Iterator[tuple[ChatRequest, CacheBreakpoint]]:
+    """List the marked parts, each as the request up to it."""
+    for number, message in enumerate(body.messages):
+        if not isinstance(message.content, list):
+            continue
+        for place, part in enumerate(message.content):
+            given = part.get("prompt_cache_breakpoint")
+            if given is None:
+                continue
+            where = f"messages[{number}].content[{place}].prompt_cache_breakpoint"
+            try:
+                each = CacheBreakpoint.model_validate(given)
+            except ValueError as problem:
+                told = f'{where} must have mode "explicit" and may have ttl "30m" or "12h"'
+                raise ApiError(400, told, param=where) from problem
+            last = message.model_copy(update={"content": message.content[: place + 1]})
+            yield body.model_copy(update={"messages": [*body.messages[:number], last]}), each

@@ -1,0 +1,80 @@
+"""What a server remembers of earlier answers: by tenant, and within a bound."""
+
+import pytest
+
+from pagedkv.memory.contract.miss_causes import Explanation, MissCause
+from pagedkv.serving.server import ApiError, Caller
+from pagedkv.serving.server.anthropic.content import ContentBlocks
+from pagedkv.serving.server.anthropic.diagnostics import Fingerprint, MessageMemory, cache_miss_reason
+from pagedkv.serving.server.openai.response_items import StoredResponses
+from pagedkv.serving.server.parsing import CallArguments, CallBegin, CallEnd
+
+ONE, OTHER = Caller("one", b"1"), Caller("other", b"2")
+
+
+def fingerprint(system: bytes = b"s", *beginnings: bytes, num_reusable: int = 64) -> Fingerprint:
+    """Make one."""
+    return Fingerprint(b"m", system, b"t", b"".join(each * 16 for each in beginnings), num_reusable)
+
+
+def test_a_message_is_found_by_its_tenant_alone() -> None:
+    memory = MessageMemory()
+    memory.keep(ONE, "msg_1", fingerprint())
+    assert memory.find(ONE, "msg_1") == fingerprint()
+    assert memory.find(OTHER, "msg_1") is None
+    assert memory.find(Caller(None), "msg_1") is None
+
+
+def test_messages_that_came_first_are_dropped_first() -> None:
+    one = fingerprint()
+    memory = MessageMemory(one.nbytes * 2)
+    for name in ("a", "b", "c"):
+        memory.keep(ONE, name, one)
+    assert [memory.find(ONE, name) is not None for name in ("a", "b", "c")] == [False, True, True]
+
+
+def test_a_stored_response_is_found_by_its_tenant_alone() -> None:
+    stored = StoredResponses(40)
+    message = [{"role": "user", "content": "x"}]
+    stored.keep(ONE, "a", message)
+    assert stored.find(ONE, "a") == message
+    with pytest.raises(ApiError, match="'a'"):
+        stored.find(OTHER, "a")
+    stored.keep(ONE, "b", message)
+    assert stored.find(ONE, "b") == message
+    with pytest.raises(ApiError, match="dropped"):
+        stored.find(ONE, "a")
+
+
+def test_content_of_other_tenants_is_no_cause() -> None:
+    """Where nothing hits, a position would show how far another tenant's prompt is the same."""
+    changed = Explanation(100, 0, MissCause.CHANGED_TOKENS, 7)
+    reason = cache_miss_reason(fingerprint(), fingerprint(b"other"), 0, changed, ONE)
+    assert reason == {"type": "system_changed", "cache_missed_input_tokens": 64, "cause": "never stored"}
+    alone = cache_miss_reason(fingerprint(), fingerprint(b"other"), 0, changed, Caller(None))
+    assert alone is not None
+    assert alone["position"] == 7
+
+
+def test_evicted_content_is_unavailable_with_its_cause() -> None:
+    evicted = Explanation(100, 16, MissCause.EVICTED, 16)
+    before, now = fingerprint(b"s", b"1"), fingerprint(b"s", b"1", b"2", num_reusable=96)
+    assert cache_miss_reason(before, now, 64, evicted, ONE) is None
+    assert cache_miss_reason(before, now, 16, evicted, ONE) == {
+        "type": "unavailable",
+        "cache_missed_input_tokens": 48,
+        "cause": "evicted",
+        "position": 16,
+    }
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", ""])
+def test_arguments_that_broke_off_are_told_as_none(arguments: str) -> None:
+    content = ContentBlocks()
+    events = list(content.add([CallBegin(0, "call_1", "f"), CallArguments(0, arguments), CallEnd(0)]))
+    assert content.blocks == [{"type": "tool_use", "id": "call_1", "name": "f", "input": {}}]
+    assert [event["type"] for event in events] == [
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+    ]
