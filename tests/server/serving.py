@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import uvicorn
@@ -98,7 +98,7 @@ class Script:
         return None
 
 
-def make_service(script: Script, access: Access | None = None, *, longest: int = 2048, **settings: object
+def make_service(script: Script, access: Access | None = None, *, longest: int = 2048, **settings: object) -> Service:
     """Make a service over a small random model whose answers are written."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -117,7 +117,8 @@ def make_service(script: Script, access: Access | None = None, *, longest: int =
     )
     tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
     llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)
-    return Service(llm, ServerConfig("small", **settings), access or OpenAccess(), tokenizer=TOKENIZER)
+    settled = ServerConfig("small", **cast("dict[str, Any]", settings))
+    return Service(llm, settled, access or OpenAccess(), tokenizer=TOKENIZER)
 
 
 @contextmanager

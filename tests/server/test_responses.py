@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import openai
 import pytest
@@ -10,6 +10,9 @@ from openai.types.responses import Response
 
 from tests.server.conftest import Running
 from tests.server.serving import call_text
+
+Client: TypeAlias = Any
+"""OpenAI's, whose overloads know no dictionaries of fields."""
 
 BLOCK_SIZE = 16
 WEATHER: dict[str, Any] = {
@@ -23,7 +26,7 @@ ANSWER = "<think>hm</think>Sun. " + call_text("weather", {"city": "Ulm"}) + call
 
 
 @pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[openai.OpenAI]:
+def client(server: Running) -> Iterator[Client]:
     """Give the official client, which checks each answer's types."""
     with openai.OpenAI(
         base_url=f"{server.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
@@ -31,9 +34,9 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def ask(client: openai.OpenAI, given: object, **more: Any) -> Response:  # noqa: ANN401
+def ask(client: Client, given: object, **more: Any) -> Response:  # noqa: ANN401
     """Ask for a whole response."""
-    response: Response = client.responses.create(model="small", input=given, **more)  # type: ignore[call-overload]
+    response: Response = client.responses.create(model="small", input=given, **more)
     return response
 
 
@@ -42,7 +45,7 @@ def without_ids(response: Response) -> list[dict[str, Any]]:
     return [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
 
 
-def test_an_answer_is_whole_and_ends(server: Running, client: openai.OpenAI) -> None:
+def test_an_answer_is_whole_and_ends(server: Running, client: Client) -> None:
     server.script.write("respond to me", "Hello, wörld 🙂!")
     response = ask(client, "respond to me", instructions="Be kind.", metadata={"a": "b"})
     assert response.output_text == "Hello, wörld 🙂!"
@@ -64,7 +67,7 @@ def test_an_answer_is_whole_and_ends(server: Running, client: openai.OpenAI) -> 
     assert again.usage.input_tokens_details.cached_tokens == (again.usage.input_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
-def test_the_length_ends_an_answer(server: Running, client: openai.OpenAI) -> None:
+def test_the_length_ends_an_answer(server: Running, client: Client) -> None:
     server.script.write("respond at length", "abcdefgh")
     response = ask(client, "respond at length", max_output_tokens=3)
     assert (response.output_text, response.status) == ("abc", "incomplete")
@@ -74,7 +77,7 @@ def test_the_length_ends_an_answer(server: Running, client: openai.OpenAI) -> No
     assert events[-1].type == "response.incomplete"
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: openai.OpenAI) -> None:
+def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: Client) -> None:
     server.script.write("respond for both", ANSWER)
     whole = ask(client, "respond for both", tools=[WEATHER])
     assert [item.type for item in whole.output] == ["reasoning", "message", "function_call", "function_call"]
@@ -82,9 +85,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: openai.
     assert [json.loads(call.arguments) for call in calls] == [{"city": "Ulm"}, {"city": "Bonn"}]
     assert whole.usage is not None
     assert whole.usage.output_tokens_details.reasoning_tokens == len("hm")
-    events = list(
-        client.responses.create(model="small", input="respond for both", tools=[WEATHER], stream=True)  # type: ignore[list-item]
-    )
+    events = list(client.responses.create(model="small", input="respond for both", tools=[WEATHER], stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
     runs = [kind for place, kind in enumerate(kinds) if place == 0 or kinds[place - 1] != kind]
@@ -108,7 +109,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: openai.
     assert added == [item.id for item in last.response.output]
 
 
-def test_the_client_puts_a_stream_together(server: Running, client: openai.OpenAI) -> None:
+def test_the_client_puts_a_stream_together(server: Running, client: Client) -> None:
     server.script.write("respond in pieces", "Some words.")
     with client.responses.stream(model="small", input="respond in pieces") as stream:
         for _ in stream:
@@ -117,7 +118,7 @@ def test_the_client_puts_a_stream_together(server: Running, client: openai.OpenA
     assert final.output_text == "Some words."
 
 
-def test_a_stored_response_is_continued_and_hits(server: Running, client: openai.OpenAI) -> None:
+def test_a_stored_response_is_continued_and_hits(server: Running, client: Client) -> None:
     server.script.write("respond for Kiel", "<think>" + "so " * 8 + "</think>" + call_text("weather", {"city": "Kiel"}))
     first = ask(client, "respond for Kiel", tools=[WEATHER], instructions="Be brief.")
     (call,) = (item for item in first.output if item.type == "function_call")
@@ -141,7 +142,7 @@ def test_a_stored_response_is_continued_and_hits(server: Running, client: openai
         ask(client, "more", previous_response_id=sent.id)
 
 
-def test_text_around_a_call_is_one_answer(server: Running, client: openai.OpenAI) -> None:
+def test_text_around_a_call_is_one_answer(server: Running, client: Client) -> None:
     server.script.write("respond around", "Before. " + call_text("weather", {"city": "Ulm"}) + "After.")
     first = ask(client, "respond around", tools=[WEATHER])
     assert [item.type for item in first.output] == ["message", "function_call", "message"]
@@ -149,14 +150,14 @@ def test_text_around_a_call_is_one_answer(server: Running, client: openai.OpenAI
     assert second.previous_response_id == first.id
 
 
-def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
+def test_an_answer_keeps_to_a_schema(client: Client) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     text = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
     response = ask(client, "any number at all", text=text, max_output_tokens=200)
     assert json.loads(response.output_text)["n"] in {1, 2}
 
 
-def test_a_forced_call_is_one(client: openai.OpenAI) -> None:
+def test_a_forced_call_is_one(client: Client) -> None:
     parameters = {
         "type": "object",
         "properties": {"a": {"enum": [1]}},
@@ -170,11 +171,11 @@ def test_a_forced_call_is_one(client: openai.OpenAI) -> None:
     assert (item.name, json.loads(item.arguments)) == ("paint", {"a": 1})
 
 
-def test_breakpoints_become_leases(server: Running, client: openai.OpenAI) -> None:
+def test_breakpoints_become_leases(server: Running, client: Client) -> None:
     server.script.write("respond and keep", "yes")
     head, text = 1 + len("user\n"), "respond and keep " * 9
     marked = {"type": "input_text", "text": "q" * 50, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
-    seen = []
+    seen: list[Any] = []
     server.service.on_served.append(seen.append)
     try:
         items = [{"role": "user", "content": [marked, {"type": "input_text", "text": text}]}]
@@ -182,7 +183,7 @@ def test_breakpoints_become_leases(server: Running, client: openai.OpenAI) -> No
         implicit = ask(client, items, prompt_cache_options={"ttl": "30m"})
         plain = ask(client, text)
         chat = [{"role": "user", "content": [{**marked, "type": "text"}, {"type": "text", "text": text}]}]
-        client.chat.completions.create(model="small", messages=chat, max_tokens=1)  # type: ignore[arg-type]
+        client.chat.completions.create(model="small", messages=chat, max_tokens=1)
     finally:
         server.service.on_served.remove(seen.append)
     assert explicit.prompt_cache_options is not None
@@ -227,7 +228,7 @@ def test_breakpoints_become_leases(server: Running, client: openai.OpenAI) -> No
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    more: dict[str, Any], kind: type[Exception], told: str, client: openai.OpenAI
+    more: dict[str, Any], kind: type[Exception], told: str, client: Client
 ) -> None:
     with pytest.raises(kind, match=told):
         client.responses.create(**{"model": "small", "input": "x", "max_output_tokens": 1, **more})

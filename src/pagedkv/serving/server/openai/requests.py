@@ -69,7 +69,7 @@ class SamplingFields(Fields):
     # Not OpenAI's
     top_k: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
     ignore_eos: bool | None = None
