@@ -118,7 +118,7 @@ def cache_miss_reason(
             return None
         kind = "unavailable"
     told = as_explanation(explanation, caller) or {}
-    place = {name: told[name] for name in ("cause", "position") if name in told}
+    place: dict[str, Any] = {name: told[name] for name in ("cause", "position") if name in told}
     return {"type": kind, "cache_missed_input_tokens": num_missed, **place}
 
 
