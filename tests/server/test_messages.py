@@ -282,6 +282,8 @@ def test_a_stream_tells_the_reason_at_its_end(server: Running, client: anthropic
         ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "no tools"),
         ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, anthropic.BadRequestError, "name of a tool"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, anthropic.BadRequestError, "runs no tools"),
+        ({"messages": [{"role": "user", "content": [{"type": ["x"]}]}]}, anthropic.BadRequestError, "block of type"),
+        ({"tools": [{"type": ["x"], "name": "x"}]}, anthropic.BadRequestError, "runs no tools"),
         ({"tools": [{"name": "x"}]}, anthropic.BadRequestError, "input_schema"),
         ({"system": [cached("x")] * 5}, anthropic.BadRequestError, "at most 4"),
         ({"system": [{**cached("x"), "cache_control": {"type": "x"}}]}, anthropic.BadRequestError, "ephemeral"),

@@ -8,6 +8,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from pagedkv.serving.server import Served
 from tests.server.conftest import Running
 from tests.server.serving import call_text
 
@@ -73,7 +74,9 @@ def test_the_length_ends_an_answer(server: Running, client: Client) -> None:
     assert (response.output_text, response.status) == ("abc", "incomplete")
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
-    events = list(client.responses.create(model="small", input="respond at length", max_output_tokens=3, stream=True))
+    events: list[Any] = list(
+        client.responses.create(model="small", input="respond at length", max_output_tokens=3, stream=True)
+    )
     assert events[-1].type == "response.incomplete"
 
 
@@ -85,7 +88,9 @@ def test_a_stream_is_the_whole_answer_in_pieces(server: Running, client: Client)
     assert [json.loads(call.arguments) for call in calls] == [{"city": "Ulm"}, {"city": "Bonn"}]
     assert whole.usage is not None
     assert whole.usage.output_tokens_details.reasoning_tokens == len("hm")
-    events = list(client.responses.create(model="small", input="respond for both", tools=[WEATHER], stream=True))
+    events: list[Any] = list(
+        client.responses.create(model="small", input="respond for both", tools=[WEATHER], stream=True)
+    )
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
     runs = [kind for place, kind in enumerate(kinds) if place == 0 or kinds[place - 1] != kind]
@@ -175,7 +180,7 @@ def test_breakpoints_become_leases(server: Running, client: Client) -> None:
     server.script.write("respond and keep", "yes")
     head, text = 1 + len("user\n"), "respond and keep " * 9
     marked = {"type": "input_text", "text": "q" * 50, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
-    seen: list[Any] = []
+    seen: list[Served] = []
     server.service.on_served.append(seen.append)
     try:
         items = [{"role": "user", "content": [marked, {"type": "input_text", "text": text}]}]
@@ -216,6 +221,9 @@ def test_breakpoints_become_leases(server: Running, client: Client) -> None:
             openai.BadRequestError,
             "images",
         ),
+        ({"input": [{"role": ["user"], "content": "x"}]}, openai.BadRequestError, "role"),
+        ({"input": [{"role": "user", "content": [{"type": ["x"]}]}]}, openai.BadRequestError, "input_text"),
+        ({"tools": [{"type": "function", "name": "x", "parameters": [1]}]}, openai.BadRequestError, "schema"),
         ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "runs no tools"),
         ({"background": True}, openai.BadRequestError, "background"),
         ({"conversation": "conv_1"}, openai.BadRequestError, "conversations"),

@@ -170,7 +170,7 @@ def _blocks(content: str | Sequence[object], where: str, kinds: frozenset[str]) 
     for place, block in enumerate(content):
         at = f"{where}.{place}"
         kind = block.get("type") if isinstance(block, dict) else None
-        if not isinstance(block, dict) or kind not in kinds:
+        if not isinstance(block, dict) or not isinstance(kind, str) or kind not in kinds:
             told = UNSERVED.get(str(kind))
             if told is not None:
                 raise ApiError(400, f"{at} has {told}, and this server takes text", param=where)
@@ -205,7 +205,7 @@ def _require_text(block: Block, name: str, where: str) -> None:
 
 
 def _require_tool(tool: Block, where: str) -> None:
-    if tool.get("type") not in {None, "custom"}:
+    if tool.get("type") not in (None, "custom"):
         raise ApiError(
             400,
             f"{where} is of type {json.dumps(tool['type'])[:50]}, and this server runs no tools itself",

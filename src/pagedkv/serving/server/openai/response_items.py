@@ -20,7 +20,7 @@ __all__ = ["StoredResponses", "as_chat_tools", "messages_of"]
 
 Messages: TypeAlias = list[dict[str, Any]]
 
-ROLES: Final = frozenset({"user", "assistant", "system", "developer"})
+ROLES: Final = ("assistant", "developer", "system", "user")
 MEDIA: Final = {"input_image": "images", "input_file": "files", "input_audio": "sound"}
 DEFAULT_NBYTES: Final = 64 * 2**20
 
@@ -71,7 +71,7 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
         match item.get("type", "message"):
             case "message":
                 if item.get("role") not in ROLES:
-                    raise ApiError(400, f"the role of {where} must be one of {', '.join(sorted(ROLES))}", param=where)
+                    raise ApiError(400, f"the role of {where} must be one of {', '.join(ROLES)}", param=where)
                 _add_message(messages, item, f"{where}.content")
             case "function_call":
                 _add_call(messages, item, where)
@@ -94,10 +94,15 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
 def as_chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Turn tools into the form of chat completions. Raises ApiError for what is no function."""
     for place, tool in enumerate(tools):
-        if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        if (
+            tool.get("type") != "function"
+            or not isinstance(tool.get("name"), str)
+            or not isinstance(tool.get("parameters"), dict | None)
+        ):
             raise ApiError(
                 400,
-                f"tools[{place}] must be a function with a name: this server runs no tools itself",
+                f"tools[{place}] must be a function with a name, its parameters a schema: "
+                "this server runs no tools itself",
                 param=f"tools[{place}]",
             )
     return [
@@ -143,8 +148,8 @@ def _text(content: object, where: str) -> str:
     texts: list[str] = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in MEDIA:
-            raise ApiError(400, f"{where}[{place}] has {MEDIA[str(kind)]}, and this server takes text", param=where)
+        if isinstance(kind, str) and kind in MEDIA:
+            raise ApiError(400, f"{where}[{place}] has {MEDIA[kind]}, and this server takes text", param=where)
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if not isinstance(text, str):
             raise ApiError(400, f"{where}[{place}] must be a part of type input_text, with its text", param=where)

@@ -144,8 +144,8 @@ def _as_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
     texts: list[str] = []
     for place, part in enumerate(content):
         kind = part.get("type")
-        if kind in MEDIA:
-            raise ApiError(400, f"{where}[{place}] has {MEDIA[str(kind)]}, and this server takes text", param=where)
+        if isinstance(kind, str) and kind in MEDIA:
+            raise ApiError(400, f"{where}[{place}] has {MEDIA[kind]}, and this server takes text", param=where)
         text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             raise ApiError(400, f"{where}[{place}] must be a part of type text, with its text", param=where)
