@@ -174,8 +174,7 @@ class ModelRunner:
         token_ids, wanted = batch.token_ids, batch.wanted
         if not self._groups.states and not scorings:
             with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
-                longest = int((plan.compute.ends - plan.compute.starts).max())
-                return self._compute_flat(inputs, token_ids, positions, wanted, longest)
+                return self._compute_flat(inputs, token_ids, positions, wanted)
         step = StepMetadata.of(inputs)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
             if not self._groups.states:
@@ -192,11 +191,11 @@ class ModelRunner:
             return torch.cat([logits for _, logits in answers])[order]
 
     def _compute_flat(
-        self, inputs: StepInputs, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array, longest: int
+        self, inputs: StepInputs, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
     ) -> torch.Tensor:
-        """Run a model of attention alone, by a graph where one serves; ``longest`` row of so many tokens."""
+        """Run a model of attention alone, by a graph where one serves."""
         if self._captured is not None:
-            logits = self._captured.compute(self._flat_pass, token_ids, positions, wanted, longest)
+            logits = self._captured.compute(self._flat_pass, token_ids, positions, wanted)
             if logits is not None:
                 return logits
         given = (token_ids.astype(np.int64), positions, wanted)
